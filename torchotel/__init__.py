@@ -1,0 +1,1 @@
+"""OpenTelemetry for PyTorch training: every module call a span, forward and backward."""

@@ -1,0 +1,141 @@
+"""The waist: what capture hands over and what all else reads.
+
+Ints, strings and tuples; never a tensor, a module or an autograd node, so that a record can outlive
+the step that it describes. Times are `perf_counter_ns`; a `Unit` carries the offset to unix time.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleInfo:
+    """A living module's name. Compared by identity: capture makes one for each module and path."""
+
+    model: str
+    """Class of the root module, `-2` … for further living roots of that class."""
+    path: str
+    """Qualified name with wrappers stripped; the root's is its class."""
+    type: str
+    """Class name."""
+    parameters: int
+    """Elements owned by the module itself."""
+    depth: int
+    """Components of the path; the root is 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallSite:
+    """What many calls of one module have in common. Compared by identity, so that its encoding can be kept.
+
+    Shapes read `8x3x224x224`; containers are flattened in order, keyword arguments after positional ones.
+    They are None where shapes are switched off.
+    """
+
+    module: ModuleInfo
+    input_shapes: tuple[str, ...] | None
+    output_shapes: tuple[str, ...] | None
+    input_dtypes: tuple[str, ...] | None
+    output_dtypes: tuple[str, ...] | None
+    grad_input_shapes: tuple[str, ...] | None
+    grad_output_shapes: tuple[str, ...] | None
+    device: str
+    training: bool
+    grad_enabled: bool
+    compiled: bool
+    """A compiled region: it has no inner spans."""
+
+
+class Error(NamedTuple):
+    """An exception that left a call, a backward or a step."""
+
+    type: str
+    message: str
+
+
+class CallNote(NamedTuple):
+    """What is rare about a call."""
+
+    error: Error | None = None
+    estimated: str | None = None
+    """Which end of the span is an upper bound: "end"."""
+    recompute: bool = False
+    """Run again inside a backward by activation checkpointing."""
+
+
+Slots: TypeAlias = int | tuple[int, ...]
+"""Where the stamps of a call's backward are found: a number, or several where it has several boundary nodes."""
+
+NO_SLOTS: Slots = ()
+
+
+class ModuleCall(NamedTuple):
+    """One module call, handed over when it ends: children stand before their parents."""
+
+    site: CallSite
+    start_ns: int
+    end_ns: int
+    starts: Slots
+    """Stamps whose earliest is the start of the call's backward."""
+    ends: Slots
+    """Stamps whose latest is its end."""
+    note: CallNote | None
+
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""A node of the autograd graph ran: its slot, the time in ns, the graph task."""
+
+
+class Phase(NamedTuple):
+    """A stretch of a step: data, forward, backward or optimizer; nested ones follow the one that holds them."""
+
+    kind: str
+    start_ns: int
+    end_ns: int
+    error: Error | None = None
+    optimizer: str | None = None
+    """Class of the optimizer, for its phase."""
+
+
+class Registration(NamedTuple):
+    """A module, parameter or buffer that came to a known module while a step ran."""
+
+    time_ns: int
+    path: str
+    kind: str
+    """module | parameter | buffer."""
+
+
+class SpanReference(NamedTuple):
+    """A span of the user's that was current."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+    remote: bool = False
+
+
+@dataclass(slots=True)
+class Unit:
+    """One training step or one evaluation, whole: what capture hands to the worker."""
+
+    kind: str
+    """step | evaluation."""
+    number: int
+    """Steps and evaluations are counted from 0, each for themselves, over the process."""
+    start_ns: int
+    end_ns: int
+    unix_offset_ns: int
+    """Added to a time of this record it gives unix time."""
+    thread: int
+    detailed: bool
+    user_span: SpanReference | None = None
+    phases: list[Phase] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+    stamps: list[Stamp] = field(default_factory=list)
+    registrations: list[Registration] = field(default_factory=list)
+    error: Error | None = None
+
+    def span_estimate(self) -> int:
+        """Count the spans that this record would make, to weigh it before it is built."""
+        return 1 + len(self.phases) + len(self.calls) + len(self.stamps) // 2

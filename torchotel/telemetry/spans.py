@@ -1,0 +1,75 @@
+"""The form of a finished span that every trace exporter takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from torchotel._records import Error
+
+AttributeValue: TypeAlias = str | bool | int | float | tuple[str, ...]
+Attributes: TypeAlias = Mapping[str, AttributeValue]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpanTemplate:
+    """What many spans have in common. Compared by identity, so that an exporter can keep its encoding."""
+
+    name: str
+    attributes: Attributes
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened at a moment of a span; `time_ns` is unix time."""
+
+    name: str
+    time_ns: int
+    attributes: Attributes
+
+
+class SpanLink(NamedTuple):
+    """A reference to a span of another trace."""
+
+    trace_id: int
+    span_id: int
+    attributes: Attributes
+
+
+class Span(NamedTuple):
+    """One finished span; times are unix nanoseconds, ids are integers."""
+
+    template: SpanTemplate
+    span_id: int
+    parent_id: int
+    """0: a root."""
+    start_ns: int
+    end_ns: int
+    attributes: Attributes | None = None
+    """What only this span has, after the template's."""
+    error: Error | None = None
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[SpanLink, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Spans of one trace that leave together, parents before children."""
+
+    trace_id: int
+    spans: Sequence[Span]
+    attributes: Attributes
+    """What every span of it carries besides its own."""
+    remote_parent: bool = False
+    """Whether the parent of the first span is in another process."""
+
+
+class TraceExporter(Protocol):
+    """Where finished traces go. Every method is called on the worker thread, never on a training thread."""
+
+    def export(self, trace: Trace) -> None:
+        """Take one trace."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Bring out what was taken; False where it could not be by `deadline_s` of `time.monotonic()`."""
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Flush and let go of threads, sockets and files."""
