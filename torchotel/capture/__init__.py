@@ -1,0 +1,1 @@
+"""From PyTorch's hooks to plain records; nothing here knows OpenTelemetry."""

@@ -1,0 +1,230 @@
+"""Every private part of torch that torchotel touches, each with what happens where it is missing.
+
+| seam | used for | without it |
+|---|---|---|
+| `torch.autograd._get_sequence_nr` | which nodes a call made | the output nodes alone: leaves are right, containers hull their children |
+| `torch._C._current_graph_task_id` | which backward a node runs in, recomputation | backwards are told apart by time, recomputation counts as forward |
+| `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward` and `.grad` are wrapped |
+| `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
+| `_global_forward_hooks_with_kwargs` | tidying up after `remove()` | nothing to tidy |
+| `Module._call_impl` | telling frames that an interrupt left behind | they close with the step |
+| `torch._dynamo.callback` | hooks out while Dynamo compiles | each toggle costs a recompilation |
+| `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | strict export fails, as with any global hook |
+| `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, cast
+
+import torch
+import torch.utils.data.dataloader as data_loader
+from torch.autograd.graph import Node
+from torch.nn.modules import module as nn_module
+
+LEAF_NUMBER = 1 << 63
+"""Sequence numbers of AccumulateGrad nodes lie from here on."""
+
+Undo = Callable[[], None]
+
+
+def _none_running() -> int:
+    return -1
+
+
+sequence_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
+"""Number that this thread's next node will get."""
+
+graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _none_running)
+"""The backward that runs on this thread; -1: none."""
+
+_call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
+
+
+def node_number(node: Node) -> int:
+    """Return the sequence number of an autograd node."""
+    return cast("Callable[[], int]", node._sequence_nr)()  # type: ignore[attr-defined] # not in the stubs
+
+
+def found() -> dict[str, bool]:
+    """Say which seams this torch has; those of Dynamo and export are looked for once they are imported."""
+    return {
+        "sequence_number": sequence_number is not None,
+        "graph_task": graph_task is not _none_running,
+        "engine": hasattr(torch.autograd, "_engine_run_backward"),
+        "data_loader": hasattr(data_loader, "_BaseDataLoaderIter"),
+        "forward_hooks_with_kwargs": hasattr(nn_module, "_global_forward_hooks_with_kwargs"),
+        "module_call": _call_code is not None,
+        "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
+    }
+
+
+def calls_in_progress() -> int | None:
+    """Count the module calls on this thread's Python stack; None where that can't be told."""
+    if _call_code is None:
+        return None
+    frame, count = sys._getframe(1), 0
+    while frame is not None:
+        count += frame.f_code is _call_code
+        frame = frame.f_back  # type: ignore[assignment] # None at the end
+    return count
+
+
+def forget_kwargs_hook(handle_id: int) -> None:
+    """Take out what `RemovableHandle.remove` leaves behind of a global forward hook with kwargs."""
+    getattr(nn_module, "_global_forward_hooks_with_kwargs", {}).pop(handle_id, None)
+
+
+def outside_dynamo[F: Callable[..., Any]](function: F) -> F:
+    """Mark a function as one that Dynamo never traces, without importing Dynamo (1.4 s, 150 MiB)."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined] # Dynamo's own mark
+    return function
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
+    """Replace an attribute by what `make` makes of it; undoing leaves what others put over it since."""
+    original = owner.__dict__[name]
+    ours = make(original)
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if owner.__dict__.get(name) is ours:
+            setattr(owner, name, original)
+
+    return undo
+
+
+def around_backward(begin: Callable[[], None], end: Callable[[BaseException | None], None]) -> Undo:
+    """Call `begin` and `end` around each run of the autograd engine, nested ones included."""
+
+    def make(run: Callable[..., Any]) -> Callable[..., Any]:
+        @outside_dynamo
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            try:
+                result = run(*args, **kwargs)
+            except BaseException as error:
+                end(error)
+                raise
+            end(None)
+            return result
+
+        return run_backward
+
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        return replace(torch.autograd, "_engine_run_backward", make)
+    undos = [replace(torch.autograd, name, make) for name in ("backward", "grad")]
+    return lambda: [undo() for undo in undos] and None
+
+
+def around_fetch(
+    begin: Callable[[], None],
+    end: Callable[[str], None],
+) -> Undo:
+    """Call `begin` and `end` around each fetch; `end` gets "made", "fetched", "ended" or "failed"."""
+
+    def make(outcome: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(fetch: Callable[..., Any]) -> Callable[..., Any]:
+            @outside_dynamo
+            def timed(self: Any) -> Any:
+                begin()
+                try:
+                    result = fetch(self)
+                except StopIteration:
+                    end("ended")
+                    raise
+                except BaseException:
+                    end("failed")
+                    raise
+                end(outcome)
+                return result
+
+            return timed
+
+        return wrap
+
+    undos = [replace(data_loader.DataLoader, "__iter__", make("made"))]
+    iterator = getattr(data_loader, "_BaseDataLoaderIter", None)
+    if iterator is not None:
+        undos.append(replace(iterator, "__next__", make("fetched")))
+
+    def undo_all() -> None:
+        for undo in undos:
+            undo()
+
+    return undo_all
+
+
+def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Optimizer], None]) -> Undo:
+    """Call `begin` and `end` around `GradScaler.step`, which leaves an optimizer's step out where gradients overflow."""
+
+    def make(step: Callable[..., Any]) -> Callable[..., Any]:
+        @outside_dynamo
+        def timed(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            begin()
+            result = step(self, optimizer, *args, **kwargs)
+            end(optimizer)
+            return result
+
+        return timed
+
+    return replace(torch.amp.GradScaler, "step", make)
+
+
+def around_module_compile(wrap: Callable[[torch.nn.Module, Callable[..., Any]], Callable[..., Any]]) -> Undo:
+    """Let `wrap` stand before the compiled call that `module.compile()` sets, which runs no hooks."""
+
+    def make(compile_module: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_and_wrap(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = compile_module(self, *args, **kwargs)
+            compiled = getattr(self, "_compiled_call_impl", None)
+            if compiled is not None:
+                self._compiled_call_impl = wrap(self, compiled)
+            return result
+
+        return compile_and_wrap
+
+    return replace(torch.nn.Module, "compile", make)
+
+
+def around_compilation(dynamo_callback: ModuleType, begin: Callable[[], None], end: Callable[[], None]) -> Undo:
+    """Call `begin` and `end` around each compilation; `torch._dynamo.reset()` clears them, so repeat it then."""
+    handler = getattr(dynamo_callback, "callback_handler", None)
+    if handler is None:
+        return lambda: None
+
+    def started(_: Any) -> None:
+        begin()
+
+    def ended(_: Any) -> None:
+        end()
+
+    handler.register_start_callback(started)
+    handler.register_end_callback(ended)
+
+    def undo() -> None:
+        if started in handler.start_callbacks:
+            handler.remove_start_callback(started)
+        if ended in handler.end_callbacks:
+            handler.remove_end_callback(ended)
+
+    return undo
+
+
+def around_strict_export(trace: ModuleType, begin: Callable[[], None], end: Callable[[], None]) -> Undo:
+    """Call `begin` and `end` around the tracing of `torch.export.export(strict=True)`."""
+
+    def make(export: Callable[..., Any]) -> Callable[..., Any]:
+        def without_hooks(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            try:
+                return export(*args, **kwargs)
+            finally:
+                end()
+
+        return without_hooks
+
+    if not hasattr(trace, "_export_to_torch_ir"):
+        return lambda: None
+    return replace(trace, "_export_to_torch_ir", make)

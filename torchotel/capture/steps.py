@@ -1,0 +1,287 @@
+"""Find training steps and evaluations among four kinds of events: fetch, forward, backward, optimizer step.
+
+Knows neither torch nor the clock: each event brings its time. One machine serves one thread. The rule and the
+programs that it must get right are tabled in the documentation; `tests/capture/test_steps.py` holds every row.
+"""
+
+from collections.abc import Callable, Hashable
+
+from torchotel._records import Error, Phase, SpanReference
+from torchotel.capture.parts import Part
+
+WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
+MOST_FORWARDS = 1024  # forwards without a backward after which they count as an evaluation
+MOST_FETCHES = 1024  # fetches that a step which only fetches keeps
+IN_BACKWARD = "in backward"  # stands for all optimizers that step inside a backward
+
+
+class StepMachine:
+    """Group the events of one thread into steps and evaluations.
+
+    Args:
+        take: Moves what was recorded since the last call into the part that ends.
+        emit: Gets "step" or "evaluation" and its parts, in order.
+        user_span: Answers with the user's span that is current.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Part], None],
+        emit: Callable[[str, list[Part]], None],
+        user_span: Callable[[], SpanReference | None],
+    ) -> None:
+        self._take, self._emit, self._user_span = take, emit, user_span
+        self._parts: list[Part] = []  # closed parts of the step that is not handed over yet
+        self._open: Part | None = None
+        self._cycle: set[Hashable] = set()  # optimizers of the last step: what one step takes
+        self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
+        self._stepping: list[tuple[Hashable, str, int, Part, int]] = []
+        self._stepped_in_backward = False
+        self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
+        self._by_hand = False  # parameters are updated without a torch optimizer
+        self._optimizer_seen = False
+
+    # ---- events
+
+    def iterator_made(self, start_ns: int, end_ns: int) -> None:
+        """Take in the making of a DataLoader's iterator: data time of the step that its first fetch opens."""
+        self.fetched(start_ns, end_ns)
+
+    def fetched(self, start_ns: int, end_ns: int) -> None:
+        """Take in a fetch that yielded."""
+        part = self._open
+        inside = self._running or self._stepping
+        if part is None or not (inside or _only_fetched(part)):
+            self._close_open()
+            if self._pending_finished():
+                self._hand_over()
+            part = self._begin(start_ns, fetched=True)
+        elif len(part.phases) >= MOST_FETCHES and not inside:
+            del part.phases[0]
+            part.start_ns = part.phases[0].start_ns
+        part.phases.append(Phase("data", start_ns, end_ns))
+        part.end_ns = end_ns
+
+    def iterator_ended(self) -> None:
+        """Take in a fetch that found its iterator at the end."""
+        part = self._open
+        if part is not None and not part.trained and not (self._running or self._stepping):
+            self._close_open()
+        self.hand_over_finished()
+
+    def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
+        """Take in the start of an outermost forward; return the part that it belongs to."""
+        part = self._open
+        if not (self._stepping and part is not None):
+            part = self._part_of_forward(now_ns, grad=grad)
+        part.forwards += 1
+        part.forwards_with_grad += grad
+        if part.forward_start_ns is None:
+            part.forward_start_ns = now_ns
+        part.forward_end_ns = part.end_ns = now_ns
+        return part
+
+    def forward_ends(self, now_ns: int, error: Error | None = None) -> None:
+        """Take in the end of an outermost forward."""
+        part = self._open
+        if part is None:
+            return
+        part.forward_end_ns = part.end_ns = now_ns
+        part.error = part.error or error
+        if part.opened_without_grad and not part.trained:
+            self._close_open()
+
+    def backward_begins(self, now_ns: int, *, in_forward: bool) -> None:
+        """Take in the start of a run of the autograd engine; one inside a forward is part of that forward."""
+        part = self._open
+        if part is None or (part.finished and not (self._running or self._stepping or in_forward)):
+            part = self._begin_after_step(now_ns)
+        if not (self._running or in_forward):
+            part.forward_ends(now_ns)
+            part.backwards += 1
+        self._running.append((part, len(part.phases)))
+        part.phases.append(Phase("backward", now_ns, now_ns))
+
+    def backward_ends(self, now_ns: int, error: Error | None = None, *, in_forward: bool = False) -> None:
+        """Take in the end of a run of the autograd engine."""
+        part, place = self._running.pop()
+        part.phases[place] = Phase("backward", part.phases[place].start_ns, now_ns, error)
+        part.end_ns = now_ns
+        part.error = part.error or error
+        if self._running or in_forward:
+            return
+        self._backwards += 1
+        if self._stepped_in_backward:
+            self._stepped_in_backward = False
+            self._optimizer_done(part, IN_BACKWARD)
+        elif not self._stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
+            self._by_hand = True
+            self._hand_over_each()
+
+    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str) -> None:
+        """Take in the start of an optimizer's step; nested ones (wrappers) count with the outermost."""
+        part = self._open
+        if not (self._stepping or self._running) and (part is None or key in part.optimizers):
+            part = self._begin_after_step(now_ns)
+        if part is None:
+            return
+        if not (self._running or self._stepping):
+            part.forward_ends()
+        self._stepping.append((key, kind, now_ns, part, len(part.phases)))
+        if len(self._stepping) == 1:
+            part.phases.append(Phase("optimizer", now_ns, now_ns, None, kind))
+
+    def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
+        """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
+        if not any(entry[0] == key for entry in self._stepping):
+            return
+        while True:
+            found, kind, start_ns, part, place = self._stepping.pop()
+            if found == key:
+                break
+        if self._stepping:
+            return
+        part.forward_ends()
+        part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind)
+        part.end_ns = now_ns
+        if self._running:
+            self._stepped_in_backward = True
+        else:
+            self._optimizer_done(part, key)
+
+    def optimizer_skipped(self, now_ns: int, key: Hashable) -> None:
+        """Take in a step that GradScaler left out: it finishes the training step all the same."""
+        if self._open is not None and key not in self._open.optimizers:
+            self._open.end_ns = now_ns
+            self._optimizer_done(self._open, key)
+
+    # ---- hand-over
+
+    def hand_over_finished(self) -> None:
+        """Hand over the step that its optimizer has finished, and an evaluation that waits for its next fetch."""
+        part = self._open
+        if self._running or self._stepping:
+            return
+        if part is not None and part.forwards and not (part.trained or part.forwards_with_grad):
+            self._close_open()
+        if self._pending_finished() or (self._open is not None and self._open.finished):
+            self._close_open()
+            self._hand_over()
+
+    def abandon_running(self, now_ns: int) -> None:
+        """Close what an interrupt left open, so that the next event starts clean."""
+        while self._running:
+            self.backward_ends(now_ns)
+        self._stepping.clear()
+
+    def end(self) -> None:
+        """Hand over everything, finished or not."""
+        self._close_open()
+        if self._optimizer_seen:
+            self._hand_over()
+        else:
+            self._hand_over_each()
+
+    # ---- the rule
+
+    def _part_of_forward(self, now_ns: int, *, grad: bool) -> Part:
+        part = self._open
+        if part is None or part.finished:
+            if grad:
+                return self._begin_after_step(now_ns)
+            self._close_open()
+            part = self._begin(now_ns)
+            part.opened_without_grad = True
+        elif grad and (part.backwards or self._is_another_evaluation(part)):
+            self._close_open()
+            part = self._begin(now_ns)
+        return part
+
+    def _is_another_evaluation(self, part: Part) -> bool:
+        """Tell whether a part that only forwards belongs to another request, or has grown too long to be a step."""
+        if not part.forwards:
+            return False
+        return part.forwards >= MOST_FORWARDS or part.user_span != self._user_span()
+
+    def _begin_after_step(self, now_ns: int) -> Part:
+        """Open a part by other than a fetch, after a finished one or at the very first.
+
+        With one optimizer and no fetch the step has ended. Otherwise the part may belong to it still (a GAN's
+        second network): the next optimizer step or fetch tells.
+        """
+        self._close_open()
+        if self._pending_finished() and self._one_optimizer() and not self._has_fetch():
+            self._hand_over()
+        part = self._begin(now_ns)
+        if self._pending_finished() and len(self._cycle) <= 1:
+            part.ahead = 1
+        return part
+
+    def _optimizer_done(self, part: Part, key: Hashable) -> None:
+        self._optimizer_seen, self._by_hand = True, False
+        self._most_backwards = max(self._most_backwards, self._backwards)
+        self._backwards = 0
+        repeats = any(key in earlier.optimizers for earlier in self._parts)
+        part.optimizers.append(key)
+        if repeats and (self._one_optimizer() or not self._has_fetch()):
+            last = max(i for i, earlier in enumerate(self._parts) if earlier.finished)
+            step, self._parts = self._parts[: last + 1], self._parts[last + 1 :]
+            self._emit_step(step)
+
+    def _one_optimizer(self) -> bool:
+        """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
+        keys = self._keys(self._parts) | (set(self._open.optimizers) if self._open else set())
+        return len(keys) == 1 and len(self._cycle) <= 1 and (bool(self._cycle) or self._repeats())
+
+    def _repeats(self) -> bool:
+        finished = [part for part in (*self._parts, self._open) if part is not None and part.finished]
+        return len(finished) > 1
+
+    def _has_fetch(self) -> bool:
+        return any(part.fetched for part in self._parts)
+
+    def _pending_finished(self) -> bool:
+        return bool(self._parts) and self._parts[-1].finished
+
+    # ---- parts
+
+    def _begin(self, now_ns: int, *, fetched: bool = False) -> Part:
+        self._open = Part(now_ns, now_ns, fetched, self._user_span())
+        return self._open
+
+    def _close_open(self) -> None:
+        part, self._open = self._open, None
+        if part is None:
+            return
+        self._take(part)
+        if part.trained:
+            part.forward_ends()
+            self._parts.append(part)
+            if self._by_hand:
+                self._hand_over_each()
+        elif part.forwards:
+            self._emit("evaluation", [part])
+
+    def _hand_over(self) -> None:
+        if self._parts:
+            step, self._parts = self._parts, []
+            self._emit_step(step)
+
+    def _hand_over_each(self) -> None:
+        parts, self._parts = self._parts, []
+        for part in parts:
+            self._emit_step([part])
+
+    def _emit_step(self, parts: list[Part]) -> None:
+        keys = self._keys(parts)
+        if keys:
+            self._cycle = keys
+        self._emit("step", parts)
+
+    @staticmethod
+    def _keys(parts: list[Part]) -> set[Hashable]:
+        return {key for part in parts for key in part.optimizers}
+
+
+def _only_fetched(part: Part) -> bool:
+    return not part.forwards and not part.trained
