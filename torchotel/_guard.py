@@ -1,0 +1,76 @@
+"""The guard at the edge of every hook: an internal error never reaches the user's program."""
+
+import contextlib
+import functools
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_logger = logging.getLogger("torchotel")
+
+LIMIT = 10
+"""Faults after which a part switches itself off."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Guard:
+    """Count the internal errors of one part, log the first, and switch the part off at the tenth.
+
+    A hot hook says `except Exception: guard.fault()`; all else can be wrapped with `guarded`.
+    """
+
+    def __init__(self, part: str, off: Callable[[], None] | None = None, *, limit: int = LIMIT) -> None:
+        self.part = part
+        self.off = off
+        """Takes the part out; called once, on the thread of the last fault that was allowed."""
+        self.faults = 0
+        self._limit = limit
+        # Reentrant: logging a fault may run code that faults again on the same thread.
+        self._lock = threading.RLock()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the part has had its last fault."""
+        return self.faults >= self._limit
+
+    def fault(self) -> None:
+        """Take note of the exception that is being handled; raises nothing itself."""
+        with self._lock:
+            self.faults += 1
+            number = self.faults
+        if number == 1:
+            # As text, not exc_info: a handler that keeps records would keep the frames' tensors alive.
+            self._log("internal error in %s, your program goes on:\n%s", self.part, traceback.format_exc())
+        if number == self._limit:
+            self._log("%s switched off after %d internal errors", self.part, number)
+            self._switch_off()
+
+    def guarded(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """Wrap a callback that is not hot: an error in it becomes a fault and None."""
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return function(*args, **kwargs)
+            except Exception:  # noqa: BLE001 - the guard is the one place that takes them all
+                self.fault()
+                return None
+
+        return call
+
+    def _switch_off(self) -> None:
+        if self.off is None:
+            return
+        try:
+            self.off()
+        except Exception:  # noqa: BLE001 - a part that cannot even be taken out must not raise either
+            self._log("%s could not be taken out:\n%s", self.part, traceback.format_exc())
+
+    def _log(self, message: str, *args: object) -> None:
+        # A handler of the user's may raise, and then there is nobody left to tell.
+        with contextlib.suppress(Exception):
+            _logger.error(message, *args)
