@@ -129,6 +129,8 @@ class Unit:
     """Added to a time of this record it gives unix time."""
     thread: int
     detailed: bool
+    reason: str | None = None
+    """Why it has its detail: first | sampled."""
     user_span: SpanReference | None = None
     phases: list[Phase] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)

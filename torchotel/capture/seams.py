@@ -7,7 +7,7 @@
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward` and `.grad` are wrapped |
 | `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
 | `_global_forward_hooks_with_kwargs` | tidying up after `remove()` | nothing to tidy |
-| `Module._call_impl` | telling frames that an interrupt left behind | they close with the step |
+| `Module._call_impl`, `Optimizer.profile_hook_step` | telling frames that an interrupt left behind | they close with the step |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | each toggle costs a recompilation |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | strict export fails, as with any global hook |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
@@ -15,8 +15,8 @@
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, cast
+from types import CodeType, FrameType, ModuleType
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.utils.data.dataloader as data_loader
@@ -27,6 +27,7 @@ LEAF_NUMBER = 1 << 63
 """Sequence numbers of AccumulateGrad nodes lie from here on."""
 
 Undo = Callable[[], None]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _none_running() -> int:
@@ -40,6 +41,7 @@ graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _non
 """The backward that runs on this thread; -1: none."""
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
+_step_code = getattr(torch.optim.SGD.step, "__code__", None)  # one wrapper's code serves every optimizer
 
 
 def node_number(node: Node) -> int:
@@ -62,12 +64,27 @@ def found() -> dict[str, bool]:
 
 def calls_in_progress() -> int | None:
     """Count the module calls on this thread's Python stack; None where that can't be told."""
-    if _call_code is None:
+    return _frames_of(_call_code)
+
+
+def optimizer_steps_in_progress() -> int | None:
+    """Count the optimizers' steps on this thread's Python stack; None where that can't be told."""
+    return _frames_of(_step_code)
+
+
+def called_because_forward_raised() -> bool:
+    """Tell whether the hook that asks was called in the exception path of a module call."""
+    return sys._getframe(2).f_code is _call_code
+
+
+def _frames_of(code: CodeType | None) -> int | None:
+    if code is None:
         return None
-    frame, count = sys._getframe(1), 0
+    frame: FrameType | None = sys._getframe(1)
+    count = 0
     while frame is not None:
-        count += frame.f_code is _call_code
-        frame = frame.f_back  # type: ignore[assignment] # None at the end
+        count += frame.f_code is code
+        frame = frame.f_back
     return count
 
 
@@ -76,7 +93,7 @@ def forget_kwargs_hook(handle_id: int) -> None:
     getattr(nn_module, "_global_forward_hooks_with_kwargs", {}).pop(handle_id, None)
 
 
-def outside_dynamo[F: Callable[..., Any]](function: F) -> F:
+def outside_dynamo(function: F) -> F:
     """Mark a function as one that Dynamo never traces, without importing Dynamo (1.4 s, 150 MiB)."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined] # Dynamo's own mark
     return function

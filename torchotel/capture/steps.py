@@ -168,11 +168,22 @@ class StepMachine:
             self._close_open()
             self._hand_over()
 
-    def abandon_running(self, now_ns: int) -> None:
-        """Close what an interrupt left open, so that the next event starts clean."""
-        while self._running:
-            self.backward_ends(now_ns)
-        self._stepping.clear()
+    @property
+    def stepping(self) -> bool:
+        """Whether an optimizer's step has begun and not ended."""
+        return bool(self._stepping)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether anything is open or waits to be handed over."""
+        return self._open is not None or bool(self._parts)
+
+    def abandon_stepping(self, now_ns: int) -> None:
+        """Close optimizer steps that raised."""
+        if self._stepping:
+            _, kind, start_ns, part, place = self._stepping[0]
+            part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind)
+            self._stepping.clear()
 
     def end(self) -> None:
         """Hand over everything, finished or not."""

@@ -1,0 +1,192 @@
+"""When a call's backward starts and ends: stamps by hooks on autograd nodes.
+
+The start is a pre-hook on the nodes of the outputs. On one CPU thread nodes run in falling order of their sequence
+numbers, so a call's backward is one run, and its end is a post-hook on the call's lowest node that the outputs
+reach. Where that order is not given (several devices or threads, recomputation) the end is the latest of post-hooks
+on all nodes that lead out of the call. Closures hold numbers only: one that held a node or a tensor would keep the
+graph alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from time import perf_counter_ns
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.compiler import is_compiling
+
+from torchotel._records import NO_SLOTS, Slots, Stamp
+from torchotel.capture.paths import ModuleState
+from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number
+
+MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
+LONGEST_WAY = 1024  # remembered
+
+_next_slot = count().__next__  # unique over the process: a graph that lives on never stamps another call
+
+
+class BackwardStamps:
+    """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards."""
+
+    def __init__(self) -> None:
+        self.log: list[Stamp] = []
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget which nodes are hooked: numbers are shared only within one outermost call."""
+        self._starts.clear()
+        self._ends.clear()
+
+    def hook_one(self, output: Tensor, node: Node, first: int, state: ModuleState) -> tuple[Slots, Slots]:
+        """Hook a call with one output, in order; `first` is the number of the first node that it could make."""
+        number = node_number(node)
+        if number < first:
+            return NO_SLOTS, NO_SLOTS  # passed through: no node of its own
+        start: Slots = self._start(node, number)
+        if output._is_view() and (base := output._base) is not None and (made := base.grad_fn) is not None:
+            # An in-place operation on the output gives it a new node, and the old one never runs.
+            base_number = node_number(made)
+            if number != base_number >= first:
+                start = (start, self._start(made, base_number))
+        end = self._ends.get(first)  # a child made our first node: its end is ours
+        if end is None:
+            end = self._lowest(node, number, first, state)
+        return start, NO_SLOTS if end is None else end
+
+    def hook_many(self, outputs: list[Tensor], first: int, state: ModuleState) -> tuple[Slots, Slots]:
+        """Hook a call with several outputs, in order: the earliest start and the latest end count."""
+        starts: list[int] = []
+        ends: list[int] = []
+        for output in outputs:
+            node = output.grad_fn
+            if node is not None:
+                start, end = self.hook_one(output, node, first, state)
+                starts += _as_list(start)
+                ends += _as_list(end)
+        return tuple(dict.fromkeys(starts)), tuple(dict.fromkeys(ends))
+
+    def hook_leaf(self, outputs: list[Tensor]) -> tuple[Slots, Slots]:
+        """Hook the output nodes alone, where torch has no sequence numbers: right for calls of one node."""
+        nodes = {n for t in outputs if (n := t.grad_fn) is not None}
+        if not nodes:
+            return NO_SLOTS, NO_SLOTS
+        start, end = _next_slot(), _next_slot()
+        for node in nodes:
+            node.register_prehook(_before(self.log.append, start))
+            node.register_hook(_after(self.log.append, end))
+        return start, end
+
+    def hook_unordered(
+        self, outputs: list[Tensor], inputs: list[Tensor], first: int
+    ) -> tuple[Slots, Slots]:
+        """Hook every node that leads out of the call; the latest to run is the end."""
+        stops = {t.grad_fn for t in inputs}
+        nodes = [n for t in outputs if (n := t.grad_fn) is not None and n not in stops and node_number(n) >= first]
+        if not nodes:
+            return NO_SLOTS, NO_SLOTS
+        start, end = _next_slot(), _next_slot()
+        seen = set(nodes)
+        todo = list(seen)
+        for node in todo:
+            node.register_prehook(_before(self.log.append, start))
+        while todo:
+            node = todo.pop()
+            inner = [
+                n
+                for n, _ in node.next_functions
+                if n is not None and n not in stops and first <= node_number(n) < LEAF_NUMBER
+            ]
+            if not inner:
+                node.register_hook(_after(self.log.append, end))
+            fresh = [n for n in inner if n not in seen]
+            if len(seen) + len(fresh) > MOST_NODES:
+                return start, NO_SLOTS
+            seen.update(fresh)
+            todo += fresh
+        return start, end
+
+    def _start(self, node: Node, number: int) -> int:
+        slot = self._starts.get(number)
+        if slot is None:  # else the last child's output is ours too
+            slot = self._starts[number] = _next_slot()
+            node.register_prehook(_before(self.log.append, slot))
+        return slot
+
+    def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
+        """Hook the call's lowest node that `node` reaches, and return the slot of its end."""
+        lowest: Node | None = node
+        if number != first:
+            lowest = _follow(node, number, first, state) or _walk(node, number, first, state)
+            if lowest is None:
+                return None
+            number = node_number(lowest)
+        slot = self._ends.get(number)
+        if slot is None:
+            slot = self._ends[number] = _next_slot()
+            lowest.register_hook(_after(self.log.append, slot))  # type: ignore[union-attr] # set above
+        return slot
+
+
+def _as_list(slots: Slots) -> list[int]:
+    return [slots] if isinstance(slots, int) else list(slots)
+
+
+def _before(append: Callable[[Stamp], None], slot: int) -> Callable[[Any], None]:
+    def stamp(_: Any) -> None:
+        if not is_compiling():
+            append((slot, perf_counter_ns(), graph_task()))
+
+    return stamp
+
+
+def _after(append: Callable[[Stamp], None], slot: int) -> Callable[[Any, Any], None]:
+    def stamp(_: Any, __: Any) -> None:
+        if not is_compiling():
+            append((slot, perf_counter_ns(), graph_task()))
+
+    return stamp
+
+
+def _follow(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
+    """Go the way that the module's last call took, checked by sequence numbers."""
+    if state.way is None or number - first != state.span:
+        return None
+    found: Node | None = node
+    for index in state.way:
+        following = found.next_functions  # type: ignore[union-attr] # checked below
+        if index >= len(following) or (found := following[index][0]) is None:
+            return None
+    return found if node_number(found) - first == state.offset else None  # type: ignore[arg-type] # not None
+
+
+def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
+    """Search all nodes of the call for the lowest, and remember the way there; None where they are too many."""
+    best, best_number = node, number
+    came_from: dict[Node, tuple[Node, int]] = {}
+    todo, seen = [node], {node}
+    while todo:
+        current = todo.pop()
+        for index, (following, _) in enumerate(current.next_functions):
+            if following is None or following in seen:
+                continue
+            following_number = node_number(following)
+            if first <= following_number < LEAF_NUMBER:
+                if len(seen) >= MOST_NODES:
+                    return None
+                seen.add(following)
+                came_from[following] = (current, index)
+                todo.append(following)
+                if following_number < best_number:
+                    best, best_number = following, following_number
+    way: list[int] = []
+    step = best
+    while step is not node:
+        step, index = came_from[step]
+        way.append(index)
+    state.way = tuple(reversed(way)) if len(way) <= LONGEST_WAY else None
+    state.offset, state.span = best_number - first, number - first
+    return best

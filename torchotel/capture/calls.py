@@ -1,0 +1,248 @@
+"""The global module hooks: every call of every module, while a step is recorded in detail.
+
+These hooks run for each module call of the user's program. They keep no tensor, return nothing, never raise,
+and do nothing but take a time, compare what the call looked like with the module's last one, and append a record.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.nn import Module
+
+from torchotel._records import NO_SLOTS, CallNote, Error, ModuleCall, Slots
+from torchotel.capture.paths import ModuleState, Paths
+from torchotel.capture.seams import calls_in_progress, sequence_number
+from torchotel.capture.sites import Sites, tensors_in
+
+if TYPE_CHECKING:
+    from torchotel._records import CallSite
+    from torchotel.capture.thread import Frame, ThreadState
+
+INTERRUPTED = CallNote(estimated="end")
+RECOMPUTED = CallNote(recompute=True)
+LONGEST_MESSAGE = 4096
+
+_new = cast("Callable[[type[ModuleCall], tuple[Any, ...]], ModuleCall]", tuple.__new__)
+_is_grad_enabled = torch.is_grad_enabled
+_next_number = sequence_number or (lambda: 0)
+
+
+def error_of(exception: BaseException) -> Error | None:
+    """Describe an exception; None for the one by which checkpointing ends a recomputation early."""
+    kind = type(exception)
+    if kind.__name__ == "_StopRecomputationError":
+        return None
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(exception)[:LONGEST_MESSAGE]
+    except Exception:  # noqa: BLE001  # the user's own __str__ may raise anything
+        message = ""
+    return Error(name, message)
+
+
+class CallRecorder:
+    """Turn the pre- and post-hook of module calls into records on the thread's state.
+
+    Args:
+        paths: Names of modules.
+        sites: What calls look like.
+        find_thread: The calling thread's state.
+        enter: Called before an outermost call; False where the call is not to be recorded.
+        leave: Called after it.
+        fault: Called for an internal error, in its `except` block.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        sites: Sites,
+        find_thread: Callable[[], ThreadState],
+        enter: Callable[[ThreadState, Module], bool],
+        leave: Callable[[ThreadState, int, Error | None], None],
+        fault: Callable[[], None],
+    ) -> None:
+        self._paths, self._sites, self._find_thread = paths, sites, find_thread
+        self._enter, self._leave, self._fault = enter, leave, fault
+        self._states = paths.states
+
+    def before(self, module: Module, args: Any) -> None:
+        """Open a call; a global forward pre-hook."""
+        if is_compiling():
+            return
+        try:
+            thread = self._find_thread()
+            stack = thread.stack
+            if stack:
+                if module is stack[0][0]:  # recursion, or an interrupt left the last call open
+                    self.close_interrupted(thread, perf_counter_ns(), opening=1)
+                    if not stack and not self._enter(thread, module):
+                        return
+            elif not self._enter(thread, module):
+                return
+            stack.append((module, _next_number(), perf_counter_ns()))
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault()
+
+    def after(self, module: Module, args: Any, *rest: Any) -> None:
+        """Close a call; a global forward hook with `always_call` and `with_kwargs`.
+
+        PyTorch calls it with (kwargs, output), and where the forward raised with (None,) alone.
+        """
+        if is_compiling():
+            return
+        end_ns = perf_counter_ns()
+        try:
+            thread = self._find_thread()
+            stack = thread.stack
+            if not stack:
+                return
+            frame = stack.pop()
+            if frame[0] is not module:
+                found = self._unwind(thread, module, frame, end_ns)
+                if found is None:
+                    return
+                frame = found
+            error = None
+            if len(rest) == 1:
+                error = self._add_failed(thread, frame, args, end_ns)
+            else:
+                self._add(thread, frame, args, rest[0], rest[1], end_ns)
+            if not stack:
+                self._leave(thread, end_ns, error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault()
+
+    def open(self, thread: ThreadState, module: Module) -> None:
+        """Open an outermost call whose pre-hook has come and gone."""
+        thread.stack.append((module, _next_number(), perf_counter_ns()))
+
+    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
+        """Close the calls that an interrupt left open, as far as the Python stack shows.
+
+        Args:
+            thread: The thread that runs this.
+            now_ns: The time of the event that finds them.
+            opening: Calls on the Python stack that are not open yet.
+            live: How many calls are still running, where that is known.
+        """
+        if live is None and (live := calls_in_progress()) is None:
+            return
+        while len(thread.stack) > max(0, live - opening):
+            self._add_interrupted(thread, thread.stack.pop(), now_ns)
+            if not thread.stack:
+                self._leave(thread, now_ns, None)
+
+    # ---- records
+
+    def _state_of(self, thread: ThreadState, module: Module) -> ModuleState:
+        state = self._states.get(id(module))
+        if state is not None:
+            holder = state.holder
+            if holder is None or ((h := holder()) is not None and h._modules.get(state.name) is module):
+                return state
+        return self._paths.find(module, [frame[0] for frame in thread.stack])
+
+    def _add(
+        self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int
+    ) -> None:
+        module, first, start_ns = frame
+        state = self._state_of(thread, module)
+        starts = ends = NO_SLOTS
+        if (
+            type(output) is Tensor
+            and not kwargs
+            and len(args) == 1
+            and type(tensor := args[0]) is Tensor
+            and (sequence_number is not None)
+        ):
+            node = output.grad_fn
+            site = self._site_of_one(state, module, tensor, output, has_node=node is not None)
+            self._note_device(thread, site)
+            if node is not None:
+                if thread.unordered:
+                    starts, ends = thread.backward.hook_unordered([output], [tensor], first)
+                else:
+                    starts, ends = thread.backward.hook_one(output, node, first, state)
+        else:
+            site, starts, ends = self._look_closely(thread, state, frame, args, kwargs, output)
+        if not state.skipped:
+            note = RECOMPUTED if thread.recompute else None
+            thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note)))
+
+    def _site_of_one(
+        self, state: ModuleState, module: Module, tensor: Tensor, output: Tensor, *, has_node: bool
+    ) -> CallSite:
+        """Compare with the module's last call; only where something differs are its tensors looked at closely."""
+        if (
+            output.shape == state.output_shape
+            and tensor.shape == state.input_shape
+            and output.dtype is state.output_type
+            and tensor.dtype is state.input_type
+            and has_node == state.output_grad
+            and tensor.requires_grad == state.input_grad
+            and output.get_device() == state.device_index
+            and module.training == state.training
+            and _is_grad_enabled() == state.grad_enabled
+            and state.site is not None
+        ):
+            return state.site
+        site = state.site = self._sites.find(state, module, [tensor], [output])
+        state.input_shape, state.output_shape = tensor.shape, output.shape
+        state.input_type, state.output_type = tensor.dtype, output.dtype
+        state.input_grad, state.output_grad = tensor.requires_grad, has_node
+        state.device_index = output.get_device()
+        state.training, state.grad_enabled = module.training, _is_grad_enabled()
+        return site
+
+    def _look_closely(
+        self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
+    ) -> tuple[CallSite, Slots, Slots]:
+        module, first, _ = frame
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
+        site = self._sites.find(state, module, inputs, outputs)
+        self._note_device(thread, site)
+        if sequence_number is None:
+            return site, *thread.backward.hook_leaf(outputs)
+        if thread.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
+            return site, *thread.backward.hook_unordered(outputs, inputs, first)
+        return site, *thread.backward.hook_many(outputs, first, state)
+
+    @staticmethod
+    def _note_device(thread: ThreadState, site: CallSite) -> None:
+        """Nodes of several devices run on several threads: from the second device on, order is not given."""
+        if site.device is not thread.device:
+            if thread.device is not None:
+                thread.unordered = True
+            thread.device = site.device
+
+    def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int) -> Error | None:
+        module, _, start_ns = frame
+        exception = sys.exc_info()[1]
+        error = error_of(exception) if exception is not None else None
+        state = self._state_of(thread, module)
+        site = self._sites.find(state, module, tensors_in(args), [])
+        note = CallNote(error, recompute=thread.recompute)
+        thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note))
+        return error
+
+    def _add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
+        module, _, start_ns = frame
+        site = self._sites.unseen(self._state_of(thread, module), module)
+        thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, INTERRUPTED))
+
+    def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
+        """Find the call that ends; those above it were interrupted. None where it was never opened."""
+        if all(open_module is not module for open_module, _, _ in thread.stack):
+            thread.stack.append(frame)  # another's pre-hook raised before ours ran
+            return None
+        while frame[0] is not module:
+            self._add_interrupted(thread, frame, now_ns)
+            frame = thread.stack.pop()
+        return frame

@@ -1,0 +1,145 @@
+"""Everything besides module calls that the step machine hears of: fetches, backwards, optimizers, registrations."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import Module
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from torchotel._records import Registration
+from torchotel.capture import seams
+from torchotel.capture.calls import error_of
+from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
+
+if TYPE_CHECKING:
+    from torchotel.capture.capture import Capture
+
+
+class Events:
+    """Install the seams and hooks of events, and pass what they see to the thread's step machine."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._handles: list[RemovableHandle] = []
+        self._undos: list[seams.Undo] = []
+
+    def install(self) -> None:
+        """Put them in."""
+        guarded = self._capture.guard.guarded
+        outside = seams.outside_dynamo
+        self._undos = [
+            seams.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)),
+            seams.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)),
+            seams.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)),
+        ]
+        self._handles = [
+            register_optimizer_step_pre_hook(outside(guarded(self._optimizer_begins))),
+            register_optimizer_step_post_hook(outside(guarded(self._optimizer_ends))),
+            nn_module.register_module_module_registration_hook(guarded(self._module_registered)),
+            nn_module.register_module_parameter_registration_hook(guarded(self._parameter_registered)),
+            nn_module.register_module_buffer_registration_hook(guarded(self._buffer_registered)),
+        ]
+
+    def uninstall(self) -> None:
+        """Take them out, the last first."""
+        for undo in reversed(self._undos):
+            undo()
+        for handle in self._handles:
+            handle.remove()
+        self._undos, self._handles = [], []
+
+    # ---- backward
+
+    def _backward_begins(self) -> None:
+        thread = self._capture.thread()
+        if not thread.in_backward:
+            self._capture.settle(thread)
+        thread.in_backward += 1
+        thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
+
+    def _backward_ends(self, exception: BaseException | None) -> None:
+        now_ns = perf_counter_ns()
+        thread = self._capture.thread()
+        if not thread.in_backward:
+            return  # it began before we came
+        thread.in_backward -= 1
+        error = error_of(exception) if exception is not None else None
+        thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)
+        self._capture.hooks.arm()
+
+    # ---- fetch
+
+    def _fetch_begins(self) -> None:
+        thread = self._capture.thread()
+        if not thread.in_fetch:
+            self._capture.settle(thread)
+            self.settle_optimizer(thread)
+            thread.fetch_start_ns = perf_counter_ns()
+        thread.in_fetch += 1
+
+    def _fetch_ends(self, outcome: str) -> None:
+        now_ns = perf_counter_ns()
+        thread = self._capture.thread()
+        if not thread.in_fetch:
+            return
+        thread.in_fetch -= 1
+        if thread.in_fetch or thread.in_forward:
+            return
+        if outcome in {"made", "fetched"}:
+            thread.machine.fetched(thread.fetch_start_ns, now_ns)
+        elif outcome == "ended":
+            thread.machine.iterator_ended()
+        self._capture.hooks.arm()
+
+    # ---- optimizer
+
+    def settle_optimizer(self, thread: ThreadState) -> None:
+        """Close the optimizer steps that raised: their post-hooks never ran."""
+        if thread.machine.stepping and seams.optimizer_steps_in_progress() == 0:
+            thread.machine.abandon_stepping(perf_counter_ns())
+
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        thread = self._capture.thread()
+        self._capture.settle(thread)
+        thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
+
+    def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        thread = self._capture.thread()
+        thread.optimizer_steps += 1
+        thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
+        self._capture.hooks.arm()
+
+    def _scaler_begins(self) -> None:
+        self._capture.thread().optimizer_steps = 0
+
+    def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        thread = self._capture.thread()
+        if not thread.optimizer_steps:
+            thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
+
+    # ---- registration
+
+    def _module_registered(self, owner: Module, name: str, child: Module | None) -> None:
+        if child is not None:
+            self._capture.paths.registered(owner, name, child)
+            self._register(owner, name, "module", new=owner._modules.get(name) is not child)
+
+    def _parameter_registered(self, owner: Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        self._register(owner, name, "parameter", new=owner._parameters.get(name) is not parameter)
+
+    def _buffer_registered(self, owner: Module, name: str, buffer: torch.Tensor | None) -> None:
+        # A buffer that is assigned in forward fires at every call: only new names count.
+        self._register(owner, name, "buffer", new=name not in owner._buffers)
+
+    def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
+        thread = self._capture.thread()
+        if new and thread.machine.in_step and len(thread.registrations) < MOST_REGISTRATIONS:
+            path = self._capture.paths.path_below(owner, name)
+            if path is not None:
+                thread.registrations.append(Registration(perf_counter_ns(), path, kind))
+

@@ -1,0 +1,148 @@
+"""What a call looked like: shapes, dtypes, device, modes; one object for all calls that look the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from torchotel._records import CallSite, ModuleInfo
+from torchotel.capture.paths import ModuleState
+
+MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
+MOST_TENSORS = 64  # looked at in one container
+DEEPEST = 8  # containers within containers
+
+
+def tensors_in(value: Any, found: list[Tensor] | None = None, depth: int = 0) -> list[Tensor]:
+    """Flatten lists, tuples, mappings and dataclasses in order; anything else that is no tensor is passed over."""
+    found = [] if found is None else found
+    if isinstance(value, Tensor):
+        if len(found) < MOST_TENSORS:
+            found.append(value)
+    elif depth < DEEPEST:
+        for item in _items(value):
+            tensors_in(item, found, depth + 1)
+    return found
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, tuple | list):
+        return value
+    if isinstance(value, Mapping):
+        return value.values()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return ()
+
+
+class Sites:
+    """Make and find the `CallSite` of a call.
+
+    Args:
+        shapes: Whether shapes and dtypes are recorded.
+    """
+
+    def __init__(self, *, shapes: bool) -> None:
+        self._shapes = shapes
+
+    def find(
+        self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]
+    ) -> CallSite:
+        """Return the site for these tensors, made at their first sight."""
+        grad_enabled = torch.is_grad_enabled()
+        look = (
+            tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
+            tuple([(t.shape, t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
+            (outputs or inputs)[0].device if outputs or inputs else None,
+            module.training,
+            grad_enabled,
+        )
+        site = state.sites.get(look)
+        if site is None:
+            if len(state.sites) >= MOST_SITES:
+                del state.sites[next(iter(state.sites))]
+            site = state.sites[look] = self._make(state, module, inputs, outputs, grad_enabled=grad_enabled)
+        return site
+
+    def unseen(self, state: ModuleState, module: Module) -> CallSite:
+        """Return the site of a call whose tensors can't be known any more: it has no shapes."""
+        if state.info is None:
+            state.info = _describe(state, module)
+        device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
+        look = ("unseen", device, module.training, grad_enabled)
+        site = state.sites.get(look)
+        if site is None:
+            nothing = (None,) * 6
+            site = CallSite(state.info, *nothing, device, module.training, grad_enabled, is_compiled(module))
+            state.sites[look] = site
+        return site
+
+    def _make(
+        self,
+        state: ModuleState,
+        module: Module,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        *,
+        grad_enabled: bool,
+    ) -> CallSite:
+        if state.info is None:
+            state.info = _describe(state, module)
+        keep = self._shapes
+        return CallSite(
+            module=state.info,
+            input_shapes=_shapes(inputs) if keep else None,
+            output_shapes=_shapes(outputs) if keep else None,
+            input_dtypes=_dtypes(inputs) if keep else None,
+            output_dtypes=_dtypes(outputs) if keep else None,
+            grad_input_shapes=_shapes(t for t in inputs if t.requires_grad) if keep else None,
+            grad_output_shapes=_shapes(t for t in outputs if t.requires_grad) if keep else None,
+            device=_device(module, inputs, outputs),
+            training=module.training,
+            grad_enabled=grad_enabled,
+            compiled=is_compiled(module),
+        )
+
+
+def is_compiled(module: Module) -> bool:
+    """Tell whether a call of the module runs compiled code: `torch.compile(module)` or `module.compile()`."""
+    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _describe(state: ModuleState, module: Module) -> ModuleInfo:
+    depth = 0 if state.holder is None else state.path.count(".") + 1
+    return ModuleInfo(state.model, state.path, type(module).__name__, _own_parameters(module), depth)
+
+
+def _own_parameters(module: Module) -> int:
+    total = 0
+    for parameter in module._parameters.values():
+        if parameter is not None and not isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            total += parameter.numel()
+    return total
+
+
+def _device(module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> str:
+    held = (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+    tensor = next(iter(outputs or inputs), None)
+    if tensor is None:
+        tensor = next(held, None)
+    return sys.intern(str(tensor.device)) if tensor is not None else "cpu"
+
+
+def _shapes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    return tuple(_shape(t) for t in tensors)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    return tuple(str(t.dtype).removeprefix("torch.") for t in tensors)

@@ -1,0 +1,64 @@
+"""What capture knows of one thread: open calls, finished ones, where its step stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
+
+from torchotel._records import ModuleCall, Registration, SpanReference
+from torchotel.capture.backward import BackwardStamps
+from torchotel.capture.parts import Part
+from torchotel.capture.steps import StepMachine
+
+Frame: TypeAlias = tuple[Module, int, int]
+"""An open call: the module, the sequence number of the first node that it can make, its start."""
+
+MOST_CALLS = 1 << 16  # kept for one part; what a longer one calls is counted as dropped
+MOST_REGISTRATIONS = 128
+
+
+class ThreadState:
+    """Steps are found thread by thread, so each thread that forwards, fetches or steps has one of these."""
+
+    def __init__(
+        self, emit: Callable[[ThreadState, str, list[Part]], None], user_span: Callable[[], SpanReference | None]
+    ) -> None:
+        self.stack: list[Frame] = []
+        self.calls: list[ModuleCall] = []
+        self.registrations: list[Registration] = []
+        self.backward = BackwardStamps()
+        self.machine = StepMachine(self._take, lambda kind, parts: emit(self, kind, parts), user_span)
+        self.in_forward = False
+        self.in_backward = 0
+        self.in_fetch = 0
+        self.fetch_start_ns = 0
+        self.optimizer_steps = 0
+        self.recompute = False
+        """The outermost call that runs is a recomputation."""
+        self.muted_from: int | None = None
+        """Where the calls begin that are not to be kept: transforms inside a fetch."""
+        self.unordered = False
+        """Nodes of the call that runs need not run in the order of their numbers."""
+        self.device: str | None = None
+        self.exit_hook: RemovableHandle | None = None
+        self.owner: ThreadState | None = None
+        """On a thread of the autograd engine: the thread whose backward it serves."""
+
+    def reset_call(self) -> None:
+        """Forget what belonged to one outermost call."""
+        self.in_forward = self.recompute = self.unordered = False
+        self.device = self.muted_from = None
+        self.backward.clear()
+        if self.owner is not None:
+            self.owner, self.backward = None, BackwardStamps()
+
+    def _take(self, part: Part) -> None:
+        if part.detailed:
+            part.calls, part.stamps = self.calls.copy(), self.backward.log.copy()
+        part.registrations = self.registrations.copy()
+        self.calls.clear()
+        self.backward.log.clear()
+        self.registrations.clear()
