@@ -1,0 +1,97 @@
+"""Reading a run folder back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runfolders as folders
+
+from torchotel.report import RunError, SpanLine, UnitLine, open_run
+
+
+def test_reads_what_was_written(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"s": "a", "i": 3, "b": True, "d": 0.5, "l": ["1x2", "3"]}
+    lines = [folders.request([folders.span("torch.step", 1, 0, 5, 9, **values)])]
+    unit = folders.step(4, 0.5, error={"type": "ValueError", "message": "no"}, phases={"data": 0.5})
+    run = open_run(folders.write(tmp_path / "run", info={"run_id": "r"}, units=[unit], segments=[lines]))
+    assert run.info == {"run_id": "r"}
+    assert list(run.units()) == [
+        UnitLine(
+            kind="step",
+            number=4,
+            start_unix_ns=1_700_000_000_000_000_000,
+            duration_s=0.5,
+            phases={"data": 0.5},
+            detailed=True,
+            trace_id=folders.TRACE,
+            error_type="ValueError",
+            error_message="no",
+        )
+    ]
+    assert list(run.spans()) == [
+        SpanLine(
+            trace_id=folders.TRACE,
+            span_id="0000000000000001",
+            parent_id="",
+            name="torch.step",
+            start_ns=5,
+            end_ns=9,
+            attributes={"s": "a", "i": 3, "b": True, "d": 0.5, "l": ("1x2", "3")},
+            error=False,
+        )
+    ]
+
+
+def test_reads_files_cut_short_up_to_their_last_whole_line(tmp_path: Path) -> None:
+    folder = folders.net(tmp_path / "run")
+    whole = open_run(folder)
+    spans, units = list(whole.spans()), list(whole.units())
+    for name in ("metrics.jsonl", "trace-00002.jsonl"):
+        path = folder / name
+        with path.open("a") as stream:
+            stream.write(path.read_text().splitlines()[-1][:-7])
+    (folder / "run.json").write_text('{"run_id": "ru')
+    cut = open_run(folder)
+    assert (list(cut.spans()), list(cut.units()), cut.info) == (spans, units, {})
+
+
+@pytest.mark.parametrize("rest", ["\x00\x00\x00", "[1, 2]", '"text"', "\n\n"])
+def test_takes_any_rest_of_a_crash(tmp_path: Path, rest: str) -> None:
+    folder = folders.net(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as stream:
+        stream.write(rest)
+    assert len(list(open_run(folder).units())) == 3
+
+
+def test_names_a_bad_line_before_the_last(tmp_path: Path) -> None:
+    folder = folders.net(tmp_path / "run")
+    path = folder / "metrics.jsonl"
+    path.write_text("{bad\n" + path.read_text())
+    with pytest.raises(RunError, match=r"metrics\.jsonl: line 1 is no JSON object"):
+        list(open_run(folder).units())
+
+
+def test_is_tolerant_of_absent_keys(tmp_path: Path) -> None:
+    unit = {"kind": "step", "duration_s": None, "phases": {"data": None}}
+    lines = ['{"resourceSpans":[{"scopeSpans":[{"spans":[{}]}]}]}', "{}"]
+    run = open_run(folders.write(tmp_path / "run", units=[unit], segments=[lines]))
+    (read,) = run.units()
+    assert (read.duration_s, read.phases, read.error_type) == (0.0, {"data": 0.0}, None)
+    assert [span.name for span in run.spans()] == [""]
+
+
+def test_reads_segments_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    folder = folders.write(tmp_path / "run")
+    for number in (99999, 100000, 2):
+        line = folders.request([folders.span(str(number), 1, 0, 0, 1)])
+        (folder / f"trace-{number:05}.jsonl").write_text(line + "\n")
+    assert [span.name for span in open_run(folder).spans()] == ["2", "99999", "100000"]
+
+
+def test_says_why_a_folder_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such folder"):
+        open_run(tmp_path / "absent")
+    with pytest.raises(RunError, match="no run in it"):
+        open_run(tmp_path)
+    with pytest.raises(RunError, match="is a file"):
+        open_run(Path(__file__))

@@ -1,0 +1,131 @@
+"""The numbers of a summary, and how they are laid out."""
+
+from pathlib import Path
+
+import pytest
+import runfolders as folders
+
+from torchotel.report import LayerTime, Summary, open_run, render, summarise
+from torchotel.report.summary import quantile
+from torchotel.report.tables import duration
+
+
+def _summary(folder: Path) -> Summary:
+    run = open_run(folder)
+    return summarise(run.units(), run.spans())
+
+
+def test_adds_up_steps_phases_and_layers(tmp_path: Path) -> None:
+    summary = _summary(folders.net(tmp_path / "run"))
+    assert (summary.steps, summary.evaluations, summary.detailed_steps, summary.errors) == (2, 1, 1, {})
+    whole, data, *_ = summary.phases
+    assert (whole.name, *whole[1:]) == ("step", *map(pytest.approx, (0.2, 0.2, 0.29, 1.0)))
+    assert (data.name, *data[1:]) == ("data", *map(pytest.approx, (0.02, 0.02, 0.029, 0.1)))
+    assert summary.forward == [
+        LayerTime("Net", "conv", "Conv", 1, 0.03, 0.03, 0.03, 0.75),
+        LayerTime("Net", "Net", "Net", 1, 0.005, 0.04, 0.04, 0.125),
+        LayerTime("Net", "fc", "Fc", 1, 0.005, 0.005, 0.005, 0.125),
+    ]
+    assert summary.backward == [
+        LayerTime("Net", "conv", "Conv", 1, 0.03, 0.03, 0.03, 0.75),
+        LayerTime("Net", "fc", "Fc", 1, 0.01, 0.01, 0.01, 0.25),
+        LayerTime("Net", "Net", "Net", 1, 0.0, 0.04, 0.04, 0.0),
+    ]
+
+
+def test_needs_no_order_of_spans(tmp_path: Path) -> None:
+    run = open_run(folders.net(tmp_path / "run"))
+    spans = list(run.spans())
+    ordered = summarise(run.units(), spans)
+    assert summarise(run.units(), spans[::-1]) == ordered
+    assert summarise(run.units(), spans[3:] + spans[:3]) == ordered
+
+
+def test_keeps_models_and_their_layers_apart(tmp_path: Path) -> None:
+    spans = [folders.module("fc", 1, 0, 0, 10), folders.module("fc", 2, 0, 0, 30, model="Net-2")]
+    folder = folders.write(tmp_path / "run", segments=[[folders.request(spans)]])
+    layers = _summary(folder).forward
+    assert [(layer.model, layer.path, layer.total_s) for layer in layers] == [
+        ("Net-2", "fc", 30e-9),
+        ("Net", "fc", 10e-9),
+    ]
+    assert "Net-2: fc" in render(_summary(folder), {})
+
+
+def test_counts_errors_by_type(tmp_path: Path) -> None:
+    error = {"type": "ValueError", "message": "no"}
+    units = [
+        folders.step(0, 0.1, error=error),
+        folders.step(1, 0.1),
+        folders.step(0, 0.1, kind="evaluation", error=error),
+    ]
+    summary = _summary(folders.write(tmp_path / "run", units=units))
+    assert summary.errors == {"ValueError": 2}
+    assert "2 ValueError" in render(summary, {})
+
+
+def test_lays_out_aligned_columns(tmp_path: Path) -> None:
+    folder = folders.net(tmp_path / "run")
+    text = render(_summary(folder), open_run(folder).info)
+    assert (
+        text
+        == """\
+run         run-1
+model       Net, 3 modules, 1,200 parameters
+steps       2, 1 of them in detail
+evaluations 1
+
+step time      mean     p50     p95   share
+step         200 ms  200 ms  290 ms  100.0%
+  data        20 ms   20 ms   29 ms   10.0%
+  forward     60 ms   60 ms   87 ms   30.0%
+  backward    80 ms   80 ms  116 ms   40.0%
+  optimizer   20 ms   20 ms   29 ms   10.0%
+  other       20 ms   20 ms   29 ms   10.0%
+
+slowest layers, forward
+layer  type  calls   self  share  total   mean
+conv   Conv      1  30 ms  75.0%  30 ms  30 ms
+Net    Net       1   5 ms  12.5%  40 ms  40 ms
+fc     Fc        1   5 ms  12.5%   5 ms   5 ms
+
+slowest layers, backward
+layer  type  calls   self  share  total   mean
+conv   Conv      1  30 ms  75.0%  30 ms  30 ms
+fc     Fc        1  10 ms  25.0%  10 ms  10 ms
+Net    Net       1      0   0.0%  40 ms  40 ms"""
+    )
+
+
+def test_shows_as_many_layers_as_asked(tmp_path: Path) -> None:
+    summary = _summary(folders.net(tmp_path / "run"))
+    assert render(summary, {}, top=1).count("conv") == 2
+    assert "fc" not in render(summary, {}, top=1)
+
+
+def test_says_what_is_missing(tmp_path: Path) -> None:
+    units = [folders.step(0, 0.1, detailed=False)]
+    info = {"finished": False, "recording": {"spans_deleted": 1200}, "model": None}
+    text = render(_summary(folders.write(tmp_path / "run", units=units)), info)
+    assert "no step was recorded in detail" in text
+    assert "has not ended, or was cut short" in text
+    assert "1,200 of the oldest spans" in text
+
+
+def test_summarises_an_empty_run(tmp_path: Path) -> None:
+    summary = _summary(folders.write(tmp_path / "run", info={}))
+    assert (summary.steps, summary.phases, summary.forward) == (0, (), [])
+    assert render(summary, {}) == "steps       0\nevaluations 0"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0"), (5e-9, "5 ns"), (1.5e-6, "1.5 µs"), (0.0123456, "12.35 ms"), (2, "2 s"), (3605, "3,605 s")],
+)
+def test_writes_a_duration_in_the_unit_that_suits_it(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_reads_quantiles_between_numbers() -> None:
+    assert quantile([1.0], 0.95) == 1.0
+    assert quantile([0.0, 10.0], 0.25) == 2.5

@@ -1,0 +1,18 @@
+"""Read back a recorded run; needs neither torch nor OpenTelemetry."""
+
+from torchotel.report.read import Run, RunError, SpanLine, UnitLine, open_run
+from torchotel.report.summary import LayerTime, PhaseTime, Summary, summarise
+from torchotel.report.tables import render
+
+__all__ = [
+    "LayerTime",
+    "PhaseTime",
+    "Run",
+    "RunError",
+    "SpanLine",
+    "Summary",
+    "UnitLine",
+    "open_run",
+    "render",
+    "summarise",
+]

@@ -1,0 +1,164 @@
+"""Read a run folder line by line, up to the last whole line of each file."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
+
+_STATUS_ERROR = 2
+
+
+class RunError(Exception):
+    """Say which folder or file cannot be read as a run, and why."""
+
+
+class UnitLine(NamedTuple):
+    """One line of `metrics.jsonl`: a step or an evaluation."""
+
+    kind: str
+    """step | evaluation."""
+    number: int
+    start_unix_ns: int
+    duration_s: float
+    phases: Mapping[str, float]
+    """Seconds of self time by phase: data, forward, backward, optimizer, other."""
+    detailed: bool
+    trace_id: str
+    error_type: str | None
+    error_message: str | None
+
+
+class SpanLine(NamedTuple):
+    """One span of the trace files; ids are hexadecimal, times unix nanoseconds."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    """Empty: a root."""
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value]
+    error: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. Its files are read anew by each call, so a run that still goes on can be looked at."""
+
+    folder: Path
+    info: Mapping[str, Any]
+    """`run.json`: configuration, resource, model; empty where the run ended before it was whole."""
+
+    def units(self) -> Iterator[UnitLine]:
+        """Read the steps and evaluations in the order in which they ended."""
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            yield from map(_unit, _objects(path))
+
+    def spans(self) -> Iterator[SpanLine]:
+        """Read all spans, oldest segment first."""
+        for path in _segments(self.folder):
+            # A run that still goes on deletes its oldest segment where it would grow too large.
+            with contextlib.suppress(FileNotFoundError):
+                for request in _objects(path):
+                    yield from _spans(request)
+
+
+def open_run(folder: Path) -> Run:
+    """Open a run folder.
+
+    Raises:
+        RunError: there is no such folder, or it holds no run.
+    """
+    if not folder.is_dir():
+        what = "is a file, not a run folder" if folder.exists() else "no such folder"
+        raise RunError(f"{folder}: {what}")
+    path = folder / "run.json"
+    if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
+        raise RunError(f"{folder}: no run in it (run.json, metrics.jsonl and trace-*.jsonl are missing)")
+    return Run(folder, _info(path))
+
+
+def _segments(folder: Path) -> list[Path]:
+    # By length first: the number behind trace- has five digits, and more once they are used up.
+    return sorted(folder.glob("trace-*.jsonl"), key=lambda path: (len(path.name), path.name))
+
+
+def _info(path: Path) -> Mapping[str, Any]:
+    try:
+        info = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    """Read a JSON object a line; a crash cuts only the last one, so a bad line before it is an error."""
+    bad = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if bad:
+                raise RunError(f"{path}: line {bad} is no JSON object")
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if isinstance(value, dict):
+                yield value
+            else:
+                bad = number
+
+
+def _unit(line: Mapping[str, Any]) -> UnitLine:
+    error = line.get("error") or {}
+    return UnitLine(
+        kind=str(line.get("kind", "step")),
+        number=int(line.get("number", 0)),
+        start_unix_ns=int(line.get("time_unix_nano", 0)),
+        duration_s=float(line.get("duration_s") or 0),
+        phases={name: float(seconds or 0) for name, seconds in (line.get("phases") or {}).items()},
+        detailed=bool(line.get("detailed", False)),
+        trace_id=str(line.get("trace_id") or ""),
+        error_type=error.get("type"),
+        error_message=error.get("message"),
+    )
+
+
+def _spans(request: Mapping[str, Any]) -> Iterator[SpanLine]:
+    for resource in request.get("resourceSpans", ()):
+        for scope in resource.get("scopeSpans", ()):
+            for span in scope.get("spans", ()):
+                yield SpanLine(
+                    trace_id=span.get("traceId", ""),
+                    span_id=span.get("spanId", ""),
+                    parent_id=span.get("parentSpanId", ""),
+                    name=span.get("name", ""),
+                    start_ns=int(span.get("startTimeUnixNano", 0)),
+                    end_ns=int(span.get("endTimeUnixNano", 0)),
+                    attributes=_attributes(span.get("attributes", ())),
+                    error=span.get("status", {}).get("code") in {_STATUS_ERROR, "STATUS_CODE_ERROR"},
+                )
+
+
+def _attributes(pairs: Any) -> dict[str, Value]:
+    return {pair["key"]: _value(pair.get("value", {})) for pair in pairs}
+
+
+def _value(value: Mapping[str, Any]) -> Value:
+    for kind, content in value.items():
+        if kind == "intValue":
+            return int(content)  # 64-bit integers are strings in OTLP/JSON
+        if kind == "doubleValue":
+            return float(content)
+        if kind == "arrayValue":
+            return tuple(_value(item) for item in content.get("values", ()))
+        if isinstance(content, str | bool):
+            return content
+    return None

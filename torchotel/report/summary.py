@@ -1,0 +1,190 @@
+"""From the lines of a run to the few numbers that people ask for; pure."""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torchotel import _names as names
+from torchotel.report.read import SpanLine, UnitLine
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+_OPEN_TRACES = 64
+"""Traces whose spans may still come; a trace is written whole, so few are open at a time."""
+
+
+class PhaseTime(NamedTuple):
+    """One phase over all steps, or the whole step."""
+
+    name: str
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    share: float
+    """Of the time of all steps."""
+
+
+class LayerTime(NamedTuple):
+    """One module in one direction over all its calls."""
+
+    model: str
+    path: str
+    type: str
+    calls: int
+    self_s: float
+    """Without the module calls inside it."""
+    total_s: float
+    mean_s: float
+    share: float
+    """Of the self time of all layers in this direction, so shares add up to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run did, and where its time went."""
+
+    steps: int
+    evaluations: int
+    detailed_steps: int
+    errors: Mapping[str, int]
+    """Failed steps and evaluations by type of the exception."""
+    phases: Sequence[PhaseTime]
+    """The whole step first; empty where there was no step."""
+    forward: Sequence[LayerTime]
+    """Slowest by self time first: by total time the root would always win."""
+    backward: Sequence[LayerTime]
+
+
+def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
+    """Add up the lines of a run; spans are looked at one by one and not kept."""
+    counts: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    steps = []
+    for unit in units:
+        counts[unit.kind] += 1
+        if unit.error_type:
+            errors[unit.error_type] += 1
+        if unit.kind == "step":
+            steps.append(unit)
+    layers = _Layers()
+    for span in spans:
+        layers.add(span)
+    return Summary(
+        steps=counts["step"],
+        evaluations=counts["evaluation"],
+        detailed_steps=sum(step.detailed for step in steps),
+        errors=dict(errors.most_common()),
+        phases=_phases(steps),
+        forward=layers.slowest("forward"),
+        backward=layers.slowest("backward"),
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Read the quantile of sorted numbers, between two of them where it falls there."""
+    place = share * (len(ordered) - 1)
+    low, high = math.floor(place), math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _phases(steps: Sequence[UnitLine]) -> Sequence[PhaseTime]:
+    if not steps:
+        return ()
+    whole = sum(step.duration_s for step in steps)
+    rows = [("step", sorted(step.duration_s for step in steps))]
+    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES]
+    return [
+        PhaseTime(
+            name=name,
+            mean_s=sum(seconds) / len(seconds),
+            p50_s=quantile(seconds, 0.5),
+            p95_s=quantile(seconds, 0.95),
+            share=sum(seconds) / whole if whole else 0.0,
+        )
+        for name, seconds in rows
+    ]
+
+
+class _Key(NamedTuple):
+    model: str
+    path: str
+    direction: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    type: str
+    calls: int = 0
+    total_ns: int = 0
+    inner_ns: int = 0
+
+
+@dataclass(slots=True)
+class _OpenTrace:
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    """By span id."""
+    early: Counter[str] = field(default_factory=Counter)
+    """Time of children whose parent has not come yet, by the parent's span id."""
+
+
+class _Layers:
+    """Times of module calls, without keeping the spans."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[_Key, _Tally] = {}
+        self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
+
+    def add(self, span: SpanLine) -> None:
+        path = span.attributes.get(names.MODULE_PATH)
+        if path is None:
+            return
+        duration_ns = max(0, span.end_ns - span.start_ns)
+        tally = self._tally(span, str(path))
+        tally.calls += 1
+        tally.total_ns += duration_ns
+        trace = self._trace(span.trace_id)
+        trace.tallies[span.span_id] = tally
+        tally.inner_ns += trace.early.pop(span.span_id, 0)
+        parent = trace.tallies.get(span.parent_id)
+        if parent is not None:
+            parent.inner_ns += duration_ns
+        else:
+            trace.early[span.parent_id] += duration_ns
+
+    def slowest(self, direction: str) -> Sequence[LayerTime]:
+        chosen = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
+        whole = sum(max(0, tally.total_ns - tally.inner_ns) for _, tally in chosen)
+        rows = []
+        for key, tally in chosen:
+            # A child may stick out of its parent where an end is an upper bound.
+            self_ns = max(0, tally.total_ns - tally.inner_ns)
+            rows.append(
+                LayerTime(
+                    model=key.model,
+                    path=key.path,
+                    type=tally.type,
+                    calls=tally.calls,
+                    self_s=self_ns / 1e9,
+                    total_s=tally.total_ns / 1e9,
+                    mean_s=tally.total_ns / 1e9 / tally.calls,
+                    share=self_ns / whole if whole else 0.0,
+                )
+            )
+        return sorted(rows, key=lambda row: (-row.self_s, row.path))
+
+    def _tally(self, span: SpanLine, path: str) -> _Tally:
+        read = span.attributes.get
+        key = _Key(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
+        if key not in self._tallies:
+            self._tallies[key] = _Tally(str(read(names.MODULE_TYPE, "")))
+        return self._tallies[key]
+
+    def _trace(self, trace_id: str) -> _OpenTrace:
+        trace = self._traces.get(trace_id)
+        if trace is None:
+            trace = self._traces[trace_id] = _OpenTrace()
+            if len(self._traces) > _OPEN_TRACES:
+                self._traces.popitem(last=False)
+        return trace

@@ -1,0 +1,94 @@
+"""A summary as plain aligned columns."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torchotel.report.summary import LayerTime, Summary
+
+_MINUTE_S = 60
+
+
+def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
+    """Lay a summary out as text; `info` is the run's, `top` how many layers each direction shows."""
+    parts = [_head(summary, info)]
+    if summary.phases:
+        rows = [
+            (
+                phase.name if phase.name == "step" else f"  {phase.name}",
+                duration(phase.mean_s),
+                duration(phase.p50_s),
+                duration(phase.p95_s),
+                f"{phase.share:.1%}",
+            )
+            for phase in summary.phases
+        ]
+        parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1))
+    for direction, layers in (("forward", summary.forward), ("backward", summary.backward)):
+        if layers:
+            parts.append(f"slowest layers, {direction}\n{_layers(layers, top)}")
+    if summary.steps and not summary.forward:
+        parts.append("no layer times: no step was recorded in detail")
+    return "\n\n".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Write a time with the unit that suits it."""
+    if seconds >= _MINUTE_S:
+        return f"{seconds:,.0f} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
+    """Align cells under their heads; the first `left` columns to the left, numbers to the right."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _head(summary: Summary, info: Mapping[str, Any]) -> str:
+    rows = []
+    if info.get("run_id"):
+        rows.append(("run", str(info["run_id"])))
+    model = info.get("model")
+    if model:
+        size = f"{model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
+        rows.append(("model", f"{model.get('name', '?')}, {size}"))
+    steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail"
+    rows.append(("steps", steps if summary.steps else "0"))
+    rows.append(("evaluations", f"{summary.evaluations:,}"))
+    if summary.errors:
+        errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
+        rows.append(("errors", errors))
+    deleted = (info.get("recording") or {}).get("spans_deleted", 0)
+    if deleted:
+        rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))
+    if info.get("finished") is False:
+        rows.append(("end", "the run has not ended, or was cut short"))
+    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _layers(layers: Sequence[LayerTime], top: int) -> str:
+    several = len({layer.model for layer in layers}) > 1
+    head = ("layer", "type", "calls", "self", "share", "total", "mean")
+    rows = [
+        (
+            f"{layer.model}: {layer.path}" if several else layer.path,
+            layer.type,
+            f"{layer.calls:,}",
+            duration(layer.self_s),
+            f"{layer.share:.1%}",
+            duration(layer.total_s),
+            duration(layer.mean_s),
+        )
+        for layer in layers[:top]
+    ]
+    return table(head, rows, left=2)
