@@ -1,0 +1,172 @@
+"""Traces into OTLP's protobuf bytes, about a microsecond a span.
+
+What many spans share (name, kind and attributes of a template, the attributes of a trace) is encoded once;
+a plain span then is a few bytes of ids and times between pieces that are there already.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from torchotel import _names
+from torchotel.exporters.otlp import wire
+from torchotel.exporters.spans import own_attributes, own_events
+from torchotel.exporters.templates import TemplateCache
+from torchotel.telemetry.spans import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
+
+SLICE_SPANS = 64
+"""Spans that are encoded without a rest, about 0.1 ms: the training thread gets the GIL in between."""
+
+# Ids are bytes, the highest first; times are fixed64, the lowest first. Between them stand the fields' tags.
+_IDS = struct.Struct(">HQHQ").pack
+_ROOT_ID = struct.Struct(">HQ").pack
+_TIMES = struct.Struct("<BQBQ").pack
+_SPAN_ID, _PARENT_ID = 0x1208, 0x2208
+_START, _END = 0x39, 0x41
+_ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
+_SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
+
+
+class Slice(NamedTuple):
+    """Some spans of a trace as repeated `ScopeSpans.spans`."""
+
+    spans: int
+    data: bytes
+
+
+class _Encoding:
+    """A template's bytes, and the tag and length of a plain span that carries them."""
+
+    __slots__ = ("body", "head_len", "prefix")
+
+    def __init__(self, template: SpanTemplate) -> None:
+        self.body = (
+            wire.string_field(wire.SPAN_NAME, template.name)
+            + wire.varint_field(wire.SPAN_KIND, wire.KIND_INTERNAL)
+            + wire.attributes_field(wire.SPAN_ATTRIBUTES, template.attributes)
+        )
+        self.head_len = -1
+        self.prefix = b""
+
+    def fit(self, head_len: int) -> None:
+        """Make the prefix for a trace's head of this length; nearly all traces of a run have the same."""
+        self.head_len = head_len
+        self.prefix = _SPAN_TAG + wire.varint(head_len + _CHILD_LEN + len(self.body))
+
+
+class SpanEncoder:
+    """Encode traces; on one thread.
+
+    Args:
+        rest: Called after every `SLICE_SPANS` spans, to let go of the GIL.
+    """
+
+    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
+        self._rest = rest
+        self._since_rest = 0
+        self._known = TemplateCache(_Encoding)
+
+    def encode(self, trace: Trace) -> bytes:
+        """Encode a whole trace as repeated `ScopeSpans.spans`."""
+        return b"".join(data for _, data in self.slices(trace))
+
+    def slices(self, trace: Trace) -> Iterator[Slice]:
+        """Encode a trace by slices that may go into different requests."""
+        head = _head(trace, remote=False)
+        for start in range(0, len(trace.spans), SLICE_SPANS):
+            spans = trace.spans[start : start + SLICE_SPANS]
+            if start == 0 and trace.remote_parent:
+                pieces = self._pieces(spans[:1], _head(trace, remote=True)) + self._pieces(spans[1:], head)
+            else:
+                pieces = self._pieces(spans, head)
+            yield Slice(len(spans), b"".join(pieces))
+            self._since_rest += len(spans)
+            if self._since_rest >= SLICE_SPANS:
+                self._since_rest = 0
+                self._rest()
+
+    def _pieces(self, spans: Sequence[Span], head: bytes) -> list[bytes]:
+        known, head_len, pieces = self._known, len(head), list[bytes]()
+        add = pieces.extend
+        for span in spans:
+            template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links = span
+            encoding = known[template]
+            times = _TIMES(_START, start_ns, _END, end_ns)
+            if parent_id and attributes is None and error is None and not events and not links:
+                if encoding.head_len != head_len:
+                    encoding.fit(head_len)
+                ids = _IDS(_SPAN_ID, span_id, _PARENT_ID, parent_id)
+                add((encoding.prefix, head, ids, times, encoding.body))
+                continue
+            own = _own(span)
+            if parent_id:
+                ids = _IDS(_SPAN_ID, span_id, _PARENT_ID, parent_id)
+                length = head_len + _CHILD_LEN + len(encoding.body) + len(own)
+            else:
+                ids = _ROOT_ID(_SPAN_ID, span_id)
+                length = head_len + _ROOT_LEN + len(encoding.body) + len(own)
+            add((_SPAN_TAG, wire.varint(length), head, ids, times, encoding.body, own))
+        return pieces
+
+
+def _head(trace: Trace, *, remote: bool) -> bytes:
+    flags = wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE | (wire.FLAG_IS_REMOTE if remote else 0)
+    return (
+        wire.length_field(wire.SPAN_TRACE_ID, trace.trace_id.to_bytes(16, "big"))
+        + wire.fixed32_field(wire.SPAN_FLAGS, flags)
+        + wire.attributes_field(wire.SPAN_ATTRIBUTES, trace.attributes)
+    )
+
+
+def _own(span: Span) -> bytes:
+    """Encode what only this span has."""
+    pieces = [wire.attributes_field(wire.SPAN_ATTRIBUTES, own_attributes(span))]
+    pieces += (wire.length_field(wire.SPAN_EVENTS, _event(event)) for event in own_events(span))
+    pieces += (wire.length_field(wire.SPAN_LINKS, _link(link)) for link in span.links)
+    if span.error is not None:
+        status = wire.string_field(wire.STATUS_MESSAGE, span.error.message)
+        status += wire.varint_field(wire.STATUS_CODE, wire.STATUS_ERROR)
+        pieces.append(wire.length_field(wire.SPAN_STATUS, status))
+    return b"".join(pieces)
+
+
+def _event(event: SpanEvent) -> bytes:
+    return (
+        wire.fixed64_field(wire.EVENT_TIME, event.time_ns)
+        + wire.string_field(wire.EVENT_NAME, event.name)
+        + wire.attributes_field(wire.EVENT_ATTRIBUTES, event.attributes)
+    )
+
+
+def _link(link: SpanLink) -> bytes:
+    return (
+        wire.length_field(wire.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
+        + wire.length_field(wire.LINK_SPAN_ID, link.span_id.to_bytes(8, "big"))
+        + wire.attributes_field(wire.LINK_ATTRIBUTES, link.attributes)
+    )
+
+
+class Envelope:
+    """What stands around the spans of every request: resource, scope and schema.
+
+    Args:
+        resource: Attributes of the resource.
+        version: Version of the scope.
+    """
+
+    def __init__(self, resource: Attributes, version: str) -> None:
+        attributes = wire.attributes_field(wire.RESOURCE_ATTRIBUTES, resource)
+        scope = wire.string_field(wire.SCOPE_NAME, _names.SCOPE)
+        scope += wire.string_field(wire.SCOPE_VERSION, version)
+        self._before = wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)
+        self._scope = wire.length_field(wire.SCOPE_SPANS_SCOPE, scope)
+        self._after = wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+
+    def wrap(self, spans: Sequence[bytes]) -> bytes:
+        """Make an `ExportTraceServiceRequest` of encoded spans."""
+        spans_len = len(self._scope) + sum(map(len, spans))
+        scope_spans = wire.tag(wire.RESOURCE_SPANS_SCOPE_SPANS, wire.LENGTH) + wire.varint(spans_len)
+        total = len(self._before) + len(scope_spans) + spans_len + len(self._after)
+        start = wire.tag(wire.REQUEST_RESOURCE_SPANS, wire.LENGTH) + wire.varint(total)
+        # One join: the spans are megabytes, and each nesting would copy them again.
+        return b"".join((start, self._before, scope_spans, self._scope, *spans, self._after))

@@ -1,0 +1,110 @@
+"""Protobuf's wire format, as far as OTLP needs it, and OTLP's field numbers.
+
+The numbers are those of opentelemetry-proto 1.x, where they are frozen:
+https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/proto
+"""
+
+import struct
+
+from torchotel.exporters.spans import INT64, finite
+from torchotel.telemetry.spans import Attributes, AttributeValue
+
+# Wire types: https://protobuf.dev/programming-guides/encoding/#structure
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+# collector/trace/v1/trace_service.proto
+REQUEST_RESOURCE_SPANS = 1
+# trace/v1/trace.proto
+RESOURCE_SPANS_RESOURCE, RESOURCE_SPANS_SCOPE_SPANS, RESOURCE_SPANS_SCHEMA_URL = 1, 2, 3
+SCOPE_SPANS_SCOPE, SCOPE_SPANS_SPANS = 1, 2
+SPAN_TRACE_ID, SPAN_SPAN_ID, SPAN_PARENT_SPAN_ID, SPAN_NAME, SPAN_KIND = 1, 2, 4, 5, 6
+SPAN_START_TIME, SPAN_END_TIME, SPAN_ATTRIBUTES = 7, 8, 9
+SPAN_EVENTS, SPAN_LINKS, SPAN_STATUS, SPAN_FLAGS = 11, 13, 15, 16
+EVENT_TIME, EVENT_NAME, EVENT_ATTRIBUTES = 1, 2, 3
+LINK_TRACE_ID, LINK_SPAN_ID, LINK_ATTRIBUTES = 1, 2, 4
+STATUS_MESSAGE, STATUS_CODE = 2, 3
+# common/v1/common.proto
+SCOPE_NAME, SCOPE_VERSION = 1, 2
+KEY_VALUE_KEY, KEY_VALUE_VALUE = 1, 2
+ANY_STRING, ANY_BOOL, ANY_INT, ANY_DOUBLE, ANY_ARRAY = 1, 2, 3, 4, 5
+ARRAY_VALUES = 1
+# resource/v1/resource.proto
+RESOURCE_ATTRIBUTES = 1
+
+KIND_INTERNAL = 1
+STATUS_ERROR = 2
+# enum SpanFlags
+FLAG_SAMPLED, FLAG_HAS_IS_REMOTE, FLAG_IS_REMOTE = 0x01, 0x100, 0x200
+
+_UINT64_MASK = 2**64 - 1
+_CONTINUE = 0x80
+_DOUBLE = struct.Struct("<d").pack
+_FIXED32 = struct.Struct("<I").pack
+_FIXED64 = struct.Struct("<Q").pack
+
+
+def varint(number: int) -> bytes:
+    """Write a whole number of 0 or more, seven bits a byte, the lowest first."""
+    if number < _CONTINUE:
+        return bytes((number,))
+    out = bytearray()
+    while number >= _CONTINUE:
+        out.append(number & 0x7F | _CONTINUE)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def tag(field: int, wire_type: int) -> bytes:
+    """Write what stands before a field's value."""
+    return varint(field << 3 | wire_type)
+
+
+def length_field(field: int, payload: bytes) -> bytes:
+    """Write a message, string or bytes field."""
+    return tag(field, LENGTH) + varint(len(payload)) + payload
+
+
+def string_field(field: int, text: str) -> bytes:
+    """Write a string field; what UTF-8 cannot say (a lone surrogate) becomes a question mark."""
+    return length_field(field, text.encode("utf-8", "replace"))
+
+
+def varint_field(field: int, number: int) -> bytes:
+    """Write an integer, bool or enum field; negative numbers as 64-bit two's complement."""
+    return tag(field, VARINT) + varint(number & _UINT64_MASK)
+
+
+def fixed32_field(field: int, number: int) -> bytes:
+    """Write a fixed32 field."""
+    return tag(field, FIXED32) + _FIXED32(number)
+
+
+def fixed64_field(field: int, number: int) -> bytes:
+    """Write a fixed64 field."""
+    return tag(field, FIXED64) + _FIXED64(number)
+
+
+def any_value(value: AttributeValue) -> bytes:
+    """Write an AnyValue message; whole numbers beyond 64 bits go as text, which loses nothing."""
+    if isinstance(value, str):
+        return string_field(ANY_STRING, value)
+    if isinstance(value, bool):  # before int, which it is too
+        return varint_field(ANY_BOOL, value)
+    if isinstance(value, int):
+        return varint_field(ANY_INT, value) if value in INT64 else string_field(ANY_STRING, str(value))
+    if isinstance(value, float):
+        return tag(ANY_DOUBLE, FIXED64) + _DOUBLE(value)
+    values = (length_field(ARRAY_VALUES, string_field(ANY_STRING, text)) for text in value)
+    return length_field(ANY_ARRAY, b"".join(values))
+
+
+def attributes_field(field: int, attributes: Attributes) -> bytes:
+    """Write a repeated KeyValue field, without non-finite numbers."""
+    return b"".join(
+        length_field(
+            field,
+            string_field(KEY_VALUE_KEY, key) + length_field(KEY_VALUE_VALUE, any_value(value)),
+        )
+        for key, value in finite(attributes).items()
+    )

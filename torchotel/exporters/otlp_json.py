@@ -1,0 +1,122 @@
+"""Traces as OTLP/JSON, one `ExportTraceServiceRequest` a line.
+
+As the OpenTelemetry file exporter has it: ids in hex, 64-bit integers as strings, enums as numbers
+(https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding).
+"""
+
+import json
+from collections.abc import Callable, Iterable
+
+from torchotel import _names
+from torchotel.exporters.otlp import wire
+from torchotel.exporters.spans import INT64, finite, own_attributes, own_events
+from torchotel.exporters.templates import TemplateCache
+from torchotel.telemetry.spans import (
+    Attributes,
+    AttributeValue,
+    Span,
+    SpanEvent,
+    SpanLink,
+    SpanTemplate,
+    Trace,
+)
+
+REST_SPANS = 64
+"""Spans that are encoded without a rest."""
+
+# Text, not ASCII escapes: half the size for names that are not ASCII, and quoting is a C function either way.
+_quote = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class JsonEncoder:
+    """Encode traces as lines; on one thread.
+
+    Args:
+        resource: Attributes of the resource.
+        version: Version of the scope.
+        rest: Called after every `REST_SPANS` spans, to let go of the GIL.
+    """
+
+    def __init__(self, resource: Attributes, version: str, rest: Callable[[], None] = lambda: None) -> None:
+        self._rest = rest
+        self._since_rest = 0
+        self._known = TemplateCache(_template)
+        self._before = (
+            f'{{"resourceSpans":[{{"resource":{{"attributes":[{_attributes(resource)[1:]}]}},"scopeSpans":[{{'
+            f'"scope":{{"name":{_quote(_names.SCOPE)},"version":{_quote(version)}}},"spans":['
+        )
+        self._after = f']}}],"schemaUrl":{_quote(_names.SCHEMA_URL)}}}]}}'
+
+    def encode(self, trace: Trace) -> bytes:
+        """Encode a trace; the line has no line break, neither in it nor at its end."""
+        line = self._before + ",".join(self._spans(trace)) + self._after
+        # What UTF-8 cannot say (a lone surrogate) becomes a question mark, which is good JSON as well.
+        return line.encode("utf-8", "replace")
+
+    def _spans(self, trace: Trace) -> Iterable[str]:
+        head = f'{{"traceId":"{trace.trace_id:032x}","spanId":"'
+        common = _attributes(trace.attributes)
+        flags = wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE
+        remote = wire.FLAG_IS_REMOTE if trace.remote_parent else 0
+        for span in trace.spans:
+            template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links = span
+            name, shared = self._known[template]
+            parent = f'"parentSpanId":"{parent_id:016x}",' if parent_id else ""
+            plain = attributes is None and error is None and not events and not links
+            own, rest = ("", "") if plain else (_attributes(own_attributes(span)), _rest(span))
+            yield (
+                f'{head}{span_id:016x}",{parent}"flags":{flags | remote},{name},'
+                f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
+                f'"attributes":[{(shared + common + own)[1:]}]{rest}}}'
+            )
+            remote = 0
+            self._since_rest += 1
+            if self._since_rest >= REST_SPANS:
+                self._since_rest = 0
+                self._rest()
+
+
+def _template(template: SpanTemplate) -> tuple[str, str]:
+    return f'"name":{_quote(template.name)},"kind":{wire.KIND_INTERNAL}', _attributes(template.attributes)
+
+
+def _attributes(attributes: Attributes) -> str:
+    """Write KeyValue objects, each after a comma, so that groups of them can be put together."""
+    return "".join(
+        f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in finite(attributes).items()
+    )
+
+
+def _any_value(value: AttributeValue) -> str:
+    if isinstance(value, str):
+        return f'{{"stringValue":{_quote(value)}}}'
+    if isinstance(value, bool):  # before int, which it is too
+        return f'{{"boolValue":{"true" if value else "false"}}}'
+    if isinstance(value, int):
+        return f'{{"{"intValue" if value in INT64 else "stringValue"}":"{value}"}}'
+    if isinstance(value, float):
+        return f'{{"doubleValue":{float.__repr__(value)}}}'
+    values = ",".join(f'{{"stringValue":{_quote(text)}}}' for text in value)
+    return f'{{"arrayValue":{{"values":[{values}]}}}}'
+
+
+def _rest(span: Span) -> str:
+    """Write what only this span has besides attributes."""
+    out = ""
+    if events := own_events(span):
+        out += f',"events":[{",".join(map(_event, events))}]'
+    if span.links:
+        out += f',"links":[{",".join(map(_link, span.links))}]'
+    if span.error is not None:
+        out += f',"status":{{"message":{_quote(span.error.message)},"code":{wire.STATUS_ERROR}}}'
+    return out
+
+
+def _event(event: SpanEvent) -> str:
+    attributes = _attributes(event.attributes)[1:]
+    return f'{{"timeUnixNano":"{event.time_ns}","name":{_quote(event.name)},"attributes":[{attributes}]}}'
+
+
+def _link(link: SpanLink) -> str:
+    ids = f'"traceId":"{link.trace_id:032x}","spanId":"{link.span_id:016x}"'
+    return f'{{{ids},"attributes":[{_attributes(link.attributes)[1:]}]}}'
