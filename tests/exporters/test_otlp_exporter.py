@@ -1,0 +1,77 @@
+"""Traces leave in requests of bounded size, at the URL as it was given."""
+
+import subprocess
+import sys
+
+import pytest
+from receiver import Receiver
+from senders import http, soon
+from traces import RESOURCE, flat, proto, rich
+
+from torchotel.exporters.otlp.exporter import OtlpTraceExporter, RequestExporter
+from torchotel.exporters.stats import ExportCounts
+from torchotel.telemetry.spans import Trace
+
+
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_delivers(server: Receiver, compression: str) -> None:
+    """Spans arrive as they were, at the URL as it was given, under our name and the user's headers."""
+    exporter = OtlpTraceExporter(
+        server.url,
+        resource=RESOURCE,
+        version="1.2",
+        headers={"Authorization": "Bearer x"},
+        compression=compression,
+    )
+    exporter.export(flat(100))
+    exporter.export(rich())
+    assert exporter.flush(soon())
+    exporter.shutdown(soon())
+    (request,) = server.requests
+    assert [span.span_id for span in server.spans] == [
+        span.span_id for t in (flat(100), rich()) for span in proto(t)
+    ]
+    assert request.path == "/v1/traces"
+    assert request.headers["Content-Type"] == "application/x-protobuf"
+    assert request.headers["User-Agent"] == "torchotel/1.2"
+    assert request.headers["Authorization"] == "Bearer x"
+    assert request.headers.get("Content-Encoding") == ("gzip" if compression == "gzip" else None)
+    assert exporter.stats.read() == ExportCounts(104, 0, {})
+
+
+def test_splits_and_batches(server: Receiver) -> None:
+    """Small traces share a request, a large one is spread over several."""
+    exporter = RequestExporter(
+        http(server.url), resource=RESOURCE, version="1.2", max_request_spans=300, max_request_bytes=90_000
+    )
+    for number in range(4):
+        exporter.export(flat(64, number))
+    exporter.export(flat(1000, 9))
+    exporter.shutdown(soon())
+    sizes = [len(request.spans()) for request in server.requests]
+    assert sum(sizes) == 1256
+    assert max(sizes) <= 300
+    assert len(sizes) < 8
+    assert max(request.message.ByteSize() for request in server.requests) < 91_000
+    assert exporter.stats.read() == ExportCounts(1256, 0, {})
+
+
+def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """A trace that cannot be encoded costs its own spans and one log line."""
+    exporter = OtlpTraceExporter(server.url, resource=RESOURCE, version="1.2")
+    bad = flat(100)
+    bad = Trace(bad.trace_id, [*bad.spans[:70], bad.spans[70]._replace(start_ns=-1)], {})
+    exporter.export(bad)
+    exporter.export(bad)
+    exporter.shutdown(soon())
+    assert exporter.stats.read() == ExportCounts(128, 14, {"error": 2})
+    assert len(caplog.records) == 1
+
+
+def test_import_is_cheap() -> None:
+    """Importing the exporter brings in neither requests nor protobuf."""
+    code = (
+        "import sys, torchotel.exporters.otlp.exporter\n"
+        "assert not {'requests', 'urllib3', 'google.protobuf', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603  # our own words

@@ -1,0 +1,234 @@
+"""The sender delivers what can be delivered, counts the rest, and never makes anybody wait."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from receiver import Answer, Receiver, rejected
+from senders import http, sender_threads, soon
+
+from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.transport import HttpTransport, retry_after_s, without_credentials
+from torchotel.exporters.stats import ExportCounts, ExportStats
+
+
+@contextmanager
+def sending(
+    url: str, timeout_s: float = 5.0, backoff_s: float = 0.01
+) -> Iterator[tuple[Sender, ExportStats]]:
+    stats = ExportStats()
+    sender = Sender(http(url, timeout_s), stats, first_backoff_s=backoff_s)
+    yield sender, stats
+    sender.shutdown(soon())
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """Listen, take connections into the backlog, and never say a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+
+
+def refusing() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return f"http://127.0.0.1:{port}/v1/traces"
+
+
+# Answers.
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_retries(server: Receiver, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What may pass is tried again; the log says once that it began and once that it is over."""
+    caplog.set_level(logging.INFO, "torchotel")
+    server.answers += [Answer(status), Answer(status)]
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 7)
+        assert sender.flush(soon())
+        sender.put(b"", 3)
+    assert stats.read() == ExportCounts(10, 0, {str(status): 2})
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert server.url in caplog.text
+    assert f"answered {status}" in caplog.text
+
+
+def test_retry_after(server: Receiver) -> None:
+    """An endpoint that asks for a pause gets it."""
+    server.answers.append(Answer(503, {"Retry-After": "1"}))
+    with sending(server.url) as (sender, _):
+        sender.put(b"", 1)
+        first, second = server.wait_for_requests(2)
+    assert 1.0 <= second.time_s - first.time_s < 3.0
+
+
+def test_retry_after_reads_dates() -> None:
+    """Seconds or a date, never longer than a minute; what is neither says nothing."""
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
+    assert 18 < (retry_after_s(later) or 0) <= 20
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    given = (None, "3", " 0 ", "86400", past, "soon", "-1", "nan", "1e9", "Wed, 99 Oct 2015 07:28:00 GMT", "")
+    assert [retry_after_s(text) for text in given] == [None, 3.0, 0.0, 60.0, 0.0, *[None] * 6]
+
+
+@pytest.mark.parametrize("status", [301, 307, 400, 401, 404, 413, 500])
+def test_other_statuses_drop(server: Receiver, status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """What no repetition betters is dropped at once; a redirect is not followed."""
+    server.answers.append(Answer(status, {"Location": server.url}))
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 7)
+        assert not sender.flush(soon())
+        sender.put(b"", 2)
+        assert sender.flush(soon())
+    assert len(server.requests) == 2
+    assert stats.read() == ExportCounts(2, 7, {str(status): 1})
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+def test_partial_success(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """Spans that an endpoint rejects count as dropped, with its reason in the log."""
+    server.answers += [
+        rejected(3, "too old"),
+        rejected(99, "more than there were"),
+        Answer(200, {}, b"<html>"),
+    ]
+    with sending(server.url) as (sender, stats):
+        for _ in range(3):
+            sender.put(b"", 10)
+        assert not sender.flush(soon())
+    assert stats.read() == ExportCounts(17, 13, {"rejected": 2})
+    assert "rejected 3 spans: too old" in caplog.text
+    assert "more than there were" not in caplog.text
+
+
+def test_gives_up(server: Receiver) -> None:
+    """A request that fails for too long makes room for the next."""
+    server.answers += [Answer(503)] * 5
+    stats = ExportStats()
+    sender = Sender(http(server.url), stats, first_backoff_s=0.05, max_elapsed_s=0.1)
+    sender.put(b"", 7)
+    assert not sender.flush(soon())
+    sender.shutdown(soon())
+    assert stats.read().dropped == 7
+
+
+# No answers.
+
+
+def test_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Where nobody listens flush keeps its deadline, shutdown does not wait, and the log has one line."""
+    url = refusing()
+    with sending(url, backoff_s=0.02) as (sender, stats):
+        for _ in range(3):
+            sender.put(b"x", 5)
+        began_s = time.monotonic()
+        assert not sender.flush(soon(0.3))
+        assert time.monotonic() - began_s < 1.0
+        began_s = time.monotonic()
+        sender.shutdown(soon(30))
+        assert time.monotonic() - began_s < 5.0
+    counts = stats.read()
+    assert (counts.exported, counts.dropped) == (0, 15)
+    assert counts.errors.keys() == {"ConnectionError"}
+    (record,) = caplog.records
+    assert url in record.getMessage()
+    assert "Connection refused" in record.getMessage()
+    assert "torchotel doctor" in record.getMessage()
+
+
+def test_shutdown_interrupts_a_pause(server: Receiver) -> None:
+    """Shutdown cuts a pause of our own short, and tries a last time."""
+    server.answers.append(Answer(503))
+    with sending(server.url, backoff_s=30) as (sender, stats):
+        sender.put(b"", 5)
+        server.wait_for_requests(1)
+        began_s = time.monotonic()
+        sender.shutdown(soon(10))
+        assert time.monotonic() - began_s < 5.0
+    assert stats.read() == ExportCounts(5, 0, {"503": 1})
+
+
+def test_shutdown_does_not_wait_in_vain(server: Receiver) -> None:
+    """A pause that an endpoint asks for beyond the deadline is not even begun."""
+    server.answers += [Answer(503, {"Retry-After": "50"})] * 2
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 5)
+        sender.put(b"", 5)
+        server.wait_for_requests(1)
+        began_s = time.monotonic()
+        sender.shutdown(soon(20))
+        assert time.monotonic() - began_s < 5.0
+    assert stats.read().dropped == 10
+
+
+def test_black_hole() -> None:
+    """Where an endpoint never answers flush and shutdown keep their deadlines; spans are counted once."""
+    with black_hole() as url, sending(url, timeout_s=2.0) as (sender, stats):
+        sender.put(b"x", 5)
+        sender.put(b"x", 4)
+        began_s = time.monotonic()
+        assert not sender.flush(soon(0.2))
+        sender.shutdown(soon(0.2))
+        assert time.monotonic() - began_s < 1.5
+        assert stats.read() == ExportCounts(0, 9, {})
+        for thread in sender_threads():
+            thread.join(5)
+        assert stats.read() == ExportCounts(0, 9, {"ReadTimeout": 1})
+
+
+class Late(HttpTransport):
+    """Does not come to its attempt before it is told to."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            url, headers={}, compression="none", timeout_s=30.0, verify=True, cert=None, version="1.2"
+        )
+        self.opened = threading.Event()
+
+    def pack(self, body: bytes) -> bytes:
+        self.opened.wait()
+        return body
+
+
+def test_black_hole_in_shutdown() -> None:
+    """An attempt that begins in shutdown ends before the deadline, and so does the thread."""
+    with black_hole() as url:
+        late, stats = Late(url), ExportStats()
+        sender = Sender(late, stats)
+        sender.put(b"x", 5)
+        ending = threading.Thread(target=sender.shutdown, args=(soon(1.0),))
+        ending.start()
+        with sender._changed:
+            sender._changed.wait_for(lambda: sender._deadline_s is not None)
+        late.opened.set()
+        ending.join()
+    assert not sender_threads()
+    assert stats.read() == ExportCounts(0, 5, {"ReadTimeout": 1})
+
+
+def test_at_interpreter_end(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started any more, shutdown sends by itself."""
+    stats = ExportStats()
+    sender = Sender(http(server.url), stats)
+    with monkeypatch.context() as patch, suppress(RuntimeError):
+        patch.setattr(threading.Thread, "start", _refuse)
+        sender.put(b"", 3)
+    assert not sender.flush(soon())
+    sender.shutdown(soon())
+    assert stats.read() == ExportCounts(3, 0, {})
+
+
+def _refuse(thread: threading.Thread) -> None:
+    msg = "can't create new thread at interpreter shutdown"
+    raise RuntimeError(msg)
+
+
+def test_url_without_credentials() -> None:
+    """No log line shows a password or a key."""
+    assert without_credentials("https://me:pass@host:4318/v1/traces?key=1") == "https://host:4318/v1/traces"

@@ -1,0 +1,122 @@
+"""A real OTLP/HTTP receiver on loopback."""
+
+import gzip
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple, cast
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+class Answer(NamedTuple):
+    """What the receiver says instead of its plain 200."""
+
+    status: int
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+
+
+class Received(NamedTuple):
+    """One request, whatever it was answered."""
+
+    path: str
+    headers: Mapping[str, str]
+    message: ExportTraceServiceRequest
+    time_s: float
+    """Of `time.monotonic()`."""
+
+    def spans(self) -> list[Span]:
+        """Give the spans of all resources and scopes."""
+        scopes = [scope for resource in self.message.resource_spans for scope in resource.scope_spans]
+        return [span for scope in scopes for span in scope.spans]
+
+
+class Receiver(ThreadingHTTPServer):
+    """Keep all that comes; answer with what `answers` holds first, then with 200."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
+        self.answers: deque[Answer] = deque()
+        self.requests: list[Received] = []
+        """All requests, in the order of their coming."""
+        self.spans: list[Span] = []
+        """Spans of the requests that were answered with 2xx."""
+        self._changed = threading.Condition()
+
+    def take(self, received: Received) -> Answer:
+        """Keep a request and choose its answer."""
+        with self._changed:
+            answer = self.answers.popleft() if self.answers else Answer(200)
+            self.requests.append(received)
+            if 200 <= answer.status < 300:
+                self.spans += received.spans()
+            self._changed.notify_all()
+            return answer
+
+    def wait_for(self, n_spans: int, timeout_s: float = 10.0) -> list[Span]:
+        """Give the accepted spans when there are `n_spans` of them."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: len(self.spans) >= n_spans, timeout_s)
+            assert came, f"{len(self.spans)} of {n_spans} spans came in {timeout_s} s"
+            return list(self.spans)
+
+    def wait_for_requests(self, n_requests: int, timeout_s: float = 10.0) -> list[Received]:
+        """Give the requests when there are `n_requests` of them."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: len(self.requests) >= n_requests, timeout_s)
+            assert came, f"{len(self.requests)} of {n_requests} requests came in {timeout_s} s"
+            return list(self.requests)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # the name that http.server calls
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        message = ExportTraceServiceRequest.FromString(body)
+        received = Received(self.path, dict(self.headers), message, time.monotonic())
+        answer = cast("Receiver", self.server).take(received)
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def rejected(spans: int, reason: str) -> Answer:
+    """Make the answer of an endpoint that takes a request without some of its spans."""
+    response = ExportTraceServiceResponse()
+    response.partial_success.rejected_spans = spans
+    response.partial_success.error_message = reason
+    return Answer(200, {"Content-Type": "application/x-protobuf"}, response.SerializeToString())
+
+
+@contextmanager
+def receiver() -> Iterator[Receiver]:
+    """Run a receiver."""
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

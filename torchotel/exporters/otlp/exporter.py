@@ -1,0 +1,142 @@
+"""Traces to an OTLP/HTTP endpoint."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
+from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.transport import HttpTransport, Transport
+from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+
+MAX_REQUEST_SPANS = 4000
+MAX_REQUEST_BYTES = 2 * 1024 * 1024
+"""Half of what a gRPC receiver takes by default: a collector may pass requests on as they are."""
+MAX_AGE_S = 1.0
+"""A batch that is older leaves with the next trace, full or not."""
+
+_logger = logging.getLogger("torchotel")
+
+
+class RequestExporter(TraceExporter):
+    """Encode traces into requests of bounded size and hand them to a sender.
+
+    `export` and `push` never wait for the endpoint.
+
+    Args:
+        transport: The way to the endpoint.
+        resource: Attributes of the resource.
+        version: Of torchotel, for the scope.
+        stats: Where spans and failures are counted.
+        rest: Called after every 64 spans, to let go of the GIL.
+        max_request_spans: Spans in a request.
+        max_request_bytes: Size of a request before compression.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        resource: Attributes,
+        version: str,
+        stats: ExportStats | None = None,
+        rest: Callable[[], None] = lambda: None,
+        max_request_spans: int = MAX_REQUEST_SPANS,
+        max_request_bytes: int = MAX_REQUEST_BYTES,
+    ) -> None:
+        self.stats = stats or ExportStats()
+        self._encoder = SpanEncoder(rest)
+        self._envelope = Envelope(resource, version)
+        self._sender = Sender(transport, self.stats)
+        self._max_spans = max_request_spans
+        self._max_bytes = max_request_bytes
+        self._batch: list[bytes] = []
+        self._spans = 0
+        self._bytes = 0
+        self._since_s = 0.0
+        self._complained = False
+
+    def export(self, trace: Trace) -> None:
+        """Take one trace; one that is too large for a request goes in several."""
+        taken = 0
+        try:
+            for spans, data in self._encoder.slices(trace):
+                self._add(spans, data)
+                taken += spans
+        except Exception as error:
+            self.stats.error(type(error).__name__)
+            self.stats.dropped(len(trace.spans) - taken)
+            if not self._complained:
+                self._complained = True
+                _logger.exception("Could not encode a trace; further ones are only counted")
+        if self._batch and time.monotonic() - self._since_s > MAX_AGE_S:
+            self.push()
+
+    def push(self) -> None:
+        """Hand what was taken to the sender, without waiting."""
+        if self._batch:
+            body = self._envelope.wrap(self._batch)
+            spans, self._batch, self._spans, self._bytes = self._spans, [], 0, 0
+            self._sender.put(body, spans)
+
+    def flush(self, deadline_s: float) -> bool:
+        """Send all that was taken; False where that was not by `deadline_s`, or spans were lost meanwhile."""
+        self.push()
+        return self._sender.flush(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Send all that was taken, by `deadline_s`, and end the sender."""
+        self.push()
+        self._sender.shutdown(deadline_s)
+
+    def _add(self, spans: int, data: bytes) -> None:
+        if self._spans + spans > self._max_spans or self._bytes + len(data) > self._max_bytes:
+            self.push()
+        if not self._batch:
+            self._since_s = time.monotonic()
+        self._batch.append(data)
+        self._spans += spans
+        self._bytes += len(data)
+
+
+class OtlpTraceExporter(RequestExporter):
+    """Send traces over OTLP/HTTP.
+
+    Args:
+        endpoint: Full URL, ending in `/v1/traces`.
+        resource: Attributes of the resource.
+        version: Of torchotel, for the scope and the User-Agent.
+        headers: Sent with each request.
+        compression: "gzip" or "none".
+        timeout_s: For a connection, and for an answer.
+        verify: File of CA certificates; True: the system's; False: none is asked for.
+        cert: File of the client's certificate with its key, or one file for each.
+        stats: Where spans and failures are counted.
+        rest: Called after every 64 spans, to let go of the GIL.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        resource: Attributes,
+        version: str,
+        headers: Mapping[str, str] | None = None,
+        compression: str = "gzip",
+        timeout_s: float = 10.0,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        stats: ExportStats | None = None,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        transport = HttpTransport(
+            endpoint,
+            headers=headers or {},
+            compression=compression,
+            timeout_s=timeout_s,
+            verify=verify,
+            cert=cert,
+            version=version,
+        )
+        super().__init__(transport, resource=resource, version=version, stats=stats, rest=rest)

@@ -1,0 +1,232 @@
+"""A thread that brings encoded requests to an endpoint and never lets anybody wait for it."""
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from opentelemetry.context import (
+    _SUPPRESS_HTTP_INSTRUMENTATION_KEY,
+    _SUPPRESS_INSTRUMENTATION_KEY,
+    attach,
+    detach,
+    set_value,
+)
+
+from torchotel.exporters.otlp.outage import OutageLog
+from torchotel.exporters.otlp.transport import Reply, Transport
+from torchotel.exporters.stats import ExportStats
+
+_logger = logging.getLogger("torchotel")
+
+MAX_REQUESTS = 64
+MAX_BYTES = 64 * 1024 * 1024
+MAX_ELAPSED_S = 64.0
+"""A request that cannot be delivered for so long is given up."""
+FIRST_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 32.0
+CLOSING_BACKOFF_S = 0.5
+"""Longest pause of our own in `shutdown`, while an endpoint answers but does not take the request."""
+
+
+class _Request(NamedTuple):
+    body: bytes
+    spans: int
+
+
+class Sender:
+    """Send requests in order, again and again where that may help; drop the oldest where too many wait.
+
+    Every span is counted once, as exported or dropped. The thread starts with the first request. An attempt
+    under way cannot be broken off: where an endpoint takes a connection and says nothing, the thread outlives
+    `shutdown` by up to the transport's timeout, with nothing left to do.
+
+    Args:
+        transport: The way to the endpoint.
+        stats: Where spans and failures are counted.
+        max_requests: Requests that may wait.
+        max_bytes: Bytes that may wait, before compression.
+        max_elapsed_s: Time after which a request is given up.
+        first_backoff_s: Wait after the first failure; it doubles with each further one.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stats: ExportStats,
+        *,
+        max_requests: int = MAX_REQUESTS,
+        max_bytes: int = MAX_BYTES,
+        max_elapsed_s: float = MAX_ELAPSED_S,
+        first_backoff_s: float = FIRST_BACKOFF_S,
+    ) -> None:
+        self._transport = transport
+        self._stats = stats
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
+        self._max_elapsed_s = max_elapsed_s
+        self._first_backoff_s = first_backoff_s
+        self._outage = OutageLog(transport.endpoint)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Request] = deque()
+        self._waiting_bytes = 0
+        self._under_way: _Request | None = None
+        self._thread: threading.Thread | None = None
+        self._lost = False
+        """Whether a span was dropped since the last `flush`."""
+        self._deadline_s: float | None = None
+        """Set by `shutdown`: no request is taken any more, and none attempted later."""
+
+    def put(self, body: bytes, spans: int) -> None:
+        """Take a request."""
+        with self._changed:
+            if self._deadline_s is not None:
+                self._drop(spans)
+                return
+            while self._waiting and (
+                len(self._waiting) >= self._max_requests or self._waiting_bytes + len(body) > self._max_bytes
+            ):
+                self._stats.error("queue_full")
+                self._drop(self._take().spans)
+            self._waiting.append(_Request(body, spans))
+            self._waiting_bytes += len(body)
+            self._start()
+            self._changed.notify_all()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until all is sent; False if it was not by `deadline_s`, or if spans were lost meanwhile."""
+        with self._changed:
+            if self._waiting and self._thread is None:
+                return False
+            idle = self._changed.wait_for(self._is_idle, max(0.0, deadline_s - time.monotonic()))
+            lost, self._lost = self._lost, False
+            return idle and not lost
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Send what waits by `deadline_s` and drop the rest; where nobody answers after one attempt each."""
+        with self._changed:
+            if self._deadline_s is None:
+                self._deadline_s = deadline_s
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        elif self._waiting:
+            self._run()  # at the interpreter's end no thread can be started any more
+        with self._changed:
+            while self._waiting:
+                self._drop(self._take().spans)
+            if self._under_way is not None:
+                self._drop(self._under_way.spans)
+                self._under_way = None  # whatever comes of the attempt, it is counted now
+            self._changed.notify_all()
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and self._under_way is None
+
+    def _take(self) -> _Request:
+        request = self._waiting.popleft()
+        self._waiting_bytes -= len(request.body)
+        return request
+
+    def _drop(self, spans: int) -> None:
+        self._lost = True
+        self._stats.dropped(spans)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="torchotel-sender", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is ending: `shutdown` sends
+                return
+            self._thread = thread
+
+    def _run(self) -> None:
+        with _suppressed():
+            while (request := self._next()) is not None:
+                try:
+                    reply = self._deliver(request)
+                except Exception as error:
+                    _logger.exception("Could not send spans to %s", self._transport.endpoint)
+                    reply = Reply(error_type=type(error).__name__)
+                    self._stats.error(type(error).__name__)
+                self._settle(request, reply)
+            self._transport.close()
+
+    def _next(self) -> _Request | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._deadline_s is not None)
+            self._under_way = self._take() if self._waiting else None
+            return self._under_way
+
+    def _deliver(self, request: _Request) -> Reply:
+        body = self._transport.pack(request.body)
+        give_up_s = time.monotonic() + self._max_elapsed_s
+        backoff_s = self._first_backoff_s
+        while True:
+            reply = self._transport.send(body, self._time_left_s())
+            if reply.error_type is None:
+                return reply
+            self._stats.error(reply.error_type)
+            self._outage.failed(reply.error_type, reply.text)
+            # Spread by chance, so that the ranks of a run do not come back all at once.
+            spread_s = backoff_s * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
+            if not (reply.retry and self._rest(reply, spread_s, give_up_s)):
+                return reply
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+
+    def _settle(self, request: _Request, reply: Reply) -> None:
+        lost = request.spans if reply.error_type is not None else min(reply.rejected, request.spans)
+        if reply.error_type is None:
+            self._outage.recovered()
+        if reply.rejected:
+            self._stats.error("rejected")
+            self._outage.rejected(reply.rejected, reply.text)
+        with self._changed:
+            if self._under_way is request:  # else `shutdown` has counted it
+                self._under_way = None
+                self._stats.exported(request.spans - lost)
+                if lost:
+                    self._drop(lost)
+                self._changed.notify_all()
+
+    def _time_left_s(self) -> float | None:
+        # A little less than there is, so that the thread ends before `shutdown` stops waiting for it.
+        deadline_s = self._deadline_s
+        return None if deadline_s is None else (deadline_s - time.monotonic()) * 0.9
+
+    def _rest(self, reply: Reply, backoff_s: float, give_up_s: float) -> bool:
+        """Wait until the next attempt is due; False where there will be none."""
+        asked_s = reply.retry_after_s
+        with self._changed:
+            if self._deadline_s is not None:
+                backoff_s = min(backoff_s, CLOSING_BACKOFF_S)
+            due_s = time.monotonic() + (backoff_s if asked_s is None else asked_s)
+            if due_s > give_up_s:
+                return False
+            if self._deadline_s is None:
+                self._changed.wait_for(lambda: self._deadline_s is not None, due_s - time.monotonic())
+                if asked_s is None or self._deadline_s is None:
+                    return True  # it is due, or `shutdown` came and leaves it one last chance
+            elif not reply.answered:
+                return False  # nobody is there, and somebody waits for the program's end
+            if due_s > self._deadline_s:
+                return False
+            self._changed.wait_for(lambda: self._under_way is None, due_s - time.monotonic())
+            return self._under_way is not None
+
+
+@contextmanager
+def _suppressed() -> Iterator[None]:
+    """Keep instrumentations of HTTP clients from tracing our own requests, with the keys that they heed."""
+    context = set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True)
+    token = attach(set_value(_SUPPRESS_HTTP_INSTRUMENTATION_KEY, value=True, context=context))
+    try:
+        yield
+    finally:
+        detach(token)

@@ -1,0 +1,47 @@
+"""What became of the spans that an exporter took."""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCounts:
+    """Counts at one moment."""
+
+    exported: int
+    """Spans that reached their destination."""
+    dropped: int
+    """Spans that never will."""
+    errors: dict[str, int]
+    """Failed attempts by `error.type`: an HTTP status, a class of exception, or a word of ours."""
+
+
+class ExportStats:
+    """Count every span that an exporter takes exactly once, as exported or dropped; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exported = 0
+        self._dropped = 0
+        self._errors: Counter[str] = Counter()
+
+    def exported(self, spans: int) -> None:
+        """Add spans that arrived."""
+        with self._lock:
+            self._exported += spans
+
+    def dropped(self, spans: int) -> None:
+        """Add spans that are lost."""
+        with self._lock:
+            self._dropped += spans
+
+    def error(self, kind: str) -> None:
+        """Add a failure; one that is retried counts at each attempt."""
+        with self._lock:
+            self._errors[kind] += 1
+
+    def read(self) -> ExportCounts:
+        """Read all counts of the same moment."""
+        with self._lock:
+            return ExportCounts(self._exported, self._dropped, dict(self._errors))
