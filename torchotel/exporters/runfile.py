@@ -1,0 +1,225 @@
+"""A run as a folder: `trace-00001.jsonl`…, `metrics.jsonl` and `run.json`."""
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+from torchotel._errors import ConfigError
+from torchotel.exporters.linefile import LineFile
+from torchotel.exporters.otlp_json import JsonEncoder
+from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+LIMIT_BYTES = 256 * 1024 * 1024
+RUN_NAME = "run.json"
+METRICS_NAME = "metrics.jsonl"
+TRACE_NAME = "trace-{:05d}.jsonl"
+TRACE_GLOB = "trace-*.jsonl"
+
+Result = TypeVar("Result")
+_logger = logging.getLogger("torchotel")
+
+
+@dataclass(slots=True)
+class _Segment:
+    file: LineFile
+    spans: int = 0
+
+
+class RunFile(TraceExporter):
+    """Keep a run in a folder of bounded size: beyond it the oldest segment of traces is deleted, whole.
+
+    `metrics.jsonl` may take half of the bound, so that there is always room for the newest traces. What was
+    deleted stands in `run.json` under `recording`. A disk that fails ends the recording with a warning, and
+    nothing is raised but by the constructor.
+
+    Args:
+        folder: Made with mode 0700 where it is not there.
+        resource: Attributes of the resource.
+        version: Of torchotel, for the scope.
+        stats: Where spans and failures are counted; a span counts as exported when it is written.
+        rest: Called after every 64 spans, to let go of the GIL.
+        segment_bytes: Size at which a new segment is begun.
+        limit_bytes: Size of all files.
+
+    Raises:
+        ConfigError: If the folder cannot be made, or holds a run already.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resource: Attributes,
+        version: str,
+        stats: ExportStats | None = None,
+        rest: Callable[[], None] = lambda: None,
+        segment_bytes: int = SEGMENT_BYTES,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self.folder = folder
+        self.stats = stats or ExportStats()
+        self._encoder = JsonEncoder(resource, version, rest)
+        self._segment_bytes = segment_bytes
+        self._limit_bytes = limit_bytes
+        self._segments: deque[_Segment] = deque()
+        self._begun = 0
+        self._bytes = 0
+        """Size of the line files."""
+        self._run: dict[str, object] = {}
+        self._deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}
+        self._open = True
+        self._lost = False
+        self._complained = False
+        self._metrics = _claim(folder)
+        self._attempt(self._write_run, None)
+
+    def export(self, trace: Trace) -> None:
+        """Write one trace as a line."""
+        if not self._attempt(lambda: self._write_trace(trace), default=False):
+            self._lost = True
+            self.stats.dropped(len(trace.spans))
+
+    def step(self, summary: Mapping[str, object]) -> None:
+        """Write one step's line of metrics; a non-finite number becomes null."""
+        self._attempt(lambda: self._write_step(summary), None)
+
+    def describe(self, run: Mapping[str, object]) -> None:
+        """Write `run.json`, in place of what it said; a non-finite number becomes null."""
+        self._run = dict(run)
+        self._attempt(self._write_run, None)
+
+    def flush(self, deadline_s: float) -> bool:  # noqa: ARG002  # all is written when `export` returns
+        """Say whether every trace since the last call was written."""
+        lost, self._lost = self._lost, False
+        return not lost
+
+    def shutdown(self, deadline_s: float) -> None:  # noqa: ARG002  # nothing waits
+        """Close the files."""
+        self._attempt(self._write_run, None)
+        self._close()
+
+    def _attempt(self, write: Callable[[], Result], default: Result) -> Result:
+        """Run a write unless the recording has ended; a failing disk ends it."""
+        if not self._open:
+            return default
+        try:
+            return write()
+        except OSError as error:
+            self.stats.error(type(error).__name__)
+            _logger.warning(
+                "Could not write to the run file %s: %s. Training is not affected; nothing more is recorded. "
+                "Make room, or record to another folder.",
+                self.folder,
+                error,
+            )
+            self._close()
+        except Exception as error:
+            self.stats.error(type(error).__name__)
+            if not self._complained:
+                self._complained = True
+                _logger.exception("Could not write a record to the run file; further ones are only counted")
+        return default
+
+    def _write_trace(self, trace: Trace) -> bool:
+        line = self._encoder.encode(trace)
+        if not self._make_room(len(line) + 1):
+            return False
+        if not self._segments or self._segments[-1].file.size + len(line) >= self._segment_bytes:
+            self._begin_segment()
+        segment = self._segments[-1]
+        segment.file.append(line)
+        segment.spans += len(trace.spans)
+        self._bytes += len(line) + 1
+        self.stats.exported(len(trace.spans))
+        return True
+
+    def _write_step(self, summary: Mapping[str, object]) -> None:
+        line = to_json(summary)
+        if self._metrics.size + len(line) >= self._limit_bytes // 2 or not self._make_room(len(line) + 1):
+            self._deleted["steps_dropped"] += 1
+            return
+        self._metrics.append(line)
+        self._bytes += len(line) + 1
+
+    def _write_run(self) -> None:
+        run = {**self._run, "recording": self._deleted}
+        new = self.folder / f".{RUN_NAME}.new"
+        new.unlink(missing_ok=True)
+        file = LineFile(new)
+        try:
+            file.append(to_json(run, indent=1))
+        finally:
+            file.close()
+        new.replace(self.folder / RUN_NAME)  # a reader sees the old or the new, never half
+
+    def _begin_segment(self) -> None:
+        if self._segments:
+            self._segments[-1].file.close()
+        self._begun += 1
+        self._segments.append(_Segment(LineFile(self.folder / TRACE_NAME.format(self._begun))))
+
+    def _make_room(self, size: int) -> bool:
+        deleted = False
+        while self._segments and self._bytes + size > self._limit_bytes:
+            segment = self._segments.popleft()
+            segment.file.close()
+            segment.file.path.unlink(missing_ok=True)
+            self._bytes -= segment.file.size
+            self._deleted["segments_deleted"] += 1
+            self._deleted["spans_deleted"] += segment.spans
+            deleted = True
+        if deleted:
+            self._write_run()
+        return self._bytes + size <= self._limit_bytes
+
+    def _close(self) -> None:
+        self._open = False
+        for file in (self._metrics, *(segment.file for segment in self._segments)):
+            file.close()
+
+
+def _claim(folder: Path) -> LineFile:
+    try:
+        return _begin(folder)
+    except OSError as error:
+        takes = f"a folder that can be written to ({error.strerror})"
+        if isinstance(error, FileExistsError):
+            takes = "a folder, and a file is there"
+            if folder.is_dir():
+                takes = "a folder that holds no run yet: this one does, choose another"
+        raise ConfigError("record", os.fspath(folder), takes) from error
+
+
+def _begin(folder: Path) -> LineFile:
+    """Make the folder ours: of two processes that want it only one can make `metrics.jsonl`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
+        raise FileExistsError
+    return LineFile(folder / METRICS_NAME)
+
+
+def to_json(value: object, indent: int | None = None) -> bytes:
+    """Write JSON that every reader takes: a non-finite number is null, an unknown object its `str`."""
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text.encode("utf-8", "replace")
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return [_plain(item) for item in value]
+    return str(value)
