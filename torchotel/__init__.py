@@ -1,1 +1,9 @@
-"""OpenTelemetry for PyTorch training: every module call a span, forward and backward."""
+"""OpenTelemetry for PyTorch training: every module call a span, forward and backward.
+
+Importing this does nothing; `instrument()` does everything.
+"""
+
+from torchotel._errors import ConfigError
+from torchotel._instrument import instrument, uninstrument
+
+__all__ = ["ConfigError", "instrument", "uninstrument"]

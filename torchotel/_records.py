@@ -24,6 +24,14 @@ class ModuleInfo:
     """Components of the path; the root is 0."""
 
 
+class ModelInfo(NamedTuple):
+    """The model of the first step."""
+
+    name: str
+    modules: int
+    parameters: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CallSite:
     """What many calls of one module have in common. Compared by identity, so that its encoding can be kept.

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from torchotel._guard import Guard
-from torchotel._records import Error, SpanReference, Unit
+from torchotel._records import Error, ModelInfo, SpanReference, Unit
 from torchotel.capture.calls import CallRecorder, error_of
 from torchotel.capture.detail import Detail
 from torchotel.capture.events import Events
@@ -52,6 +52,7 @@ class Capture:
         self.paths = Paths()
         self.numbers = {"step": 0, "evaluation": 0}
         self.calls_dropped = 0
+        self.model: ModelInfo | None = None
         self.calls = CallRecorder(
             self.paths, Sites(shapes=shapes), self.thread, self._enter, self._leave, self.guard.fault
         )
@@ -130,6 +131,8 @@ class Capture:
             self.uninstall()
             return False
         detailed = self._forward_begins(thread)
+        if self.model is None:
+            self.model = self.paths.describe(module)
         if not self.hooks.want(thread, detailed=detailed):
             if self.hooks.watch_exit(thread, module):
                 return False

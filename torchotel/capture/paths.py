@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import Module
+from torch.nn.parameter import UninitializedTensorMixin
+
+from torchotel._records import ModelInfo
 
 if TYPE_CHECKING:
     from torchotel._records import CallSite, ModuleInfo
@@ -115,6 +118,12 @@ class Paths:
                     self._roots.pop(id(module), None)
                 state.rename(model, shown, reference, name)
         return self.states[id(root)]
+
+    def describe(self, module: Module) -> ModelInfo:
+        """Describe the model that a module is part of."""
+        root = self._topmost(module)
+        parameters = sum(p.numel() for p in root.parameters() if not isinstance(p, UninitializedTensorMixin))
+        return ModelInfo(_class_of(_unwrapped(root)), sum(1 for _ in root.modules()), parameters)
 
     def enter(self, module: Module) -> None:
         """Name the model of an outermost call, again where it has changed since."""

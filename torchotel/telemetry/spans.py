@@ -68,6 +68,9 @@ class TraceExporter(Protocol):
     def export(self, trace: Trace) -> None:
         """Take one trace."""
 
+    def push(self) -> None:
+        """Send what was taken on its way, without waiting."""
+
     def flush(self, deadline_s: float) -> bool:
         """Bring out what was taken; False where it could not be by `deadline_s` of `time.monotonic()`."""
 

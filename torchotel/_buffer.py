@@ -1,0 +1,54 @@
+"""The waist's buffer: training threads put finished steps in, the worker takes them out."""
+
+import threading
+from collections import deque
+
+from torchotel._records import Unit
+
+MOST_SPANS = 100_000
+
+
+class Buffer:
+    """Hold finished steps until the worker comes; when it is full the oldest go, and are counted.
+
+    Args:
+        limit: Most spans that the records held may make.
+    """
+
+    def __init__(self, limit: int = MOST_SPANS) -> None:
+        self._limit = limit
+        self._units: deque[tuple[Unit, int]] = deque()
+        self._spans = 0
+        self._dropped = 0
+        self._lock = threading.Lock()
+        self.filling = threading.Event()
+        """Set when there is enough for the worker to come early."""
+
+    def put(self, unit: Unit) -> None:
+        """Add a record; never waits for the worker."""
+        spans = unit.span_estimate()
+        with self._lock:
+            self._units.append((unit, spans))
+            self._spans += spans
+            while self._spans > self._limit and len(self._units) > 1:
+                _, lost = self._units.popleft()
+                self._spans -= lost
+                self._dropped += lost
+            early = self._spans > self._limit // 8
+        if early:
+            self.filling.set()
+
+    def take(self) -> Unit | None:
+        """Remove the oldest record."""
+        with self._lock:
+            if not self._units:
+                return None
+            unit, spans = self._units.popleft()
+            self._spans -= spans
+            return unit
+
+    def take_dropped(self) -> int:
+        """Return how many spans went since the last call because the buffer was full."""
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+            return dropped

@@ -1,0 +1,143 @@
+"""The worker thread: takes finished steps out of the buffer, builds their traces, gives them to the exporters."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchotel._buffer import Buffer
+from torchotel._guard import Guard
+from torchotel._records import Unit
+from torchotel.telemetry.phases import phase_times_s
+from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.telemetry.traces import TraceBuilder
+
+INTERVAL_S = 0.5
+
+
+@dataclass(slots=True)
+class _Flush:
+    deadline_s: float
+    done: threading.Event = field(default_factory=threading.Event)
+    complete: bool = False
+
+
+class Worker:
+    """Run everything that comes after the waist on one thread.
+
+    Args:
+        buffer: Where finished steps wait.
+        builder: Makes their traces.
+        exporters: Where the traces go.
+        on_step: Gets the summary of each step, for `metrics.jsonl`.
+        on_first: Called before the first step; returns the trace of the run.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        builder: TraceBuilder,
+        exporters: Sequence[TraceExporter],
+        on_step: Callable[[Mapping[str, object]], None],
+        on_first: Callable[[Unit], Trace],
+    ) -> None:
+        self._buffer, self._builder, self._exporters = buffer, builder, exporters
+        self._on_step, self._on_first = on_step, on_first
+        self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
+        self._guard = Guard("the worker", limit=1000)
+        self._ended = threading.Event()
+        self._began = False
+        self.spans_recorded = 0
+        self.spans_dropped = 0
+        self.counts = {"step": 0, "evaluation": 0}
+        self.detailed = 0
+        self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Bring out all that is in the buffer; False where it could not be in time."""
+        if not self._thread.is_alive():
+            return False
+        request = _Flush(time.monotonic() + timeout_s)
+        self._flushes.put(request)
+        self._buffer.filling.set()
+        return request.done.wait(timeout_s) and request.complete
+
+    def stop(self, timeout_s: float) -> None:
+        """Empty the buffer and end the thread; the exporters stay."""
+        self._ended.set()
+        self._buffer.filling.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._buffer.filling.wait(INTERVAL_S)
+            self._buffer.filling.clear()
+            self._drain()
+            self._answer_flushes()
+        self._drain()
+        self._answer_flushes()
+
+    def _answer_flushes(self) -> None:
+        while not self._flushes.empty():
+            request = self._flushes.get()
+            complete = [self._guarded_flush(exporter, request.deadline_s) for exporter in self._exporters]
+            request.complete = all(complete)
+            request.done.set()
+
+    def _guarded_flush(self, exporter: TraceExporter, deadline_s: float) -> bool:
+        try:
+            return exporter.flush(deadline_s)
+        except Exception:  # noqa: BLE001  # whoever waits must have an answer
+            self._guard.fault()
+            return False
+
+    def _drain(self) -> None:
+        while (unit := self._buffer.take()) is not None:
+            try:
+                self._export(unit)
+            except Exception:  # noqa: BLE001  # one bad record must not end the thread
+                self._guard.fault()
+                self._lost(unit.span_estimate())
+        self._lost(self._buffer.take_dropped())
+        for exporter in self._exporters:
+            exporter.push()
+
+    def _lost(self, spans: int) -> None:
+        self.spans_recorded += spans
+        self.spans_dropped += spans
+
+    def _export(self, unit: Unit) -> None:
+        self.counts[unit.kind] += 1
+        self.detailed += unit.detailed and unit.kind == "step"
+        if not self._began and unit.kind == "step":
+            self._began = True
+            self._send(self._on_first(unit))
+        trace = self._builder.build(unit)
+        self._on_step(_summary(unit, trace.trace_id))
+        self._send(trace)
+
+    def _send(self, trace: Trace) -> None:
+        if self._exporters:
+            self.spans_recorded += len(trace.spans)
+        for exporter in self._exporters:
+            exporter.export(trace)
+
+
+def _summary(unit: Unit, trace_id: int) -> dict[str, object]:
+    return {
+        "kind": unit.kind,
+        "number": unit.number,
+        "time_unix_nano": str(unit.start_ns + unit.unix_offset_ns),
+        "duration_s": (unit.end_ns - unit.start_ns) / 1e9,
+        "phases": phase_times_s(unit),
+        "detailed": unit.detailed,
+        "trace_id": f"{trace_id:032x}",
+        "error": unit.error._asdict() if unit.error is not None else None,
+    }

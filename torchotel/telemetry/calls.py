@@ -1,0 +1,130 @@
+"""Which module call encloses which, and what their spans have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+from torchotel import _names as names
+from torchotel._records import CallSite, ModuleCall
+from torchotel.telemetry.spans import AttributeValue, SpanTemplate
+
+MOST_TEMPLATES = 20_000
+
+
+def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
+    """For each call the index of the one that encloses it, -1 for none; children stand before their parents."""
+    parents = [-1] * len(calls)
+    open_calls: list[int] = []
+    for index in range(len(calls) - 1, -1, -1):
+        start_ns = calls[index].start_ns
+        while open_calls and calls[open_calls[-1]].start_ns > start_ns:
+            open_calls.pop()
+        if open_calls:
+            parents[index] = open_calls[-1]
+        open_calls.append(index)
+    return parents
+
+
+def call_indices(calls: Sequence[ModuleCall]) -> list[int | None]:
+    """Number the calls of modules that run more than once; recomputation does not count."""
+    again = Counter(call.site.module for call in calls if not _recomputed(call))
+    seen: Counter[object] = Counter()
+    indices: list[int | None] = []
+    for call in calls:
+        module = call.site.module
+        if again[module] > 1 and not _recomputed(call):
+            indices.append(seen[module])
+            seen[module] += 1
+        else:
+            indices.append(None)
+    return indices
+
+
+def _recomputed(call: ModuleCall) -> bool:
+    return call.note is not None and call.note.recompute
+
+
+class Templates:
+    """The names and attributes that all spans of a call site share, and whether its module is shown.
+
+    Args:
+        include: Patterns of module paths that get spans; None: all.
+        exclude: Patterns of those that do not.
+        max_depth: Deepest level of modules that get spans; the root is 0.
+    """
+
+    def __init__(
+        self,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        max_depth: int | None = None,
+    ) -> None:
+        self._include, self._exclude, self._max_depth = include, exclude, max_depth
+        self._kept: dict[CallSite, tuple[SpanTemplate, SpanTemplate] | None] = {}
+
+    def of(self, site: CallSite) -> tuple[SpanTemplate, SpanTemplate] | None:
+        """Return the templates of forward and backward; None for a module that is not shown."""
+        try:
+            return self._kept[site]
+        except KeyError:
+            if len(self._kept) >= MOST_TEMPLATES:  # ever new shapes
+                self._kept.clear()
+            made = (forward_template(site), backward_template(site)) if self._shown(site) else None
+            self._kept[site] = made
+            return made
+
+    def _shown(self, site: CallSite) -> bool:
+        path = site.module.path
+        matches: Callable[[Sequence[str]], bool] = lambda patterns: any(fnmatchcase(path, p) for p in patterns)  # noqa: E731
+        if self._max_depth is not None and site.module.depth > self._max_depth:
+            return False
+        if self._include is not None and not matches(self._include):
+            return False
+        return self._exclude is None or not matches(self._exclude)
+
+
+def _common(site: CallSite, direction: str) -> dict[str, AttributeValue]:
+    module = site.module
+    return {
+        names.MODULE_PATH: module.path,
+        names.MODULE_TYPE: module.type,
+        names.MODEL: module.model,
+        names.DIRECTION: direction,
+        names.DEVICE: site.device,
+    }
+
+
+def _with_shapes(
+    attributes: dict[str, AttributeValue], shapes: dict[str, tuple[str, ...] | None]
+) -> dict[str, AttributeValue]:
+    return attributes | {name: value for name, value in shapes.items() if value is not None}
+
+
+def forward_template(site: CallSite) -> SpanTemplate:
+    """Return what all forward spans of a call site share."""
+    attributes = _with_shapes(
+        _common(site, "forward"),
+        {
+            names.INPUT_SHAPES: site.input_shapes,
+            names.OUTPUT_SHAPES: site.output_shapes,
+            names.INPUT_DTYPES: site.input_dtypes,
+            names.OUTPUT_DTYPES: site.output_dtypes,
+        },
+    )
+    attributes[names.MODULE_PARAMETERS] = site.module.parameters
+    attributes[names.TRAINING] = site.training
+    attributes[names.GRAD_ENABLED] = site.grad_enabled
+    if site.compiled:
+        attributes[names.COMPILED] = True
+    return SpanTemplate(f"forward {site.module.path}", attributes)
+
+
+def backward_template(site: CallSite) -> SpanTemplate:
+    """Return what all backward spans of a call site share."""
+    attributes = _with_shapes(
+        _common(site, "backward"),
+        {names.GRAD_INPUT_SHAPES: site.grad_input_shapes, names.GRAD_OUTPUT_SHAPES: site.grad_output_shapes},
+    )
+    return SpanTemplate(f"backward {site.module.path}", attributes)

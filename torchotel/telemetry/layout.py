@@ -1,0 +1,95 @@
+"""Make a trace one that Jaeger opens: few enough spans, children inside parents, siblings apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchotel import _names as names
+from torchotel._records import Error
+from torchotel.telemetry.spans import AttributeValue, SpanEvent, SpanLink, SpanTemplate
+
+PHASE_LEVEL = 1
+
+
+class Node:
+    """A span while its trace is being built; `parent` is an index that is lower than its own, -1 for the root."""
+
+    __slots__ = (
+        "attributes", "end_ns", "error", "events", "folded", "level", "links", "parent", "start_ns", "template",
+    )  # fmt: skip
+
+    def __init__(self, template: SpanTemplate, parent: int, start_ns: int, end_ns: int) -> None:
+        self.template, self.parent, self.start_ns, self.end_ns = template, parent, start_ns, end_ns
+        self.attributes: dict[str, AttributeValue] | None = None
+        self.error: Error | None = None
+        self.events: tuple[SpanEvent, ...] = ()
+        self.links: tuple[SpanLink, ...] = ()
+        self.folded = False
+        self.level = 0
+
+    def set(self, name: str, value: AttributeValue) -> None:
+        """Set an attribute that only this span has."""
+        if self.attributes is None:
+            self.attributes = {}
+        self.attributes[name] = value
+
+
+def fold(nodes: Sequence[Node], max_spans: int | None) -> None:
+    """Fold the deepest spans into their parents until the trace has at most `max_spans`.
+
+    The parent then says how many calls were folded into it, and how long those directly below it took.
+    """
+    for node in nodes[1:]:
+        node.level = nodes[node.parent].level + 1
+    if max_spans is None or len(nodes) <= max_spans:
+        return
+    counts = Counter(node.level for node in nodes)
+    deepest, total = 0, counts[0]
+    while total + counts[deepest + 1] <= max_spans:
+        deepest += 1
+        total += counts[deepest]
+    room = max_spans - total if deepest < PHASE_LEVEL else 0  # phases are kept as far as they fit
+    calls: Counter[int] = Counter()
+    times_ns: Counter[int] = Counter()
+    for node in nodes[1:]:
+        if node.level <= deepest or (node.level == PHASE_LEVEL and (room := room - 1) >= 0):
+            continue
+        node.folded = True
+        keeper = node.parent
+        if not nodes[keeper].folded:
+            times_ns[keeper] += node.end_ns - node.start_ns
+        while nodes[keeper].folded:
+            keeper = nodes[keeper].parent
+        calls[keeper] += 1
+    for keeper, count in calls.items():
+        nodes[keeper].set(names.FOLDED_CALLS, count)
+        nodes[keeper].set(names.FOLDED_TIME, times_ns[keeper] / 1e9)
+
+
+def lay_out(nodes: Sequence[Node]) -> None:
+    """Put children inside their parents, and a microsecond between siblings that follow one another.
+
+    Jaeger counts in microseconds, and touching siblings vanish from its critical path.
+    """
+    children: dict[int, list[Node]] = {}
+    for node in nodes[1:]:
+        children.setdefault(node.parent, []).append(node)
+    for index, parent in enumerate(nodes):
+        siblings = children.get(index)
+        if siblings is not None:
+            siblings.sort(key=lambda node: node.start_ns)
+            _inside(parent, siblings)
+            _apart(siblings)
+
+
+def _inside(parent: Node, children: Sequence[Node]) -> None:
+    for child in children:
+        child.start_ns = min(max(child.start_ns, parent.start_ns), parent.end_ns)
+        child.end_ns = max(child.start_ns, min(child.end_ns, parent.end_ns))
+
+
+def _apart(siblings: Sequence[Node]) -> None:
+    for node, following in zip(siblings, siblings[1:], strict=False):
+        if node.end_ns <= following.start_ns and node.end_ns // 1000 == following.start_ns // 1000:
+            node.end_ns = max(node.start_ns, following.start_ns // 1000 * 1000 - 1)

@@ -1,0 +1,51 @@
+"""Who sends: the attributes of the process."""
+
+import os
+import socket
+from collections.abc import Mapping
+from uuid import uuid4
+
+from opentelemetry.sdk.resources import Resource
+
+from torchotel import _names as names
+from torchotel.telemetry.spans import Attributes, AttributeValue
+
+
+def describe_process(
+    service_name: str, run_id: str, environ: Mapping[str, str], versions: Mapping[str, str]
+) -> Attributes:
+    """Return the resource's attributes: OTEL_RESOURCE_ATTRIBUTES and the SDK's detectors, then ours.
+
+    Args:
+        service_name: `service.name`.
+        run_id: The run, the same on all its ranks.
+        environ: Where torchrun tells rank and world size.
+        versions: Of torch and CUDA, by attribute.
+    """
+    own: dict[str, AttributeValue] = {
+        "service.name": service_name,
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+        names.RUN_ID: run_id,
+        names.RUN_GENERATION: _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+        names.RANK: _number(environ, "RANK", 0),
+        names.LOCAL_RANK: _number(environ, "LOCAL_RANK", 0),
+        names.WORLD_SIZE: _number(environ, "WORLD_SIZE", 1),
+        **versions,
+    }
+    detected = dict(Resource.create({}).attributes)
+    # The SDK makes an instance id of its own in newer versions only.
+    detected.setdefault("service.instance.id", str(uuid4()))
+    detected.update(own)
+    return {name: _plain(value) for name, value in detected.items()}
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else default
+
+
+def _plain(value: object) -> AttributeValue:
+    if isinstance(value, str | bool | int | float):
+        return value
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else str(value)

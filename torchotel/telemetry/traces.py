@@ -1,0 +1,239 @@
+"""From the record of a step or an evaluation to the spans of its trace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from torchotel import _names as names
+from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
+from torchotel.telemetry.backward import BackwardCall, backward_calls
+from torchotel.telemetry.calls import Templates, call_indices, enclosing_calls
+from torchotel.telemetry.layout import Node, fold, lay_out
+from torchotel.telemetry.phases import enclosing
+from torchotel.telemetry.spans import Span, SpanEvent, SpanLink, SpanTemplate, Trace
+
+PHASE_SPANS = {
+    "data": names.SPAN_DATA,
+    "forward": names.SPAN_FORWARD,
+    "backward": names.SPAN_BACKWARD,
+    "optimizer": names.SPAN_OPTIMIZER,
+}
+_PLAIN = {
+    name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())
+}
+KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
+
+
+class TraceBuilder:
+    """Build the traces of a run, one for each step and each evaluation.
+
+    Args:
+        templates: What spans have in common, and which modules are shown.
+        max_spans: Most spans of a trace; deeper modules fold into their parents. None: no limit.
+        run: The span that every step links to.
+    """
+
+    def __init__(self, templates: Templates, max_spans: int | None, run: SpanReference | None = None) -> None:
+        self._templates, self._max_spans, self._run = templates, max_spans, run
+        self._earlier: dict[int, list[list[ModuleCall]]] = {}
+        self._optimizers: dict[str, SpanTemplate] = {}
+
+    def build(self, unit: Unit) -> Trace:
+        """Return the trace of a step or an evaluation: parents before children, children inside their parents."""
+        nodes = [self._root(unit)]
+        phase_nodes = self._add_phases(nodes, unit)
+        self._add_calls(nodes, phase_nodes, unit)
+        for node in nodes:
+            node.start_ns += unit.unix_offset_ns
+            node.end_ns += unit.unix_offset_ns
+        fold(nodes, self._max_spans)
+        lay_out(nodes)
+        parent = unit.user_span if unit.kind == "evaluation" else None
+        trace_id = parent.trace_id if parent is not None else random.getrandbits(128) or 1
+        return Trace(
+            trace_id,
+            _spans(nodes, parent.span_id if parent is not None else 0),
+            {names.STEP_NUMBER: unit.number} if unit.kind == "step" else {},
+            parent is not None and parent.remote,
+        )
+
+    def _root(self, unit: Unit) -> Node:
+        step = unit.kind == "step"
+        node = Node(_PLAIN[names.SPAN_STEP if step else names.SPAN_EVALUATION], -1, unit.start_ns, unit.end_ns)
+        node.error = unit.error
+        if unit.reason is not None:
+            node.set(names.KEPT_REASON, unit.reason)
+        node.events = tuple(_registered(unit))
+        if step:
+            linked = [self._run, unit.user_span]
+            node.links = tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
+        return node
+
+    def _add_phases(self, nodes: list[Node], unit: Unit) -> list[int]:
+        """Add the phases and return the node of each; an evaluation shows its data phases only."""
+        parents = enclosing(unit.phases)
+        added: list[int] = []
+        for phase, parent in zip(unit.phases, parents, strict=True):
+            nested = phase.kind == "backward" and parent >= 0 and unit.phases[parent].kind == "backward"
+            node = Node(self._phase_template(phase), added[parent] if nested else 0, phase.start_ns, phase.end_ns)
+            node.error = phase.error
+            added.append(len(nodes))
+            nodes.append(node)
+        return added
+
+    def _phase_template(self, phase: Phase) -> SpanTemplate:
+        if phase.optimizer is None:
+            return _PLAIN[PHASE_SPANS[phase.kind]]
+        template = self._optimizers.get(phase.optimizer)
+        if template is None:
+            template = SpanTemplate(names.SPAN_OPTIMIZER, {names.OPTIMIZER_TYPE: phase.optimizer})
+            self._optimizers[phase.optimizer] = template
+        return template
+
+    def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: Unit) -> None:
+        if not unit.calls and not unit.stamps:
+            return
+        earlier = self._earlier.setdefault(unit.thread, [])
+        before = [call for calls in earlier for call in calls] if _reaches_back(unit) else []
+        calls = before + unit.calls
+        parents = enclosing_calls(unit.calls)
+        if before:
+            parents = enclosing_calls(before) + [p + len(before) if p >= 0 else -1 for p in parents]
+        runs = backward_calls(calls, parents, unit.phases, unit.stamps)
+        indices = [None] * len(before) + call_indices(unit.calls)
+        running = self._add_backward(nodes, phase_nodes, calls, runs, indices)
+        self._add_forward(nodes, phase_nodes, unit, running, indices[len(before) :])
+        earlier.append(unit.calls)
+        del earlier[:-KEPT_CALLS]
+
+    def _add_backward(
+        self,
+        nodes: list[Node],
+        phase_nodes: Sequence[int],
+        calls: Sequence[ModuleCall],
+        runs: Sequence[BackwardCall],
+        indices: Sequence[int | None],
+    ) -> list[int]:
+        """Add the backward spans; return their nodes."""
+        node_of: dict[int, int] = {}
+        added: list[int] = []
+        for run in runs:
+            outer = phase_nodes[run.run] if run.run >= 0 else 0
+            parent = node_of[id(run.parent)] if run.parent is not None else outer
+            templates = self._templates.of(calls[run.call].site)
+            if templates is None:
+                node_of[id(run)] = parent
+                continue
+            node = Node(templates[1], parent, run.start_ns, run.end_ns)
+            node.error = run.error
+            _annotate(node, indices[run.call], CallNote(None, run.estimated))
+            node_of[id(run)] = len(nodes)
+            added.append(len(nodes))
+            nodes.append(node)
+        return added
+
+    def _add_forward(
+        self,
+        nodes: list[Node],
+        phase_nodes: Sequence[int],
+        unit: Unit,
+        running: Sequence[int],
+        indices: Sequence[int | None],
+    ) -> None:
+        calls = unit.calls
+        parents = enclosing_calls(calls)
+        node_of = [0] * len(calls)
+        hidden = [False] * len(calls)
+        for index in range(len(calls) - 1, -1, -1):  # parents first
+            call, outer = calls[index], parents[index]
+            if outer >= 0:
+                hidden[index] = hidden[outer] or calls[outer].site.compiled
+                parent = node_of[outer]
+            elif call.note is not None and call.note.recompute:
+                parent = _running_at(call.start_ns, nodes, running) or _phase_at(call, unit, phase_nodes, "backward")
+            else:
+                parent = _phase_at(call, unit, phase_nodes, "forward")
+            templates = None if hidden[index] else self._templates.of(call.site)
+            if templates is None:
+                node_of[index] = parent
+                continue
+            node = Node(templates[0], parent, call.start_ns, call.end_ns)
+            if call.note is not None:
+                node.error = call.note.error
+            _annotate(node, indices[index], call.note)
+            node_of[index] = len(nodes)
+            nodes.append(node)
+
+
+def _annotate(node: Node, index: int | None, note: CallNote | None) -> None:
+    if index is not None:
+        node.set(names.CALL_INDEX, index)
+    if note is not None and note.estimated is not None:
+        node.set(names.ESTIMATED, note.estimated)
+    if note is not None and note.recompute:
+        node.set(names.RECOMPUTE, value=True)
+
+
+def _reaches_back(unit: Unit) -> bool:
+    """Tell whether a backward ran through calls of an earlier step: their slots are lower than any of this one's."""
+    own = {slot for call in unit.calls for slots in (call.starts, call.ends) for slot in _slots(slots)}
+    return any(slot not in own for slot, _, _ in unit.stamps)
+
+
+def _slots(slots: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (slots,) if isinstance(slots, int) else slots
+
+
+def _running_at(time_ns: int, nodes: Sequence[Node], running: Sequence[int]) -> int:
+    """Find the innermost backward span that runs at a time; 0 for none."""
+    best = 0
+    for index in running:
+        if nodes[index].start_ns <= time_ns < nodes[index].end_ns and nodes[index].start_ns >= nodes[best].start_ns:
+            best = index
+    return best
+
+
+def _phase_at(call: ModuleCall, unit: Unit, phase_nodes: Sequence[int], kind: str) -> int:
+    """Find the innermost phase of a kind in which a call starts; 0, the root, for none."""
+    best = 0
+    best_start_ns = -1
+    for phase, node in zip(unit.phases, phase_nodes, strict=True):
+        inside = phase.start_ns <= call.start_ns <= phase.end_ns
+        if phase.kind == kind and inside and phase.start_ns > best_start_ns:
+            best, best_start_ns = node, phase.start_ns
+    return best
+
+
+def _registered(unit: Unit) -> list[SpanEvent]:
+    return [
+        SpanEvent(
+            names.EVENT_REGISTERED,
+            min(max(entry.time_ns, unit.start_ns), unit.end_ns) + unit.unix_offset_ns,
+            {names.MODULE_PATH: entry.path, names.REGISTERED_KIND: entry.kind},
+        )
+        for entry in unit.registrations
+    ]
+
+
+def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
+    first_id = random.getrandbits(64) & ~0xFFFFFF | 1  # ids that differ in their low bytes compress three times better
+    spans: list[Span] = []
+    for index, node in enumerate(nodes):
+        if not node.folded:
+            spans.append(
+                Span(
+                    node.template,
+                    first_id + index,
+                    first_id + node.parent if node.parent >= 0 else parent_id,
+                    node.start_ns,
+                    node.end_ns,
+                    node.attributes,
+                    node.error,
+                    node.events,
+                    node.links,
+                )
+            )
+    return spans
+
+
