@@ -150,9 +150,7 @@ def _parse_headers(text: str) -> object:
             headers[name.lower()] = value
         else:
             # Its text may be a secret.
-            _logger.warning(
-                "header number %d of the OTLP headers is left out: it does not read name=value", number
-            )
+            _logger.warning("header number %d of the OTLP headers is left out: it does not read name=value", number)
     return headers
 
 
@@ -197,9 +195,7 @@ OTEL_FLAG = Kind("True or False", _check_flag, _parse_otel_flag)
 SECONDS = Kind("a number of seconds above 0", _check_seconds, _parse_seconds)
 URL = Kind("an http:// or https:// URL with a host", _check_url)
 BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url)
-HEADERS = Kind(
-    "a mapping of header names to strings of one line", _check_headers, _parse_headers, _show_headers
-)
+HEADERS = Kind("a mapping of header names to strings of one line", _check_headers, _parse_headers, _show_headers)
 PATTERNS = Kind("patterns on module paths: comma-separated or a list of strings", _check_patterns)
 FOLDER = Kind("the path of a folder, there or to be made", _check_folder)
 FILE = Kind("the path of a file that is there", _check_file)

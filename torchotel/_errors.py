@@ -2,7 +2,7 @@
 
 
 class ConfigError(ValueError):
-    """Say which setting is wrong, what it got and what it takes; raised by `instrument()` before anything is installed."""
+    """Say which setting is wrong, what it got, what it takes; raised by `instrument()` before anything is installed."""
 
     def __init__(self, field: str, got: object, takes: str, source: str | None = None) -> None:
         where = f"{field} (from {source})" if source else field

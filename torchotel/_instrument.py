@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 def instrument(
     model: Module | None = None,
     *,
-    service_name: str | None | Unset = UNSET,
+    service_name: str | Unset | None = UNSET,
     endpoint: str | Unset = UNSET,
     protocol: Literal["http/protobuf"] | Unset = UNSET,
     headers: Mapping[str, str] | Unset = UNSET,
     compression: Literal["gzip", "none"] | Unset = UNSET,
     traces_exporter: Literal["otlp", "none"] | Unset = UNSET,
-    record: str | Path | None | Unset = UNSET,
+    record: str | Path | Unset | None = UNSET,
     detail: Literal["auto", "all", "off"] | int | Unset = UNSET,
-    include: str | Sequence[str] | None | Unset = UNSET,
-    exclude: str | Sequence[str] | None | Unset = UNSET,
-    max_depth: int | None | Unset = UNSET,
-    max_spans: int | None | Unset = UNSET,
+    include: str | Sequence[str] | Unset | None = UNSET,
+    exclude: str | Sequence[str] | Unset | None = UNSET,
+    max_depth: int | Unset | None = UNSET,
+    max_spans: int | Unset | None = UNSET,
     shapes: bool | Unset = UNSET,
-    run_id: str | None | Unset = UNSET,
+    run_id: str | Unset | None = UNSET,
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -40,7 +42,9 @@ _logger = logging.getLogger("torchotel")
 class Handle:
     """What runs from `instrument()` to `shutdown()`; also a context manager that shuts down at its end."""
 
-    def __init__(self, config: Config, model: torch.nn.Module | None, exporters: list[TraceExporter] | None = None) -> None:
+    def __init__(
+        self, config: Config, model: torch.nn.Module | None, exporters: list[TraceExporter] | None = None
+    ) -> None:
         self.config = config
         self._closed = not _may_run(config)
         self._lock = threading.Lock()
@@ -50,9 +54,7 @@ class Handle:
         if self._closed:
             return
         self._run_id = find_run_id(config.run_id, os.environ)
-        self._resource = describe_process(
-            config.service_name or _script_name(), self._run_id, os.environ, _versions()
-        )
+        self._resource = describe_process(config.service_name or _script_name(), self._run_id, os.environ, _versions())
         self._started_ns = time.time_ns()
         self._exporters = self._make_exporters() if exporters is None else exporters
         reference = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
@@ -120,7 +122,7 @@ class Handle:
             "internal_errors": self._capture.guard.faults if self._capture else 0,
         }
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -133,10 +135,10 @@ class Handle:
     def _make_exporters(self) -> list[TraceExporter]:
         config = self.config
         exporters: list[TraceExporter] = []
-        common = {"resource": self._resource, "version": package_version(), "rest": _rest}
+        version = package_version()
         if config.record is not None:
             stats = self._stats if config.traces_exporter == "none" else ExportStats()
-            self._record = RunFile(config.record, stats=stats, **common)
+            self._record = RunFile(config.record, resource=self._resource, version=version, stats=stats, rest=_rest)
             exporters.append(self._record)
         if config.traces_exporter == "otlp":
             certificate = config.client_certificate
@@ -149,8 +151,10 @@ class Handle:
                     timeout_s=config.timeout_s,
                     verify=config.certificate or True,
                     cert=pair,
+                    resource=self._resource,
+                    version=version,
                     stats=self._stats,
-                    **common,
+                    rest=_rest,
                 )
             )
         return exporters
@@ -229,7 +233,7 @@ def _forget(handle: Handle) -> None:
 def package_version() -> str:
     """Return the version of torchotel that is installed."""
     try:
-        return version("torchotel")
+        return installed_version("torchotel")
     except PackageNotFoundError:  # a checkout on the path
         return "0.0.0"
 

@@ -46,12 +46,13 @@ class BackwardStamps:
         number = node_number(node)
         if number < first:
             return NO_SLOTS, NO_SLOTS  # passed through: no node of its own
-        start: Slots = self._start(node, number)
+        start: Slots
+        start = own = self._start(node, number)
         if output._is_view() and (base := output._base) is not None and (made := base.grad_fn) is not None:
             # An in-place operation on the output gives it a new node, and the old one never runs.
             base_number = node_number(made)
             if number != base_number >= first:
-                start = (start, self._start(made, base_number))
+                start = (own, self._start(made, base_number))
         end = self._ends.get(first)  # a child made our first node: its end is ours
         if end is None:
             end = self._lowest(node, number, first, state)
@@ -80,9 +81,7 @@ class BackwardStamps:
             node.register_hook(_after(self.log.append, end))
         return start, end
 
-    def hook_unordered(
-        self, outputs: list[Tensor], inputs: list[Tensor], first: int
-    ) -> tuple[Slots, Slots]:
+    def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
         """Hook every node that leads out of the call; the latest to run is the end."""
         stops = {t.grad_fn for t in inputs}
         nodes = [n for t in outputs if (n := t.grad_fn) is not None and n not in stops and node_number(n) >= first]

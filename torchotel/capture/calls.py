@@ -149,9 +149,7 @@ class CallRecorder:
                 return state
         return self._paths.find(module, [frame[0] for frame in thread.stack])
 
-    def _add(
-        self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int
-    ) -> None:
+    def _add(self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int) -> None:
         module, first, start_ns = frame
         state = self._state_of(thread, module)
         starts = ends = NO_SLOTS

@@ -222,7 +222,7 @@ class Capture:
 
     # ---- hand-over
 
-    def _emit(self, thread: ThreadState, kind: str, parts: list[Part]) -> None:
+    def _emit(self, kind: str, parts: list[Part]) -> None:
         number = self.numbers[kind]
         self.numbers[kind] = number + 1
         detailed = any(part.detailed for part in parts)
@@ -244,4 +244,3 @@ class Capture:
             unit.registrations += part.registrations
             unit.error = unit.error or part.error
         self._hand_over(unit)
-

@@ -142,4 +142,3 @@ class Events:
             path = self._capture.paths.path_below(owner, name)
             if path is not None:
                 thread.registrations.append(Registration(perf_counter_ns(), path, kind))
-

@@ -108,4 +108,3 @@ class ModuleHooks:
         elif self._one_shot is not None and not armed:
             one_shot, self._one_shot = self._one_shot, None
             one_shot.remove()
-

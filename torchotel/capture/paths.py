@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import Module
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from torchotel._records import ModelInfo
 
@@ -122,7 +122,7 @@ class Paths:
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
         root = self._topmost(module)
-        parameters = sum(p.numel() for p in root.parameters() if not isinstance(p, UninitializedTensorMixin))
+        parameters = sum(p.numel() for p in root.parameters() if not is_lazy(p))
         return ModelInfo(_class_of(_unwrapped(root)), sum(1 for _ in root.modules()), parameters)
 
     def enter(self, module: Module) -> None:
@@ -167,9 +167,7 @@ class Paths:
             return None
         return f"{state.path}.{name}" if state.holder is not None and not _is_root(state) else name
 
-    def _add(
-        self, module: Module, model: str, path: str, holder: weakref.ref[Module] | None, name: str
-    ) -> ModuleState:
+    def _add(self, module: Module, model: str, path: str, holder: weakref.ref[Module] | None, name: str) -> ModuleState:
         key = id(module)
 
         def gone(_: object) -> None:

@@ -2,21 +2,21 @@
 
 | seam | used for | without it |
 |---|---|---|
-| `torch.autograd._get_sequence_nr` | which nodes a call made | the output nodes alone: leaves are right, containers hull their children |
-| `torch._C._current_graph_task_id` | which backward a node runs in, recomputation | backwards are told apart by time, recomputation counts as forward |
-| `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward` and `.grad` are wrapped |
+| `torch.autograd._get_sequence_nr` | which nodes a call made | the output nodes alone: right for leaves |
+| `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
+| `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
 | `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
 | `_global_forward_hooks_with_kwargs` | tidying up after `remove()` | nothing to tidy |
-| `Module._call_impl`, `Optimizer.profile_hook_step` | telling frames that an interrupt left behind | they close with the step |
-| `torch._dynamo.callback` | hooks out while Dynamo compiles | each toggle costs a recompilation |
-| `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | strict export fails, as with any global hook |
+| `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
+| `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
+| `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.data.dataloader as data_loader
@@ -46,7 +46,7 @@ _step_code = getattr(torch.optim.SGD.step, "__code__", None)  # one wrapper's co
 
 def node_number(node: Node) -> int:
     """Return the sequence number of an autograd node."""
-    return cast("Callable[[], int]", node._sequence_nr)()  # type: ignore[attr-defined] # not in the stubs
+    return node._sequence_nr()
 
 
 def found() -> dict[str, bool]:
@@ -112,6 +112,14 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
     return undo
 
 
+def _all_of(undos: Sequence[Undo]) -> Undo:
+    def undo_all() -> None:
+        for undo in undos:
+            undo()
+
+    return undo_all
+
+
 def around_backward(begin: Callable[[], None], end: Callable[[BaseException | None], None]) -> Undo:
     """Call `begin` and `end` around each run of the autograd engine, nested ones included."""
 
@@ -131,8 +139,7 @@ def around_backward(begin: Callable[[], None], end: Callable[[BaseException | No
 
     if hasattr(torch.autograd, "_engine_run_backward"):
         return replace(torch.autograd, "_engine_run_backward", make)
-    undos = [replace(torch.autograd, name, make) for name in ("backward", "grad")]
-    return lambda: [undo() for undo in undos] and None
+    return _all_of([replace(torch.autograd, name, make) for name in ("backward", "grad")])
 
 
 def around_fetch(
@@ -165,12 +172,7 @@ def around_fetch(
     iterator = getattr(data_loader, "_BaseDataLoaderIter", None)
     if iterator is not None:
         undos.append(replace(iterator, "__next__", make("fetched")))
-
-    def undo_all() -> None:
-        for undo in undos:
-            undo()
-
-    return undo_all
+    return _all_of(undos)
 
 
 def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Optimizer], None]) -> Undo:
@@ -189,7 +191,9 @@ def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Opt
     return replace(torch.amp.GradScaler, "step", make)
 
 
-def around_module_compile(wrap: Callable[[torch.nn.Module, Callable[..., Any]], Callable[..., Any]]) -> Undo:
+def around_module_compile(
+    wrap: Callable[[torch.nn.Module, Callable[..., Any]], Callable[..., Any]],
+) -> Undo:
     """Let `wrap` stand before the compiled call that `module.compile()` sets, which runs no hooks."""
 
     def make(compile_module: Callable[..., Any]) -> Callable[..., Any]:

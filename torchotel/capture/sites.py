@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from torchotel._records import CallSite, ModuleInfo
 from torchotel.capture.paths import ModuleState
@@ -51,9 +52,7 @@ class Sites:
     def __init__(self, *, shapes: bool) -> None:
         self._shapes = shapes
 
-    def find(
-        self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]
-    ) -> CallSite:
+    def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSite:
         """Return the site for these tensors, made at their first sight."""
         grad_enabled = torch.is_grad_enabled()
         look = (
@@ -123,7 +122,7 @@ def _describe(state: ModuleState, module: Module) -> ModuleInfo:
 def _own_parameters(module: Module) -> int:
     total = 0
     for parameter in module._parameters.values():
-        if parameter is not None and not isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+        if parameter is not None and not is_lazy(parameter):
             total += parameter.numel()
     return total
 

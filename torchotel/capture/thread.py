@@ -23,14 +23,12 @@ MOST_REGISTRATIONS = 128
 class ThreadState:
     """Steps are found thread by thread, so each thread that forwards, fetches or steps has one of these."""
 
-    def __init__(
-        self, emit: Callable[[ThreadState, str, list[Part]], None], user_span: Callable[[], SpanReference | None]
-    ) -> None:
+    def __init__(self, emit: Callable[[str, list[Part]], None], user_span: Callable[[], SpanReference | None]) -> None:
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
         self.backward = BackwardStamps()
-        self.machine = StepMachine(self._take, lambda kind, parts: emit(self, kind, parts), user_span)
+        self.machine = StepMachine(self._take, emit, user_span)
         self.in_forward = False
         self.in_backward = 0
         self.in_fetch = 0

@@ -82,9 +82,7 @@ def _template(template: SpanTemplate) -> tuple[str, str]:
 
 def _attributes(attributes: Attributes) -> str:
     """Write KeyValue objects, each after a comma, so that groups of them can be put together."""
-    return "".join(
-        f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in finite(attributes).items()
-    )
+    return "".join(f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in finite(attributes).items())
 
 
 def _any_value(value: AttributeValue) -> str:

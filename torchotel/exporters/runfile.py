@@ -96,12 +96,15 @@ class RunFile(TraceExporter):
         self._run = dict(run)
         self._attempt(self._write_run, None)
 
-    def flush(self, deadline_s: float) -> bool:  # noqa: ARG002  # all is written when `export` returns
+    def push(self) -> None:
+        """Do nothing: all is written when `export` returns."""
+
+    def flush(self, deadline_s: float) -> bool:  # all is written when `export` returns
         """Say whether every trace since the last call was written."""
         lost, self._lost = self._lost, False
         return not lost
 
-    def shutdown(self, deadline_s: float) -> None:  # noqa: ARG002  # nothing waits
+    def shutdown(self, deadline_s: float) -> None:  # nothing waits
         """Close the files."""
         self._attempt(self._write_run, None)
         self._close()

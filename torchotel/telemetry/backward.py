@@ -79,9 +79,9 @@ def _run_of(task: _Task, phases: Sequence[Phase]) -> int:
     """Find the innermost run that holds all stamps of the task."""
     first, last, best = min(task.times), max(task.times), -1
     for index, phase in enumerate(phases):
-        if phase.kind == "backward" and phase.start_ns <= first and last <= phase.end_ns:
-            if best < 0 or phase.start_ns >= phases[best].start_ns:
-                best = index
+        holds = phase.kind == "backward" and phase.start_ns <= first and last <= phase.end_ns
+        if holds and (best < 0 or phase.start_ns >= phases[best].start_ns):
+            best = index
     return best
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torchotel import _names as names
 from torchotel._records import Error
@@ -90,6 +91,6 @@ def _inside(parent: Node, children: Sequence[Node]) -> None:
 
 
 def _apart(siblings: Sequence[Node]) -> None:
-    for node, following in zip(siblings, siblings[1:], strict=False):
+    for node, following in pairwise(siblings):
         if node.end_ns <= following.start_ns and node.end_ns // 1000 == following.start_ns // 1000:
             node.end_ns = max(node.start_ns, following.start_ns // 1000 * 1000 - 1)

@@ -19,9 +19,7 @@ PHASE_SPANS = {
     "backward": names.SPAN_BACKWARD,
     "optimizer": names.SPAN_OPTIMIZER,
 }
-_PLAIN = {
-    name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())
-}
+_PLAIN = {name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())}
 KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
 
 
@@ -235,5 +233,3 @@ def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
                 )
             )
     return spans
-
-
