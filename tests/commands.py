@@ -1,0 +1,31 @@
+"""Commands in a process of their own, as users start them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SILENT = {"OTEL_TRACES_EXPORTER": "none"}
+TIMEOUT_S = 300
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Take this process's environment without its settings of telemetry."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TORCHOTEL_"))}
+    return {**kept, **more}
+
+
+def torchotel(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "torchotel", *words, cwd=cwd, **{**SILENT, **variables})
+
+
+def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - our own words
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )

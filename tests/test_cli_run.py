@@ -1,0 +1,139 @@
+"""`torchotel run`: a program that knows nothing of it is recorded, and its exit code passed on."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import commands
+import pytest
+
+from torchotel.report import Run, open_run
+
+SCRIPT = """
+import os, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(torch.nn.Sequential):
+    pass
+
+def main(way):
+    net = Net(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = TensorDataset(torch.ones(12, 4))
+    method = way if way in ("fork", "spawn") else None
+    loader = DataLoader(data, 4, num_workers=1 if method else 0, multiprocessing_context=method)
+    while True:
+        for (batch,) in loader:
+            optimizer.zero_grad()
+            net(batch).sum().backward()
+            optimizer.step()
+        print("epoch", flush=True)
+        if way != "forever":
+            break
+    os.chdir("/")
+    if way == "fail":
+        sys.exit(5)
+    if way == "child":
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def _only_run(folder: Path) -> Run:
+    (path,) = (folder / "torchotel-runs").iterdir()
+    assert path.name.endswith("-train")
+    return open_run(path)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_records_a_program_with_loader_workers(folder: Path, method: str) -> None:
+    done = commands.torchotel("run", "train.py", method, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    run = _only_run(folder)
+    assert [unit.kind for unit in run.units()] == ["step"] * 3
+    assert run.info["finished"] is True
+    assert run.info["service_name"] == "train"
+    paths = {span.attributes.get("torch.module.path") for span in run.spans()}
+    assert paths == {None, "Net", "0", "1", "2"}
+    assert done.stdout.startswith("epoch\n\nrun ")
+    assert "steps       3, 3 of them in detail" in done.stdout
+    assert f"torchotel summary torchotel-runs/{run.folder.name}\n" in done.stdout
+
+
+def test_runs_a_module_and_takes_its_options_before_it(folder: Path) -> None:
+    done = commands.torchotel("run", "--detail", "off", "--record", "here", "-m", "train", "plain", cwd=folder)
+    assert done.returncode == 0
+    run = open_run(folder / "here")
+    assert [unit.detailed for unit in run.units()] == [False] * 3
+    assert "no step was recorded in detail" in done.stdout
+
+
+def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
+    done = commands.torchotel("run", "train.py", "fail", cwd=folder)
+    assert done.returncode == 5
+    assert "slowest layers, backward" in done.stdout
+
+
+def test_sums_up_once_where_the_program_forks(folder: Path) -> None:
+    done = commands.torchotel("run", "train.py", "child", cwd=folder)
+    assert done.returncode == 0
+    assert "child 7\n" in done.stdout
+    assert done.stdout.count("recorded in") == 1
+
+
+def test_sums_up_after_an_interrupt(folder: Path) -> None:
+    command = [sys.executable, "-m", "torchotel", "run", "--record", "here", "train.py", "forever"]
+    with subprocess.Popen(  # noqa: S603 - our own words
+        command, cwd=folder, env=commands.environment(**commands.SILENT), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"epoch\n"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=commands.TIMEOUT_S)
+    assert process.returncode == 130
+    assert b"KeyboardInterrupt" in errors
+    assert b"slowest layers, forward" in output
+    assert open_run(folder / "here").info["finished"] is True
+
+
+def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> None:
+    done = commands.torchotel("run", "train.py", "plain", cwd=folder, OTEL_SDK_DISABLED="true")
+    assert (done.returncode, done.stdout) == (0, "epoch\n")
+    assert not (folder / "torchotel-runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "which script?"),
+        (["absent.py"], "cannot read the script 'absent.py'"),
+        (["--detail", "some", "train.py"], "detail: got 'some', takes"),
+        (["--endpoint", "host:4318", "train.py"], "endpoint: got 'host:4318', takes"),
+        (["--record", "train.py", "train.py"], "record: got 'train.py', takes"),
+        (["--frequency", "3", "train.py"], "usage: torchotel"),
+    ],
+)
+def test_names_a_wrong_use(folder: Path, words: list[str], message: str) -> None:
+    done = commands.torchotel("run", *words, cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_a_wrong_variable(folder: Path) -> None:
+    done = commands.torchotel("run", "train.py", cwd=folder, TORCHOTEL_DETAIL="some")
+    assert done.returncode == 2
+    assert "detail (from TORCHOTEL_DETAIL): got 'some'" in done.stderr

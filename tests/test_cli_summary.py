@@ -1,0 +1,64 @@
+"""`torchotel summary`, and the command line as such."""
+
+import os
+from pathlib import Path
+
+import commands
+import pytest
+import runfolders
+
+from torchotel.cli import main
+
+
+def test_shows_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runfolders.net(tmp_path / "run")
+    assert main(["summary", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "slowest layers, backward\nlayer" in shown
+    assert main(["summary", str(folder), "--top", "1"]) == 0
+    assert len(capsys.readouterr().out) < len(shown)
+
+
+def test_shows_the_newest_run_where_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["summary"]) == 2
+    assert "torchotel-runs: no run there; name a run folder" in capsys.readouterr().err
+    for number, name in enumerate(["b", "c", "a"]):
+        folder = runfolders.net(tmp_path / "torchotel-runs" / name)
+        os.utime(folder, ns=(number, number))
+    assert main(["summary"]) == 0
+    assert capsys.readouterr().out.endswith("read from torchotel-runs/a\n")
+
+
+def test_says_that_a_folder_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"torchotel summary: {tmp_path}: no run in it" in capsys.readouterr().err
+
+
+def test_needs_neither_torch_nor_opentelemetry(tmp_path: Path) -> None:
+    folder = runfolders.net(tmp_path / "run")
+    code = (
+        "import sys, torchotel.cli, torchotel.report\n"
+        f"assert torchotel.cli.main(['summary', {str(folder)!r}]) == 0\n"
+        "assert not {'torch', 'opentelemetry'} & set(sys.modules)\n"
+    )
+    done = commands.python("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [[], ["nothing"], ["summary", "--top", "x"], ["demo", "--epochs"]])
+def test_exits_with_two_on_a_wrong_use(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: torchotel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["summary", "-h"], ["demo", "-h"]])
+def test_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 0
+    assert "torchotel" in capsys.readouterr().out

@@ -1,0 +1,50 @@
+"""The command line: one file a command, whose docstring is its help."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from torchotel._errors import ConfigError
+from torchotel.cli import demo, run, summary
+from torchotel.report import RunError
+
+USAGE = 2
+"""Exit code of a command that cannot do what it was asked."""
+
+_COMMANDS = {"run": run, "summary": summary, "demo": demo}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code: 0 good, 1 the check failed, 2 usage; of `run`, the script's."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.call(arguments))
+    except (ConfigError, RunError) as error:
+        print(f"torchotel {arguments.command}: {error}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python would complain once more at exit.
+        sys.stderr.close()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchotel", description="OpenTelemetry for PyTorch training.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"torchotel {metadata.version('torchotel')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in _COMMANDS.items():
+        text = module.__doc__ or ""
+        command = commands.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # An abbreviated option could one day be a script's own.
+            allow_abbrev=False,
+        )
+        module.add_arguments(command)
+        command.set_defaults(call=module.call)
+    return parser

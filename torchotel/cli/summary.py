@@ -1,0 +1,38 @@
+"""Show where the time of a recorded run went: by phase, and by layer.
+
+Without RUN the newest one in torchotel-runs/ is shown. A layer's self time leaves out the layers inside it.
+"""
+
+import argparse
+from pathlib import Path
+
+from torchotel.cli.recording import RUNS
+from torchotel.report import RunError, open_run, render, summarise
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="layers to show (default: 10)")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    """Print the summary."""
+    folder = arguments.run or newest()
+    run = open_run(folder)
+    print(render(summarise(run.units(), run.spans()), run.info, top=arguments.top))
+    if arguments.run is None:
+        print(f"\nread from {folder}")
+    return 0
+
+
+def newest(runs: Path = RUNS) -> Path:
+    """Find the run that was written to last.
+
+    Raises:
+        RunError: there is none.
+    """
+    folders = [path.parent for path in runs.glob("*/metrics.jsonl")]
+    if not folders:
+        raise RunError(f"{runs}: no run there; name a run folder")
+    return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
