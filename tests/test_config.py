@@ -201,9 +201,7 @@ def test_leaves_the_process_environment_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_brings_values_into_one_form(tmp_path: Path) -> None:
-    config = Config.read(
-        {"include": ["a", " b "], "exclude": "c, d", "record": str(tmp_path), "timeout_s": 5}, {}
-    )
+    config = Config.read({"include": ["a", " b "], "exclude": "c, d", "record": str(tmp_path), "timeout_s": 5}, {})
     assert (config.include, config.exclude) == (("a", "b"), ("c", "d"))
     assert (config.record, config.timeout_s) == (tmp_path, 5.0)
     assert config.public()["record"] == str(tmp_path)

@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
         return f"{seconds:,.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= scale:
-            return f"{seconds / scale:.4g} {unit}"
+            return f"{seconds / scale:#.4g}".rstrip(".") + f" {unit}"
     return f"{seconds * 1e9:.0f} ns" if seconds else "0"
 
 
