@@ -1,0 +1,35 @@
+# The one entry: each target sets up what it needs, and a second call is quick.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup test demo lint bench clean
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+# A stamp, so that the packages are looked at again only when what they are made of has changed.
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c 'import sys; sys.exit("torchotel needs Python 3.11 or later" * (sys.version_info < (3, 11)))'
+	$(BIN)/python -m pip install --quiet --editable '.[demo,report,dev]'
+	touch $@
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(READY)
+	$(BIN)/torchotel demo $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
