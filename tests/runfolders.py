@@ -56,9 +56,7 @@ def span(
 
 
 def request(spans: Iterable[Mapping[str, Any]]) -> str:
-    return json.dumps(
-        {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "torchotel"}, "spans": list(spans)}]}]}
-    )
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "torchotel"}, "spans": list(spans)}]}]})
 
 
 def step(number: int, duration_s: float, **more: Any) -> dict[str, Any]:
