@@ -12,7 +12,7 @@ setup: $(READY)
 # A stamp, so that the packages are looked at again only when what they are made of has changed.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -c 'import sys; sys.exit("torchotel needs Python 3.11 or later" * (sys.version_info < (3, 11)))'
+	$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("torchotel needs Python 3.11 or later")'
 	$(BIN)/python -m pip install --quiet --editable '.[demo,report,dev]'
 	touch $@
 
