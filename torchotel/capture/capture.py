@@ -16,12 +16,13 @@ from torch.nn import Module
 from torchotel._guard import Guard
 from torchotel._records import Error, ModelInfo, SpanReference, Unit
 from torchotel.capture.calls import CallRecorder, error_of
+from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
 from torchotel.capture.events import Events
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.parts import Part
 from torchotel.capture.paths import Paths
-from torchotel.capture.seams import called_because_forward_raised, calls_in_progress, graph_task
+from torchotel.capture.seams import called_because_forward_raised, calls_in_progress, graph_task, is_generated
 from torchotel.capture.sites import Sites
 from torchotel.capture.thread import MOST_CALLS, ThreadState
 
@@ -58,6 +59,7 @@ class Capture:
         )
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, self._first, self._left)
         self._events = Events(self)
+        self.compiling = Compiling(self.hooks, self._enter_region, self.guard.guarded)
         self._installed = False
 
     # ---- in and out
@@ -66,12 +68,14 @@ class Capture:
         """Put hooks and seams in; they see the next event."""
         self._installed = True
         self._events.install()
+        self.compiling.install()
         self.hooks.arm()
 
     def uninstall(self) -> None:
         """Take everything out; steps that are open stay until `end`."""
         self._installed = False
         self.hooks.remove()
+        self.compiling.uninstall()
         self._events.uninstall()
         for thread in list(self.threads):
             self._drop_exit_hook(thread)
@@ -91,6 +95,7 @@ class Capture:
     def learn(self, model: Module) -> None:
         """Name the modules of a model before its first call."""
         self.paths.learn(model)
+        self.compiling.learn(model)
 
     # ---- threads
 
@@ -116,9 +121,12 @@ class Capture:
 
     # ---- outermost calls
 
-    def _enter(self, thread: ThreadState, module: Module) -> bool:
-        """Take in the start of an outermost call; return whether its inner calls are recorded."""
-        if thread.in_forward:  # inside an outermost call that is not recorded
+    def _enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
+        """Take in the start of an outermost call; return whether it is recorded in detail.
+
+        Where it is not, its end is watched for, unless the caller sees to that.
+        """
+        if thread.in_forward or is_generated(module):  # inside an outermost call or region that is not recorded
             return False
         self._drop_exit_hook(thread)
         if graph_task() != -1:
@@ -134,10 +142,11 @@ class Capture:
         if self.model is None:
             self.model = self.paths.describe(module)
         if not self.hooks.want(thread, detailed=detailed):
-            if self.hooks.watch_exit(thread, module):
+            if not watch or self.hooks.watch_exit(thread, module):
                 return False
             self.hooks.want(thread, detailed=True)
-        self.paths.enter(module)
+        if self.paths.enter(module):
+            self.compiling.learn(module)
         if len(thread.calls) >= MOST_CALLS:
             thread.muted_from = len(thread.calls)
         return True
@@ -186,7 +195,7 @@ class Capture:
             return
         try:
             thread = self.thread()
-            if thread.in_forward or thread.in_fetch or graph_task() != -1:
+            if thread.in_forward or thread.in_fetch or graph_task() != -1 or is_generated(module):
                 return
             self._forwarding.add(thread)
             if len(self._forwarding) == 1:  # with several it stays, so that none misses its forward
@@ -211,6 +220,34 @@ class Capture:
                 self._drop_exit_hook(thread)
             if thread.in_forward:
                 self._leave(thread, now_ns, error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self.guard.fault()
+
+    def _enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
+        """See the start of a region that runs no hooks; return what is to see its end."""
+        try:
+            thread = self.thread()
+            if thread.stack:
+                self.calls.before(module, args)
+                return self.calls.after
+            if thread.in_forward or thread.in_fetch or not self._installed:
+                return None
+            if self._enter(thread, module, watch=False):
+                self.calls.open(thread, module)
+                return self.calls.after
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self.guard.fault()
+            return None
+        return self._leave_region
+
+    def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
+        """See the end of an outermost region whose step is not recorded in detail."""
+        exception = sys.exception() if len(rest) == 1 else None
+        try:
+            thread = self.thread()
+            if thread.in_forward:
+                error = error_of(exception) if exception is not None else None
+                self._leave(thread, perf_counter_ns(), error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self.guard.fault()
 

@@ -56,6 +56,8 @@ class Events:
     # ---- backward
 
     def _backward_begins(self) -> None:
+        if self._capture.compiling.running:
+            return
         thread = self._capture.thread()
         if not thread.in_backward:
             self._capture.settle(thread)
@@ -65,8 +67,8 @@ class Events:
     def _backward_ends(self, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
         thread = self._capture.thread()
-        if not thread.in_backward:
-            return  # it began before we came
+        if not thread.in_backward or self._capture.compiling.running:
+            return  # it began before we came, or is being traced
         thread.in_backward -= 1
         error = error_of(exception) if exception is not None else None
         thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)

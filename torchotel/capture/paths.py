@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from torchotel._records import ModelInfo
+from torchotel.capture.seams import is_generated
 
 if TYPE_CHECKING:
     from torchotel._records import CallSite, ModuleInfo
@@ -125,14 +126,16 @@ class Paths:
         parameters = sum(p.numel() for p in root.parameters() if not is_lazy(p))
         return ModelInfo(_class_of(_unwrapped(root)), sum(1 for _ in root.modules()), parameters)
 
-    def enter(self, module: Module) -> None:
-        """Name the model of an outermost call, again where it has changed since."""
+    def enter(self, module: Module) -> bool:
+        """Name the model of an outermost call, again where it has changed since; return whether it was."""
         state = self.states.get(id(module))
-        if state is None or self.stale or not state.in_place(module):
-            self.stale = False
-            self.learn(self._topmost(module))
-            if id(module) not in self.states:
-                self.learn(module)
+        if state is not None and not self.stale and state.in_place(module):
+            return False
+        self.stale = False
+        self.learn(self._topmost(module))
+        if id(module) not in self.states:
+            self.learn(module)
+        return True
 
     def find(self, module: Module, callers: Sequence[Module]) -> ModuleState:
         """Name a module that is unknown or has moved; `callers` are the calls that enclose it, outermost first."""
@@ -175,7 +178,7 @@ class Paths:
             self._roots.pop(key, None)
 
         state = self.states[key] = ModuleState(weakref.ref(module, gone), model, path, holder, name)
-        state.skipped = isinstance(module, torch.fx.GraphModule) and _class_of(module) == "GraphModule"
+        state.skipped = is_generated(module)
         return state
 
     def _model_name(self, root: Module) -> str:

@@ -88,6 +88,11 @@ def _frames_of(code: CodeType | None) -> int | None:
     return count
 
 
+def is_generated(module: torch.nn.Module) -> bool:
+    """Tell whether a module is a graph that Dynamo or AOTAutograd made: part of a region, no module of the user's."""
+    return isinstance(module, torch.fx.GraphModule) and ("dynamo_compile_id" in module.meta or not module._modules)
+
+
 def forget_kwargs_hook(handle_id: int) -> None:
     """Take out what `RemovableHandle.remove` leaves behind of a global forward hook with kwargs."""
     getattr(nn_module, "_global_forward_hooks_with_kwargs", {}).pop(handle_id, None)
@@ -176,7 +181,7 @@ def around_fetch(
 
 
 def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Optimizer], None]) -> Undo:
-    """Call `begin` and `end` around `GradScaler.step`, which leaves an optimizer's step out where gradients overflow."""
+    """Call `begin` and `end` around `GradScaler.step`, which leaves a step out where gradients overflow."""
 
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         @outside_dynamo
@@ -209,27 +214,39 @@ def around_module_compile(
     return replace(torch.nn.Module, "compile", make)
 
 
+def keep_untraced(trace_rules: ModuleType, package: str) -> None:
+    """Let Dynamo run all that the package defines as plain Python; it stays so for the process, at no cost."""
+    add = getattr(trace_rules, "add", None)
+    if add is not None:
+        add(package)
+
+
 def around_compilation(dynamo_callback: ModuleType, begin: Callable[[], None], end: Callable[[], None]) -> Undo:
-    """Call `begin` and `end` around each compilation; `torch._dynamo.reset()` clears them, so repeat it then."""
-    handler = getattr(dynamo_callback, "callback_handler", None)
+    """Call `begin` and `end` around each compilation, also after `torch._dynamo.reset()`, which clears callbacks."""
+    handler: Any = getattr(dynamo_callback, "callback_handler", None)
     if handler is None:
         return lambda: None
+    started: Callable[[Any], None] = lambda _: begin()  # noqa: E731  # the handler compares by identity
+    ended: Callable[[Any], None] = lambda _: end()  # noqa: E731
+    clear = handler.clear
 
-    def started(_: Any) -> None:
-        begin()
+    def register() -> None:
+        handler.register_start_callback(started)
+        handler.register_end_callback(ended)
 
-    def ended(_: Any) -> None:
-        end()
-
-    handler.register_start_callback(started)
-    handler.register_end_callback(ended)
+    def clear_and_register() -> None:
+        clear()
+        register()
 
     def undo() -> None:
+        if handler.clear is clear_and_register:
+            del handler.clear
         if started in handler.start_callbacks:
             handler.remove_start_callback(started)
-        if ended in handler.end_callbacks:
             handler.remove_end_callback(ended)
 
+    register()
+    handler.clear = clear_and_register
     return undo
 
 

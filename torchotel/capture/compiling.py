@@ -1,0 +1,120 @@
+"""Compiled regions: one span each, no hook inside, and none in while Dynamo compiles or export traces."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch.compiler import is_compiling
+from torch.nn import Module
+
+from torchotel.capture import seams
+from torchotel.capture.hooks import ModuleHooks
+from torchotel.capture.imports import after_import
+
+Call = Callable[..., Any]
+
+_EXTRA_TIME = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+
+
+class Compiling:
+    """Keep out of compilation, and see the regions made by `module.compile()`.
+
+    `torch.compile(module)` makes a module of its own, which the global hooks see. `module.compile()` sets a call
+    that runs no hooks, so that call is wrapped; unpickling and deepcopying drop it, as they drop the original.
+
+    Args:
+        hooks: The module hooks.
+        enter: Called before a region; returns what is to be called after it, like a forward hook.
+        guarded: The guard at the edge of what Dynamo calls.
+    """
+
+    def __init__(
+        self, hooks: ModuleHooks, enter: Callable[[Module, Any], Call | None], guarded: Callable[[Call], Call]
+    ) -> None:
+        self._hooks, self._enter, self._guarded = hooks, enter, guarded
+        self.running = 0
+        """Compilations that run: the backwards and forwards that they trace are not the program's."""
+        self._undos: list[seams.Undo] = []
+        self._wrapped: list[tuple[weakref.ref[Module], Call, Call]] = []
+        self._filter: tuple[Any, ...] | None = None
+
+    def install(self) -> None:
+        """Watch for Dynamo and export, now or when they are imported."""
+        self._undos.append(seams.around_module_compile(self._wrap))
+        for name, action in (
+            ("torch._dynamo.callback", self._dynamo_imported),
+            ("torch._dynamo.trace_rules", self._trace_rules_imported),
+            ("torch.export._trace", self._export_imported),
+        ):
+            self._undos.append(after_import(name, action))
+        # Our hooks return nothing and skip what is compiled, so what it warns of does not happen.
+        warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
+        self._filter = warnings.filters[0]
+
+    def uninstall(self) -> None:
+        """Take everything out; regions get their own call back."""
+        for undo in reversed(self._undos):
+            undo()
+        self._undos = []
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # a list, typed as a sequence
+        for reference, ours, original in self._wrapped:
+            module = reference()
+            if module is not None and getattr(module, "_compiled_call_impl", None) is ours:
+                module._compiled_call_impl = original
+        self._wrapped = []
+
+    def learn(self, model: Module) -> None:
+        """Wrap the regions of a model that was compiled before."""
+        for module in model.modules():
+            compiled = getattr(module, "_compiled_call_impl", None)
+            if compiled is not None and all(compiled is not ours for _, ours, _ in self._wrapped):
+                module._compiled_call_impl = self._wrap(module, compiled)
+
+    def _begin(self) -> None:
+        self.running += 1
+        self._hooks.suspend()
+
+    def _end(self) -> None:
+        self.running -= 1
+        self._hooks.resume()
+
+    def _dynamo_imported(self, callback: ModuleType) -> None:
+        begin, end = self._guarded(self._begin), self._guarded(self._end)
+        self._undos.append(seams.around_compilation(callback, begin, end))
+
+    def _trace_rules_imported(self, trace_rules: ModuleType) -> None:
+        # Else it compiles our functions when they are called between two graphs of the user's.
+        seams.keep_untraced(trace_rules, "torchotel")
+
+    def _export_imported(self, trace: ModuleType) -> None:
+        begin, end = self._guarded(self._begin), self._guarded(self._end)
+        self._undos.append(seams.around_strict_export(trace, begin, end))
+
+    def _wrap(self, module: Module, compiled: Call) -> Call:
+        reference = weakref.ref(module)
+
+        def region(*args: Any, **kwargs: Any) -> Any:
+            owner = reference()
+            if owner is None or is_compiling():
+                return compiled(*args, **kwargs)
+            after = self._enter(owner, args)
+            # The region checks that no hook came since it was compiled, and is compiled again where one did.
+            self._hooks.suspend()
+            rest: tuple[Any, ...] = (None,)
+            try:
+                output = compiled(*args, **kwargs)
+                rest = (kwargs, output)
+            finally:
+                self._hooks.resume()
+                if after is not None and (len(rest) > 1 or isinstance(sys.exception(), Exception)):
+                    after(owner, args, *rest)
+            return output
+
+        self._wrapped.append((reference, region, compiled))
+        return region

@@ -1,0 +1,63 @@
+"""Do something when a module is imported, without importing it: Dynamo alone costs 1.4 s and 150 MiB."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Action = Callable[[ModuleType], None]
+
+
+class _AfterImport(MetaPathFinder):
+    """Find one module as the other finders do, and run an action once it is loaded."""
+
+    def __init__(self, name: str, action: Action) -> None:
+        self._name, self._action = name, action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)  # once, and the search below must not come here again
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenAct(spec.loader, self._action)
+        return spec
+
+
+class _ThenAct(Loader):
+    """Load as the real loader does, then act; leaves no trace on the module."""
+
+    def __init__(self, loader: Loader, action: Action) -> None:
+        self._loader, self._action = loader, action
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._action(module)
+
+
+def after_import(name: str, action: Action) -> Callable[[], None]:
+    """Run `action` with the module when it is imported, at once where it has been; return what calls that off."""
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+        return lambda: None
+    finder = _AfterImport(name, action)
+    sys.meta_path.insert(0, finder)
+
+    def undo() -> None:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+    return undo
