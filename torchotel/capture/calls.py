@@ -158,7 +158,8 @@ class CallRecorder:
             and not kwargs
             and len(args) == 1
             and type(tensor := args[0]) is Tensor
-            and (sequence_number is not None)
+            and sequence_number is not None
+            and not (output.is_nested or tensor.is_nested)
         ):
             node = output.grad_fn
             site = self._site_of_one(state, module, tensor, output, has_node=node is not None)

@@ -56,8 +56,8 @@ class Sites:
         """Return the site for these tensors, made at their first sight."""
         grad_enabled = torch.is_grad_enabled()
         look = (
-            tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
-            tuple([(t.shape, t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
+            tuple([(_sizes(t), t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
+            tuple([(_sizes(t), t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
             (outputs or inputs)[0].device if outputs or inputs else None,
             module.training,
             grad_enabled,
@@ -140,7 +140,22 @@ def _shapes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 
 
 def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
+    return "x".join(map(str, _sizes(tensor))) or "scalar"
+
+
+def _sizes(tensor: Tensor) -> tuple[int | str, ...]:
+    """Return the tensor's shape; a ragged dimension of a nested tensor is "*"."""
+    if not tensor.is_nested:
+        return tensor.shape
+    return tuple([_size(tensor, dimension) for dimension in range(tensor.dim())])
+
+
+def _size(tensor: Tensor, dimension: int) -> int | str:
+    try:
+        size = tensor.size(dimension)
+    except RuntimeError:  # strided layout; the jagged one has a symbol
+        return "*"
+    return size if type(size) is int else "*"
 
 
 def _dtypes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
