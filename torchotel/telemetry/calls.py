@@ -28,17 +28,15 @@ def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
 
 
 def call_indices(calls: Sequence[ModuleCall]) -> list[int | None]:
-    """Number the calls of modules that run more than once; recomputation does not count."""
+    """Number the calls of modules that run more than once, as they begin; recomputation does not count."""
     again = Counter(call.site.module for call in calls if not _recomputed(call))
+    numbered = [i for i, call in enumerate(calls) if again[call.site.module] > 1 and not _recomputed(call)]
     seen: Counter[object] = Counter()
-    indices: list[int | None] = []
-    for call in calls:
-        module = call.site.module
-        if again[module] > 1 and not _recomputed(call):
-            indices.append(seen[module])
-            seen[module] += 1
-        else:
-            indices.append(None)
+    indices: list[int | None] = [None] * len(calls)
+    for index in sorted(numbered, key=lambda i: calls[i].start_ns):
+        module = calls[index].site.module
+        indices[index] = seen[module]
+        seen[module] += 1
     return indices
 
 
