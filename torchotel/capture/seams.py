@@ -41,7 +41,8 @@ graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _non
 """The backward that runs on this thread; -1: none."""
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
-_step_code = getattr(torch.optim.SGD.step, "__code__", None)  # one wrapper's code serves every optimizer
+_wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
+_step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else None  # one code serves every optimizer
 
 
 def node_number(node: Node) -> int:

@@ -1,0 +1,202 @@
+"""Every row of the steps page's table, by the machine alone: an event is a letter, the clock is ours.
+
+`D` fetch, `.` iterator's end, `F` outermost forward, `f` the same without gradients, `B` backward, `O` `P` `Q`
+optimizers, `s` a step that GradScaler left out, `(…)` what happens inside optimizer O, `[…]` inside a backward.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from torchotel._records import SpanReference
+from torchotel.capture.parts import Part
+from torchotel.capture.steps import MOST_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
+
+LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
+
+
+class Program:
+    """Play events to a machine and keep what it hands over: (kind, phases, start, end)."""
+
+    def __init__(self) -> None:
+        self.handed: list[tuple[str, str]] = []
+        self.times: list[tuple[int, int]] = []
+        self.now = 0
+        self.user_span: SpanReference | None = None
+        self.machine = StepMachine(lambda _: None, self._emit, lambda: self.user_span)
+
+    def play(self, events: str) -> "Program":
+        """Play one event a letter; each starts 10 after the last and lasts 10."""
+        for event in events.replace(" ", ""):
+            self._play(event)
+        return self
+
+    def end(self) -> list[tuple[str, str]]:
+        """End the program; return all that was handed over."""
+        self.machine.end()
+        return self.handed
+
+    def _play(self, event: str) -> None:
+        machine = self.machine
+        if event == "D":
+            machine.fetched(self._tick(), self._tick())
+        elif event == ".":
+            machine.iterator_ended()
+        elif event in "Ff":
+            machine.forward_begins(self._tick(), grad=event == "F")
+            machine.forward_ends(self._tick())
+        elif event in "OPQ":
+            machine.optimizer_begins(self._tick(), event, "SGD")
+            machine.optimizer_ends(self._tick(), event)
+        elif event == "s":
+            machine.optimizer_skipped(self._tick(), "O")
+        else:
+            self._nest(event)
+
+    def _nest(self, event: str) -> None:
+        nesting: dict[str, Callable[[], None]] = {
+            "B": lambda: (self._nest("["), self._nest("]"))[0],
+            "[": lambda: self.machine.backward_begins(self._tick(), in_forward=False),
+            "]": lambda: self.machine.backward_ends(self._tick()),
+            "(": lambda: self.machine.optimizer_begins(self._tick(), "O", "LBFGS"),
+            ")": lambda: self.machine.optimizer_ends(self._tick(), "O"),
+        }
+        nesting[event]()
+
+    def _tick(self) -> int:
+        self.now += 10
+        return self.now
+
+    def _emit(self, kind: str, parts: list[Part]) -> None:
+        phases = "".join(LETTERS[phase.kind] for part in parts for phase in part.phases)
+        self.handed.append((kind, phases))
+        self.times.append((parts[0].start_ns, max(part.end_ns for part in parts)))
+
+
+def _steps(*phases: str) -> list[tuple[str, str]]:
+    return [("step", one) for one in phases]
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "steps"),
+    [
+        ("plain loop with a loader", "DFBO DFBO .", ["DFBO", "DFBO"]),
+        ("plain loop without a loader", "FBO FBO FBO", ["FBO", "FBO", "FBO"]),
+        ("one batch, fetched once", "DFBO FBO FBO", ["DFBO", "FBO", "FBO"]),
+        ("accumulation over four batches", "DFBDFBDFBDFBO DFBDFBDFBDFBO .", ["DFBDFBDFBDFBO"] * 2),
+        ("accumulation without a loader", "FBFBO FBFBO", ["FBFBO", "FBFBO"]),
+        ("GAN with a loader", "DFBFBOFBP DFBFBOFBP .", ["DFBFBOFBO"] * 2),
+        ("GAN without a loader", "FBOFBP FBOFBP FBOFBP", ["FBOFBO"] * 3),
+        ("two optimizers after one backward", "DFBOP DFBOP", ["DFBOO", "DFBOO"]),
+        ("LBFGS with a closure", "(FBFBFB) (FBFB)", ["OFBFBFB", "OFBFB"]),
+        ("LBFGS with a loader", "D(FBFBFB) D(FBFB) .", ["DOFBFBFB", "DOFBFB"]),
+        ("Lightning: forward and backward inside the step", "D(FB) D(FB) .", ["DOFB", "DOFB"]),
+        ("optimizers in backward", "DF[OPQ] DF[OPQ] .", ["DFBOOO", "DFBOOO"]),
+        ("optimizers in backward without a loader", "F[OPQ] F[OPQ]", ["FBOOO", "FBOOO"]),
+        ("GradScaler that skips", "DFBs DFBO DFBs .", ["DFB", "DFBO", "DFB"]),
+        ("prefetching iterator (Accelerate)", "DD FBO D FBO D FBO . FBO", ["DDFBO", "DFBO", "DFBO", "FBO"]),
+        ("batches fetched ahead (Trainer)", "DDDD FBFBFBFBO DDDD FBFBFBFBO .", ["DDDDFBFBFBFBO"] * 2),
+        ("frozen teacher first", "DfFBO DfFBO .", ["DFBO", "DFBO"]),
+        ("two towers, one loss", "FFBO FFBO", ["FBO", "FBO"]),
+        ("two loaders zipped", "DDFBO DDFBO D.", ["DDFBO", "DDFBO"]),
+        ("a second training with another optimizer", "FBO FBO FBP FBP FBP", ["FBO"] * 5),
+    ],
+)
+def test_one_step_for_each_step_of_the_program(name: str, events: str, steps: list[str]) -> None:
+    """Each program of the table gives the steps that its author would count."""
+    del name
+    assert Program().play(events).end() == _steps(*steps)
+
+
+def test_validation_between_epochs() -> None:
+    """Validation batches are evaluations, and no step is longer for them."""
+    program = Program().play("DFBO . Df Df . DFBO .")
+    assert program.end() == [("step", "DFBO"), ("evaluation", "D"), ("evaluation", "D"), ("step", "DFBO")]
+    assert program.times == [(10, 80), (90, 120), (130, 160), (170, 240)]
+
+
+def test_a_metric_after_the_optimizer() -> None:
+    """A metric that is a module, called after the optimizer, is an evaluation, and the step is no longer for it."""
+    program = Program().play("DFBOf DFBO .")
+    assert program.end() == [("evaluation", ""), ("step", "DFBO"), ("step", "DFBO")]
+    assert program.times[1] == (10, 80)
+
+
+def test_generation_makes_evaluations_only() -> None:
+    """Forwards without gradients and without a loader are an evaluation each, handed over as they end."""
+    program = Program().play("fff")
+    assert program.handed == [("evaluation", "")] * 3
+    assert program.end() == [("evaluation", "")] * 3
+
+
+def test_validation_with_gradients_on() -> None:
+    """Batches that nothing trains on are evaluations, gradients or not."""
+    assert Program().play("DFDFDF.").end() == [("evaluation", "D")] * 3
+
+
+def test_serving_with_gradients_on() -> None:
+    """Another user's span begins another evaluation, and so do very many forwards."""
+    program = Program()
+    for request in range(3):
+        program.user_span = SpanReference(1, request + 1, sampled=True)
+        program.play("FF")
+    assert len(program.end()) == 3
+    assert len(Program().play("F" * (MOST_FORWARDS + 1)).end()) == 2
+
+
+def test_parameters_updated_by_hand() -> None:
+    """Without any optimizer each backward is a step, after the first 64 retroactively."""
+    program = Program().play("DFB" * (WITHOUT_OPTIMIZER - 1))
+    assert program.handed == []
+    program.play("DFB DFB")
+    assert program.handed == _steps(*["DFB"] * WITHOUT_OPTIMIZER)
+    assert program.end() == _steps(*["DFB"] * (WITHOUT_OPTIMIZER + 1))
+
+
+def test_a_short_program_without_optimizer() -> None:
+    """A program that ends before 64 backwards still has one step for each."""
+    assert Program().play("FB FB FB").end() == _steps("FB", "FB", "FB")
+
+
+def test_accumulation_beyond_64_batches() -> None:
+    """Once an optimizer has stepped, as many backwards as it takes belong to one step."""
+    events = "DFB" * 99 + "DFBO"
+    assert Program().play(events * 3).end()[-2:] == _steps("DFB" * 99 + "DFBO", "DFB" * 99 + "DFBO")
+
+
+def test_a_finished_step_is_handed_over_at_flush() -> None:
+    """Flush hands over what the optimizer has finished, and leaves what is under way."""
+    program = Program().play("DFBO")
+    program.machine.hand_over_finished()
+    assert program.handed == _steps("DFBO")
+    program.play("DF")
+    program.machine.hand_over_finished()
+    assert program.play("BO").end() == _steps("DFBO", "DFBO")
+
+
+def test_a_loader_that_is_only_read_makes_nothing() -> None:
+    """Fetches that no forward follows are dropped at the iterator's end."""
+    assert Program().play("DDDDD. DFBO").end() == _steps("DFBO")
+
+
+def test_nested_optimizers_count_once() -> None:
+    """A wrapper's step around the optimizer's own is one optimizer step."""
+    assert Program().play("FB(P) FB(P)").end() == _steps("FBO", "FBO")
+
+
+def test_a_backward_inside_a_forward_confirms_nothing() -> None:
+    """Forces by `autograd.grad` inside the forward are part of it: without more it stays an evaluation."""
+    program = Program()
+    machine = program.machine
+    machine.forward_begins(10, grad=True)
+    machine.backward_begins(20, in_forward=True)
+    machine.backward_ends(30, in_forward=True)
+    machine.forward_ends(40)
+    assert program.end() == [("evaluation", "B")]
+
+
+def test_an_optimizer_that_raised_does_not_swallow_the_next_step() -> None:
+    """An optimizer step that never ended is closed by the next event, and the program goes on."""
+    program = Program().play("FB(")
+    program.machine.abandon_stepping(100)
+    program.now = 100
+    assert program.play("FBO FBO").end() == _steps("FBOFBO", "FBO")
