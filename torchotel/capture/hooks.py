@@ -8,6 +8,9 @@ that call only, its end.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 from torch import nn
@@ -19,6 +22,16 @@ from torchotel.capture.seams import forget_kwargs_hook
 from torchotel.capture.thread import ThreadState
 
 Hook = Callable[..., None]
+
+
+class ExitHook(partial[None]):
+    """A hook that copying and pickling turn into one that does nothing.
+
+    A model is often saved where an interrupt of its forward is caught, and then the hook of that call is on it still.
+    """
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # takes any three arguments, returns None, and is not ours
 
 
 class ModuleHooks:
@@ -87,7 +100,7 @@ class ModuleHooks:
         """
         if isinstance(module, nn.TransformerEncoderLayer):
             return False
-        thread.exit_hook = module.register_forward_hook(self._left, always_call=True)
+        thread.exit_hook = module.register_forward_hook(ExitHook(self._left), always_call=True)
         return True
 
     def _apply(self) -> None:
