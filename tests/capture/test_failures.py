@@ -1,0 +1,166 @@
+"""What fails in the user's program is seen, what fails in ours is not, and the next step is good either way."""
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+import torch
+from failing import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
+from support import Seen, recorded
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from training import PHASES_ONLY, Model, only_step, step_tree, train
+
+both = pytest.mark.parametrize("detail", ["all", "off"])
+
+
+class RaisesInBackward(torch.autograd.Function):
+    """Raises what it is given when its backward runs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, error: BaseException) -> Tensor:
+        ctx.error = error
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise ctx.error
+
+
+class BackwardFailsOnce(FailsOnce):
+    """Its first call has a backward that raises."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        error, self.error = self.error, None
+        return x * 2 if error is None else RaisesInBackward.apply(x, error)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def failed(step: Seen) -> list[str]:
+    """Names of the spans with status ERROR; each must say why in all three places."""
+    found = [seen for seen in step.walk() if seen.failed]
+    for seen in found:
+        (event,) = seen.span.events
+        assert event.name == "exception"
+        told = {entry.key: entry.value.string_value for entry in event.attributes}
+        assert told == {"exception.type": "ValueError", "exception.message": "bad"}
+        assert seen.attributes["error.type"] == "ValueError"
+        assert seen.span.status.message == "bad"
+    return [seen.name for seen in found]
+
+
+def test_exception_in_forward() -> None:
+    """The module that raised and all around it fail, its siblings do not, and what follows stands beside it."""
+    step = only_step(fail_then_train(failing(FailsOnce(ValueError("bad"))), "all", ValueError))
+    bad_forward = ("forward Model", ["forward a", ("forward deep", ["forward deep.0"])])
+    assert step.tree() == step_tree([bad_forward, GOOD_FORWARD], [GOOD_BACKWARD])
+    assert failed(step) == ["torch.step", "torch.forward", "forward Model", "forward deep", "forward deep.0"]
+    assert [seen.failed for seen in step.find_all("forward Model")] == [True, False]
+    assert estimated(step) == []
+
+
+def test_exception_in_forward_with_hooks_out() -> None:
+    """Without the module hooks the step and its forward phase fail."""
+    step = only_step(fail_then_train(failing(FailsOnce(ValueError("bad"))), "off", ValueError))
+    assert step.tree() == PHASES_ONLY
+    assert failed(step) == ["torch.step", "torch.forward"]
+
+
+@both
+def test_exception_caught_in_forward(detail: str) -> None:
+    """An exception that the caller's forward catches fails the one call and nothing around it."""
+
+    def catching(model: Any, x: Tensor) -> Any:
+        with suppress(ValueError):
+            x = model.fails(x)
+        return model.a(x)
+
+    with recorded(detail) as run:
+        train(Model(catching, fails=FailsOnce(ValueError("bad"))), ROWS)
+    step = only_step(run)
+    assert failed(step) == (["forward fails"] if detail == "all" else [])
+    if detail == "all":
+        backward = ("backward Model", ["backward a"])
+        assert step.tree() == step_tree([("forward Model", ["forward fails", "forward a"])], [backward])
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=["exception", "interrupt"])
+def test_exception_in_backward(error: BaseException) -> None:
+    """The calls whose backward had begun and not ended fail; the next forward and backward are good."""
+    step = only_step(fail_then_train(failing(BackwardFailsOnce(error)), "all", type(error)))
+    bad_backward = ("backward Model", ["backward b", ("backward deep", ["backward deep.0"])])
+    assert step.tree() == (
+        "torch.step",
+        [
+            ("torch.forward", [GOOD_FORWARD]),
+            ("torch.backward", [bad_backward]),
+            ("torch.forward", [GOOD_FORWARD]),
+            ("torch.backward", [GOOD_BACKWARD]),
+            "torch.optimizer.step",
+        ],
+    )
+    names = [seen.name for seen in step.walk() if seen.failed]
+    assert names == ["torch.step", "torch.backward", "backward Model", "backward deep", "backward deep.0"]
+
+
+def test_exception_in_backward_with_hooks_out() -> None:
+    """Without the module hooks the step and its backward fail."""
+    step = only_step(fail_then_train(failing(BackwardFailsOnce(ValueError("bad"))), "off", ValueError))
+    phases = ["torch.forward", "torch.backward"]
+    assert step.tree() == ("torch.step", [*phases, *phases, "torch.optimizer.step"])
+    assert failed(step) == ["torch.step", "torch.backward"]
+
+
+class StepFailsOnce(torch.optim.SGD):
+    """Raises at its first step."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if not hasattr(self, "failed"):
+            self.failed = True
+            raise ValueError("bad")
+        return super().step(closure)  # type: ignore[arg-type]
+
+
+@both
+def test_exception_in_optimizer_step(detail: str) -> None:
+    """A step that raises is closed at the next event, and ends no training step; the next one is good."""
+    model = Model(lambda m, x: m.a(x))
+    optimizer = StepFailsOnce(model.parameters(), 0.1)
+    with recorded(detail) as run:
+        for raises in (True, False, False):
+            model(ROWS).sum().backward()
+            with pytest.raises(ValueError, match="bad") if raises else nullcontext():
+                optimizer.step()
+    retried, good = run.steps
+    detailed = step_tree([("forward Model", ["forward a"])], [("backward Model", ["backward a"])])
+    once: Any = detailed if detail == "all" else PHASES_ONLY
+    assert good.tree() == once
+    assert retried.tree() == ("torch.step", [*once[1], *once[1]])
+
+
+class FailsAtThird(Dataset[Tensor]):
+    """Four samples, of which the third can't be read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 2:
+            raise OSError("no such sample")
+        return ROWS[0]
+
+
+@both
+def test_loader_that_raises(detail: str) -> None:
+    """A fetch that raises belongs to no step; the steps around it are good."""
+    model = Model(lambda m, x: m.a(x))
+    with recorded(detail) as run:
+        for loader in (DataLoader(FailsAtThird()), DataLoader([ROWS[0], ROWS[1]])):
+            with suppress(OSError):
+                for batch in loader:
+                    train(model, batch)
+    detailed = step_tree([("forward Model", ["forward a"])], [("backward Model", ["backward a"])])
+    once: Any = detailed if detail == "all" else PHASES_ONLY
+    data = {True: ["torch.data", "torch.data"], False: ["torch.data"]}  # an iterator's making is one
+    firsts = [True, False, True, False]
+    assert [step.tree() for step in run.steps] == [("torch.step", [*data[first], *once[1]]) for first in firsts]

@@ -1,0 +1,89 @@
+"""What fails in the hooks never reaches the user's program."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from receiver import receiver
+from support import Seen, roots
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+from training import Model, step_tree
+
+import torchotel
+
+ROWS = torch.arange(8.0).reshape(2, 4) / 8
+
+
+class Secretive(nn.Linear):
+    """Does not say whether it trains, which the hooks want to know."""
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        raise LookupError("not telling")
+
+    @training.setter
+    def training(self, _: bool) -> None:
+        pass
+
+
+class Countless(Model):
+    """Does not give its parameters to anyone but its optimizer."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: FBT001, FBT002  # torch's signature
+        raise LookupError("not telling")
+
+
+def secretive() -> Model:
+    return Model(lambda m, x: m.b(m.shy(m.a(x))), shy=Secretive(4, 4))
+
+
+def learnt(model: nn.Module, steps: int) -> list[Tensor]:
+    """Train with an optimizer that asks the layers, not the model."""
+    parameters = [parameter for layer in model.children() for parameter in layer.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    for _ in range(steps):
+        model(ROWS).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return parameters
+
+
+def instrumented(model: nn.Module, detail: str, steps: int) -> tuple[list[Tensor], dict[str, object], list[Seen]]:
+    with receiver() as server:
+        with torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail=detail) as handle:
+            got = learnt(model, steps)
+        return got, handle.stats(), [root for root in roots(server.spans) if root.name == "torch.step"]
+
+
+def test_error_of_ours_loses_one_call(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that can't be recorded is missing, all else is there, the numbers are right, and it is logged once."""
+    torch.manual_seed(1)
+    expected = learnt(secretive(), 3)
+    torch.manual_seed(1)
+    with caplog.at_level(logging.ERROR, "torchotel"):
+        got, stats, steps = instrumented(secretive(), "all", 3)
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert stats["internal_errors"] == 3
+    forward, backward = ["forward a", "forward b"], ["backward b", "backward a"]
+    expected_tree = step_tree([("forward Model", forward)], [("backward Model", backward)])
+    assert [step.tree() for step in steps] == [expected_tree] * 3
+    (record,) = caplog.records
+    assert "LookupError: not telling" in record.getMessage()
+
+
+@pytest.mark.parametrize(("model", "detail"), [(secretive, "all"), (lambda: Countless(lambda m, x: m.a(x)), "off")])
+def test_errors_of_ours_switch_it_off(model: type[Model], detail: str) -> None:
+    """After ten internal errors the hooks are out, and training goes on as if they had never been in."""
+    torch.manual_seed(1)
+    expected = learnt(model(), 12)
+    torch.manual_seed(1)
+    with receiver() as server:
+        handle = torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail=detail)
+        got = learnt(model(), 12)
+        assert not nn_module._global_forward_hooks
+        assert not nn_module._global_forward_pre_hooks
+        handle.shutdown()
+    assert handle.stats()["internal_errors"] == 10
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))

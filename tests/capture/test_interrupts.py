@@ -1,0 +1,83 @@
+"""Interrupts skip PyTorch's hooks: what they leave open is closed later, and nothing stays on the user's modules."""
+
+import copy
+import io
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from failing import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
+from support import recorded
+from torch import Tensor, nn
+from training import PHASES_ONLY, Model, only_step, step_tree, train
+
+
+def hooks_on(model: nn.Module) -> int:
+    return len(model._forward_hooks) + len(model._forward_hooks_always_called)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit()], ids=["interrupt", "exit"])
+def test_interrupt_in_forward(error: BaseException) -> None:
+    """Open calls are closed at the next event with an estimated end; the next forward stands beside them."""
+    step = only_step(fail_then_train(failing(FailsOnce(error)), "all", type(error)))
+    cut = ("forward Model", ["forward a", ("forward deep", ["forward deep.0"])])
+    assert step.tree() == step_tree([cut, GOOD_FORWARD], [GOOD_BACKWARD])
+    assert estimated(step) == ["forward Model", "forward deep", "forward deep.0"]
+    assert not any(seen.failed for seen in step.walk())
+
+
+def test_interrupt_caught_in_forward() -> None:
+    """Where an outer forward catches an interrupt, the call that it cut has an estimated end and all else is good."""
+
+    def catching(model: Any, x: Tensor) -> Any:
+        with suppress(KeyboardInterrupt):
+            x = model.fails(x)
+        return model.a(x)
+
+    with recorded() as run:
+        train(Model(catching, fails=FailsOnce(KeyboardInterrupt())), ROWS, steps=3)
+    first, *others = run.steps
+    assert estimated(first) == ["forward fails"]
+    expected = step_tree([("forward Model", ["forward fails", "forward a"])], [("backward Model", ["backward a"])])
+    assert [step.tree() for step in others] == [expected] * 2
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=["exception", "interrupt"])
+def test_exit_hook_goes_after_a_failure(error: BaseException) -> None:
+    """The one hook on the outermost module is gone with the next event, and the step is good."""
+    model = failing(FailsOnce(error))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded("off") as run:
+        with pytest.raises(type(error)):
+            model(ROWS)
+        optimizer.zero_grad()
+        loss = model(ROWS).sum()
+        assert hooks_on(model) == 0
+        loss.backward()
+        optimizer.step()
+    assert only_step(run).tree() == PHASES_ONLY
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=["exception", "interrupt"])
+def test_model_can_be_saved_after_a_failure(error: BaseException) -> None:
+    """A model can be pickled and copied where its forward failed, though the hook of that call is in it still."""
+    model = nn.Sequential(nn.Linear(4, 4), FailsOnce(error))
+    with recorded("off"):
+        with pytest.raises(type(error)):
+            model(ROWS)
+        file = io.BytesIO()
+        torch.save(model, file)
+        copied = copy.deepcopy(model)
+        expected = model(ROWS)
+    file.seek(0)
+    assert torch.equal(copied(ROWS), expected)
+    assert torch.equal(torch.load(file, weights_only=False)(ROWS), expected)
+
+
+def test_exit_hook_goes_at_shutdown() -> None:
+    """An interrupt that nothing follows leaves no hook on the module after `shutdown()`."""
+    model = failing(FailsOnce(KeyboardInterrupt()))
+    with recorded("off"), pytest.raises(KeyboardInterrupt):
+        model(ROWS)
+    assert hooks_on(model) == 0
