@@ -1,6 +1,7 @@
 """Every row of the steps page's table as a real program, with the module hooks in and with them out."""
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def _by_hand() -> None:
         with torch.no_grad():
             for parameter in net.parameters():
                 assert parameter.grad is not None
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
 
 
@@ -239,4 +240,4 @@ def test_serving_makes_evaluations(detail: str) -> None:
 
 def _none_overlap(run: Run) -> None:
     units = sorted([*run.steps, *run.evaluations], key=lambda unit: unit.start_ns)
-    assert all(one.end_ns <= following.start_ns for one, following in zip(units, units[1:], strict=False))
+    assert all(one.end_ns <= following.start_ns for one, following in pairwise(units))

@@ -90,6 +90,7 @@ class Handle:
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
         """Flush, remove every hook, stop the threads, close files; a second call does nothing."""
+        _forget(self)
         with self._lock:
             if self._closed or self._capture is None:
                 return
@@ -103,7 +104,6 @@ class Handle:
                 self._describe(finished=True)
             exporter.shutdown(max(deadline_s, time.monotonic() + 0.1))
         atexit.unregister(self.shutdown)
-        _forget(self)
 
     def stats(self) -> dict[str, object]:
         """Return counts: `spans_recorded` is `spans_exported + spans_dropped + spans_sampled_out`, once flushed."""

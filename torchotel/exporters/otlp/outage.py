@@ -11,8 +11,7 @@ _ADVICE = {
     "404": "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/traces is added.",
 }
 _ADVICE_ELSE = (
-    "Start a collector or Jaeger there (`torchotel stack up`), set OTEL_EXPORTER_OTLP_ENDPOINT, "
-    "or set OTEL_TRACES_EXPORTER=none; `torchotel doctor` checks it."
+    "Start a Collector or Jaeger there, set OTEL_EXPORTER_OTLP_ENDPOINT, or set OTEL_TRACES_EXPORTER=none."
 )
 _logger = logging.getLogger("torchotel")
 
