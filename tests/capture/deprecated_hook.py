@@ -34,9 +34,9 @@ def train() -> None:
 
 how = sys.argv[1]
 if how == "after":
-    torchotel.instrument(traces_exporter="none", record="run", detail="all")
+    torchotel.instrument(traces_exporter="none", record=how, detail="all")
 register_module_backward_hook(note)
 if how == "before":
-    torchotel.instrument(traces_exporter="none", record="run", detail="all")
+    torchotel.instrument(traces_exporter="none", record=how, detail="all")
 train()
 torchotel.uninstrument()
