@@ -140,11 +140,17 @@ class Unit:
     reason: str | None = None
     """Why it has its detail: first | sampled."""
     user_span: SpanReference | None = None
+    grad: bool = True
+    """Whether a forward ran with gradients on; an evaluation without is part of the user's span from the start."""
     phases: list[Phase] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
     stamps: list[Stamp] = field(default_factory=list)
     registrations: list[Registration] = field(default_factory=list)
     error: Error | None = None
+    folded: int = 0
+    """Evaluations that this one stands for."""
+    folded_ns: int = 0
+    """Their time."""
 
     def span_estimate(self) -> int:
         """Count the spans that this record would make, to weigh it before it is built."""

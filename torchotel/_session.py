@@ -28,6 +28,7 @@ from torchotel.exporters.otlp.exporter import OtlpTraceExporter
 from torchotel.exporters.runfile import RunFile
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
+from torchotel.telemetry.context import current_span
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import Trace, TraceExporter
@@ -68,7 +69,7 @@ class Handle:
             self._write_step,
             self._first_step,
         )
-        self._capture = Capture(buffer.put, Detail(config.detail), shapes=config.shapes)
+        self._capture = Capture(buffer.put, Detail(config.detail), shapes=config.shapes, user_span=current_span)
         self._describe(finished=False)
         self._worker.start()
         if model is not None:
@@ -113,7 +114,7 @@ class Handle:
             "spans_recorded": worker.spans_recorded if worker else 0,
             "spans_exported": counts.exported,
             "spans_dropped": counts.dropped + (worker.spans_dropped if worker else 0),
-            "spans_sampled_out": 0,
+            "spans_sampled_out": worker.spans_sampled_out if worker else 0,
             "export_errors": sum(counts.errors.values()),
             "steps": worker.counts["step"] if worker else 0,
             "evaluations": worker.counts["evaluation"] if worker else 0,

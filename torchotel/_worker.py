@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from torchotel._buffer import Buffer
 from torchotel._guard import Guard
 from torchotel._records import Unit
+from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.phases import phase_times_s
 from torchotel.telemetry.spans import Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
@@ -52,6 +53,8 @@ class Worker:
         self._began = False
         self.spans_recorded = 0
         self.spans_dropped = 0
+        self.spans_sampled_out = 0
+        self._fold = EvaluationFold()
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -82,10 +85,16 @@ class Worker:
             self._drain()
             self._answer_flushes()
         self._drain()
+        self._send_folded()
         self._answer_flushes()
+
+    def _send_folded(self) -> None:
+        for unit in self._fold.rest():
+            self._or_lost(self._build, unit)
 
     def _answer_flushes(self) -> None:
         while not self._flushes.empty():
+            self._send_folded()
             request = self._flushes.get()
             complete = [self._guarded_flush(exporter, request.deadline_s) for exporter in self._exporters]
             request.complete = all(complete)
@@ -100,14 +109,18 @@ class Worker:
 
     def _drain(self) -> None:
         while (unit := self._buffer.take()) is not None:
-            try:
-                self._export(unit)
-            except Exception:  # noqa: BLE001  # one bad record must not end the thread
-                self._guard.fault()
-                self._lost(unit.span_estimate())
+            self._or_lost(self._export, unit)
         self._lost(self._buffer.take_dropped())
         for exporter in self._exporters:
             exporter.push()
+
+    def _or_lost(self, export: Callable[[Unit], None], unit: Unit) -> None:
+        """Export a record; one that can't be must not end the thread."""
+        try:
+            export(unit)
+        except Exception:  # noqa: BLE001  # whatever it was, the next record may be good
+            self._guard.fault()
+            self._lost(unit.span_estimate())
 
     def _lost(self, spans: int) -> None:
         self.spans_recorded += spans
@@ -119,13 +132,21 @@ class Worker:
         if not self._began and unit.kind == "step":
             self._began = True
             self._send(self._on_first(unit))
+        for one in self._fold.take(unit):
+            self._build(one)
+
+    def _build(self, unit: Unit) -> None:
         trace = self._builder.build(unit)
         self._on_step(_summary(unit, trace.trace_id))
-        self._send(trace)
+        self._send(trace, sampled=unit.grad or unit.user_span is None or unit.user_span.sampled)
 
-    def _send(self, trace: Trace) -> None:
-        if self._exporters:
-            self.spans_recorded += len(trace.spans)
+    def _send(self, trace: Trace, *, sampled: bool = True) -> None:
+        if not self._exporters:
+            return
+        self.spans_recorded += len(trace.spans)
+        if not sampled:  # the caller's trace was sampled out, so its children are
+            self.spans_sampled_out += len(trace.spans)
+            return
         for exporter in self._exporters:
             exporter.export(trace)
 
@@ -138,6 +159,7 @@ def _summary(unit: Unit, trace_id: int) -> dict[str, object]:
         "duration_s": (unit.end_ns - unit.start_ns) / 1e9,
         "phases": phase_times_s(unit),
         "detailed": unit.detailed,
+        "folded": unit.folded,
         "trace_id": f"{trace_id:032x}",
         "error": unit.error._asdict() if unit.error is not None else None,
     }

@@ -139,7 +139,7 @@ def test_refused(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert url in record.getMessage()
     assert "Connection refused" in record.getMessage()
-    assert "torchotel doctor" in record.getMessage()
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in record.getMessage()
 
 
 def test_shutdown_interrupts_a_pause(server: Receiver) -> None:

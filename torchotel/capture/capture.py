@@ -273,6 +273,7 @@ class Capture:
             detailed=detailed,
             reason=self._detail.reason(number) if detailed else None,
             user_span=parts[0].user_span,
+            grad=any(part.forwards_with_grad or part.trained for part in parts),
         )
         for part in parts:
             unit.phases += part.phases

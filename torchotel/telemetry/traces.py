@@ -47,7 +47,7 @@ class TraceBuilder:
             node.end_ns += unit.unix_offset_ns
         fold(nodes, self._max_spans)
         lay_out(nodes)
-        parent = unit.user_span if unit.kind == "evaluation" else None
+        parent = None if unit.grad else unit.user_span
         trace_id = parent.trace_id if parent is not None else random.getrandbits(128) or 1
         return Trace(
             trace_id,
@@ -63,9 +63,11 @@ class TraceBuilder:
         if unit.reason is not None:
             node.set(names.KEPT_REASON, unit.reason)
         node.events = tuple(_registered(unit))
-        if step:
-            linked = [self._run, unit.user_span]
-            node.links = tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
+        if unit.folded:
+            node.set(names.FOLDED_CALLS, unit.folded)
+            node.set(names.FOLDED_TIME, unit.folded_ns / 1e9)
+        linked = [self._run if step else None, unit.user_span if unit.grad else None]
+        node.links = tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
         return node
 
     def _add_phases(self, nodes: list[Node], unit: Unit) -> list[int]:
