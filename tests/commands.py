@@ -20,7 +20,7 @@ def torchotel(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedP
 
 
 def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - our own words
+    return subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
         env=environment(**variables),

@@ -96,7 +96,7 @@ def test_sums_up_once_where_the_program_forks(folder: Path) -> None:
 
 def test_sums_up_after_an_interrupt(folder: Path) -> None:
     command = [sys.executable, "-m", "torchotel", "run", "--record", "here", "train.py", "forever"]
-    with subprocess.Popen(  # noqa: S603 - our own words
+    with subprocess.Popen(
         command, cwd=folder, env=commands.environment(**commands.SILENT), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
