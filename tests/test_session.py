@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import socket
 import stat
 import subprocess
@@ -245,3 +246,20 @@ def test_public_names() -> None:
     public = {name for name in vars(torchotel) if not name.startswith("_")}
     assert set(torchotel.__all__) <= public
     assert roots([]) == []
+
+
+def test_ids_and_the_programs_random_numbers() -> None:
+    """Ids are unique where the program seeds again at each step, and its random numbers are what they were."""
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    drawn = []
+    with recorded("off") as run:
+        for _ in range(3):
+            random.seed(1)
+            net(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            assert run.handle.flush()
+            drawn.append(random.random())
+    random.seed(1)
+    assert drawn == [random.random()] * 3
+    assert len({step.span.trace_id for step in run.steps}) == 3

@@ -20,6 +20,7 @@ PHASE_SPANS = {
     "optimizer": names.SPAN_OPTIMIZER,
 }
 _PLAIN = {name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())}
+_ids = random.Random()  # noqa: S311  # of our own: programs seed and restore the global one, and count on its numbers
 KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
 
 
@@ -48,7 +49,7 @@ class TraceBuilder:
         fold(nodes, self._max_spans)
         lay_out(nodes)
         parent = None if unit.grad else unit.user_span
-        trace_id = parent.trace_id if parent is not None else random.getrandbits(128) or 1
+        trace_id = parent.trace_id if parent is not None else _ids.getrandbits(128) or 1
         return Trace(
             trace_id,
             _spans(nodes, parent.span_id if parent is not None else 0),
@@ -217,7 +218,7 @@ def _registered(unit: Unit) -> list[SpanEvent]:
 
 
 def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
-    first_id = random.getrandbits(64) & ~0xFFFFFF | 1  # ids that differ in their low bytes compress three times better
+    first_id = _ids.getrandbits(64) & ~0xFFFFFF | 1  # ids that differ in their low bytes compress three times better
     spans: list[Span] = []
     for index, node in enumerate(nodes):
         if not node.folded:
