@@ -1,0 +1,1 @@
+"""What torchotel costs, measured: `make bench`."""

@@ -1,0 +1,5 @@
+"""Run the one benchmark that there is."""
+
+from benchmarks.overhead import main
+
+main()

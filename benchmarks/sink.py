@@ -1,0 +1,86 @@
+"""An OTLP/HTTP receiver in a process of its own that only counts, so that its work is not measured with ours."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self, cast
+from urllib.request import urlopen
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+class Sink:
+    """Run the receiver while the block lasts."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "benchmarks.sink"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
+        assert self._process.stdout is not None
+        self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()  # closes its input, and then it ends
+
+    def count(self) -> int:
+        """Return how many spans have come since the last call."""
+        with urlopen(f"{self.endpoint}/count") as answer:  # noqa: S310  # ours, on loopback
+            return int(json.load(answer))
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.requests: list[tuple[bytes, bool]] = []
+
+    def count(self) -> int:
+        """Decode what has come: here, because nobody measures while somebody asks."""
+        requests, self.requests = self.requests, []
+        return sum(_spans(gzip.decompress(body) if packed else body) for body, packed in requests)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # the name that http.server calls
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        packed = self.headers.get("Content-Encoding") == "gzip"
+        cast("_Server", self.server).requests.append((body, packed))
+        self._answer(b"")
+
+    def do_GET(self) -> None:  # the name that http.server calls
+        self._answer(str(cast("_Server", self.server).count()).encode())
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _spans(body: bytes) -> int:
+    request = ExportTraceServiceRequest.FromString(body)
+    return sum(len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans)
+
+
+def main() -> None:
+    """Serve until standard input is closed; the first line of output is the port."""
+    server = _Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    sys.stdin.read()
+    server.shutdown()
+
+
+if __name__ == "__main__":
+    main()
