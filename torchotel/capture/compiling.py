@@ -15,6 +15,7 @@ from torch.nn import Module
 from torchotel.capture import seams
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.imports import after_import
+from torchotel.capture.tree import modules_of
 
 Call = Callable[..., Any]
 
@@ -71,7 +72,7 @@ class Compiling:
 
     def learn(self, model: Module) -> None:
         """Wrap the regions of a model that was compiled before."""
-        for module in model.modules():
+        for module in modules_of(model):
             compiled = getattr(module, "_compiled_call_impl", None)
             if compiled is not None and all(compiled is not ours for _, ours, _ in self._wrapped):
                 module._compiled_call_impl = self._wrap(module, compiled)

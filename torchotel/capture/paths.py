@@ -7,8 +7,8 @@ callback. Identity, not a name, is the truth: `parent._modules[name] is module` 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import Module
@@ -16,17 +16,23 @@ from torch.nn.parameter import is_lazy
 
 from torchotel._records import ModelInfo
 from torchotel.capture.seams import is_generated
+from torchotel.capture.tree import class_of, holds, modules_of, unwrapped, walk
 
 if TYPE_CHECKING:
     from torchotel._records import CallSite, ModuleInfo
 
-WRAPPERS = {
-    "module": {"DistributedDataParallel", "DataParallel", "AveragedModel"},
-    "_orig_mod": {"OptimizedModule"},
-    "_fsdp_wrapped_module": {"FullyShardedDataParallel"},
-    "_checkpoint_wrapped_module": {"ActivationWrapper", "CheckpointWrapper", "OffloadWrapper"},
-}
-"""Attributes that hold what a wrapper wraps, and the classes for which that is so."""
+
+class Place(NamedTuple):
+    """Where a module stands, and what it is called for it."""
+
+    model: str
+    path: str
+    holder: weakref.ref[Module] | None
+    """None: no module holds it."""
+    name: str
+    """Under which the holder has it."""
+    root: bool
+    """Whether nothing but wrappers holds it: paths begin below."""
 
 
 class ModuleState:
@@ -49,6 +55,7 @@ class ModuleState:
         "output_type",
         "path",
         "reference",
+        "root",
         "site",
         "sites",
         "skipped",
@@ -57,21 +64,14 @@ class ModuleState:
         "way",
     )
 
-    def __init__(
-        self,
-        reference: weakref.ref[Module],
-        model: str,
-        path: str,
-        holder: weakref.ref[Module] | None,
-        name: str,
-    ) -> None:
+    def __init__(self, reference: weakref.ref[Module], place: Place) -> None:
         self.reference = reference
         self.skipped = False
-        self.rename(model, path, holder, name)
+        self.move(place)
 
-    def rename(self, model: str, path: str, holder: weakref.ref[Module] | None, name: str) -> None:
+    def move(self, place: Place) -> None:
         """Give the module another place; what was kept under the old name goes."""
-        self.model, self.path, self.holder, self.name = model, path, holder, name
+        self.model, self.path, self.holder, self.name, self.root = place
         self.info: ModuleInfo | None = None
         self.sites: dict[object, CallSite] = {}
         # The last call with one tensor in and one out, compared before anything is built.
@@ -91,7 +91,11 @@ class ModuleState:
         if self.holder is None:
             return True
         holder = self.holder()
-        return holder is not None and holder._modules.get(self.name) is module
+        return holder is not None and holds(holder, self.name, module)
+
+    def path_below(self, name: str) -> str:
+        """Return the path of what the module holds under a name."""
+        return name if self.root else f"{self.path}.{name}"
 
 
 class Paths:
@@ -103,28 +107,19 @@ class Paths:
         """A module came to a known model: the next outermost call looks again."""
         self._owners: dict[int, tuple[weakref.ref[Module], weakref.ref[Module], str]] = {}
         self._roots: dict[int, str] = {}
+        self._hidden: set[int] = set()
+        """Those that no module holds, and what is below them: their names follow their caller's."""
 
     def learn(self, root: Module) -> ModuleState:
         """Name every module below the root, and the root by its class."""
-        model = self._model_name(root)
-        title = _class_of(_unwrapped(root))
-        for module, path, holder, name in _walk(root):
-            shown = path or title
-            state = self.states.get(id(module))
-            reference = None if holder is None else weakref.ref(holder)
-            if state is None:
-                self._add(module, model, shown, reference, name)
-            elif (state.model, state.path, state.name) != (model, shown, name) or not state.in_place(module):
-                if holder is not None:
-                    self._roots.pop(id(module), None)
-                state.rename(model, shown, reference, name)
-        return self.states[id(root)]
+        return self._place(root, self._model_name(root), "")
 
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
         root = self._topmost(module)
-        parameters = sum(p.numel() for p in root.parameters() if not is_lazy(p))
-        return ModelInfo(_class_of(_unwrapped(root)), sum(1 for _ in root.modules()), parameters)
+        modules = list(modules_of(root))
+        held = {id(p): p for m in modules for p in m._parameters.values() if p is not None and not is_lazy(p)}
+        return ModelInfo(class_of(unwrapped(root)), len(modules), sum(p.numel() for p in held.values()))
 
     def enter(self, module: Module) -> bool:
         """Name the model of an outermost call, again where it has changed since; return whether it was."""
@@ -140,20 +135,22 @@ class Paths:
     def find(self, module: Module, callers: Sequence[Module]) -> ModuleState:
         """Name a module that is unknown or has moved; `callers` are the calls that enclose it, outermost first."""
         state = self.states.get(id(module))
-        root = self._topmost(callers[0] if callers else module)
-        self.learn(root)
-        found = self.states.get(id(module))
-        if found is not None and found.in_place(module):
-            return found
+        held = any(child is module for caller in callers for child in caller._modules.values())
+        if self.stale or held or state is not None or not callers:  # else made by forward: no walk at every call
+            self.learn(self._topmost(callers[0] if callers else module))
+            state = self.states.get(id(module))
+            if state is not None and state.in_place(module):
+                return state
         if not callers:
             return self.learn(module)
-        parent = self.states.get(id(callers[-1]))  # called, but held by no module: a plain list, a closure
-        prefix = f"{parent.path}." if parent is not None and parent.holder is not None else ""
-        model = parent.model if parent is not None else _class_of(module)
-        if state is not None:
-            state.rename(model, prefix + _class_of(module), None, "")
-            return state
-        return self._add(module, model, prefix + _class_of(module), None, "")
+        # Held by no module, but by a plain list or a closure: it, or its caller.
+        parent = self.states.get(id(callers[-1]))
+        if parent is None or not parent.in_place(callers[-1]):
+            parent = self.find(callers[-1], callers[:-1])
+            state = self.states.get(id(module))
+            if state is not None and state.in_place(module):
+                return state
+        return self._place(module, parent.model, parent.path_below(class_of(module)))
 
     def registered(self, owner: Module, name: str, child: Module) -> None:
         """Remember who holds a module, so that a root which is never called still gives its names."""
@@ -166,25 +163,59 @@ class Paths:
     def path_below(self, owner: Module, name: str) -> str | None:
         """Path of what a known module holds under a name; None for an unknown module."""
         state = self.states.get(id(owner))
-        if state is None:
-            return None
-        return f"{state.path}.{name}" if state.holder is not None and not _is_root(state) else name
+        return None if state is None else state.path_below(name)
 
-    def _add(self, module: Module, model: str, path: str, holder: weakref.ref[Module] | None, name: str) -> ModuleState:
+    def _place(self, top: Module, model: str, path: str) -> ModuleState:
+        """Name a module and all below it; an empty path is a root's."""
+        title = class_of(unwrapped(top))
+        moved = False
+        for module, below, holder, name in walk(top, path):
+            reference = None if holder is None else weakref.ref(holder)
+            place = Place(model, below or title, reference, name, root=not below)
+            state = self.states.get(id(module))
+            if state is None:
+                self._add(module, place)
+            elif not (_same(state, place) and state.in_place(module)) and not self._belongs_elsewhere(module, top):
+                if below:
+                    self._roots.pop(id(module), None)
+                moved = True
+                state.move(place)
+            if path:
+                self._hidden.add(id(module))
+        if moved and not path:  # their callers may have moved: they are found again when they are called
+            for key in self._hidden:
+                self.states.pop(key, None)
+            self._hidden.clear()
+        return self.states[id(top)]
+
+    def _add(self, module: Module, place: Place) -> None:
         key = id(module)
 
         def gone(_: object) -> None:
             self.states.pop(key, None)
             self._roots.pop(key, None)
+            self._hidden.discard(key)
 
-        state = self.states[key] = ModuleState(weakref.ref(module, gone), model, path, holder, name)
+        state = self.states[key] = ModuleState(weakref.ref(module, gone), place)
         state.skipped = is_generated(module)
-        return state
+
+    def _belongs_elsewhere(self, module: Module, top: Module) -> bool:
+        """Tell whether a module is still part of another living model, whose name for it stays."""
+        state = self.states.get(id(module))
+        if state is None or state.holder is None:
+            return False
+        while state is not None and state.holder is not None:
+            holder = state.holder()
+            if holder is None or holder is top or not state.in_place(module):
+                return False
+            module, state = holder, self.states.get(id(holder))
+        return state is not None and state.root
 
     def _model_name(self, root: Module) -> str:
+        root = unwrapped(root)
         name = self._roots.get(id(root))
         if name is None:
-            title, taken = _class_of(_unwrapped(root)), set(self._roots.values())
+            title, taken = class_of(root), set(self._roots.values())
             name, number = title, 1
             while name in taken:
                 number += 1
@@ -192,51 +223,24 @@ class Paths:
             self._roots[id(root)] = name
         return name
 
+    def _holder_of(self, module: Module) -> Module | None:
+        state = self.states.get(id(module))
+        if state is not None and state.holder is not None and state.in_place(module):
+            return state.holder()
+        entry = self._owners.get(id(module))
+        if entry is None:
+            return None
+        owner = entry[1]()
+        return owner if owner is not None and holds(owner, entry[2], module) else None
+
     def _topmost(self, module: Module) -> Module:
-        """Follow registrations up to the module that nobody holds."""
+        """Follow who holds whom up to the module that nobody holds, as far as is known."""
         seen = {id(module)}
-        while (entry := self._owners.get(id(module))) is not None:
-            owner = entry[1]()
-            if owner is None or owner._modules.get(entry[2]) is not module or id(owner) in seen:
-                break
-            module = owner
+        while (holder := self._holder_of(module)) is not None and id(holder) not in seen:
+            module = holder
             seen.add(id(module))
         return module
 
 
-def _walk(root: Module) -> Iterator[tuple[Module, str, Module | None, str]]:
-    """Yield each module once: its stripped path, who holds it and under which name, in `named_modules` order."""
-    seen: set[int] = set()
-    todo: list[tuple[Module, str, Module | None, str]] = [(root, "", None, "")]
-    while todo:
-        module, path, holder, name = todo.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield module, path, holder, name
-        for child_name, child in reversed(module._modules.items()):
-            if child is not None:
-                below = path if _wraps(module, child_name) else f"{path}.{child_name}" if path else child_name
-                todo.append((child, below, module, child_name))
-
-
-def _wraps(module: Module, name: str) -> bool:
-    classes = WRAPPERS.get(name)
-    return classes is not None and any(base.__name__ in classes for base in type(module).__mro__)
-
-
-def _unwrapped(module: Module) -> Module:
-    while True:
-        inner = next((child for name, child in module._modules.items() if child and _wraps(module, name)), None)
-        if inner is None:
-            return module
-        module = inner
-
-
-def _is_root(state: ModuleState) -> bool:
-    """Tell whether only wrappers hold it."""
-    return "." not in state.path and state.name in WRAPPERS
-
-
-def _class_of(module: Module) -> str:
-    return type(module).__name__
+def _same(state: ModuleState, place: Place) -> bool:
+    return (state.model, state.path, state.name, state.root) == (place.model, place.path, place.name, place.root)

@@ -115,7 +115,7 @@ def is_compiled(module: Module) -> bool:
 
 
 def _describe(state: ModuleState, module: Module) -> ModuleInfo:
-    depth = 0 if state.holder is None else state.path.count(".") + 1
+    depth = 0 if state.root else state.path.count(".") + 1
     return ModuleInfo(state.model, state.path, type(module).__name__, _own_parameters(module), depth)
 
 
