@@ -141,12 +141,12 @@ class Capture:
         detailed = self._forward_begins(thread)
         if self.model is None:
             self.model = self.paths.describe(module)
+        if self.paths.enter(module):  # also without detail: registrations need the names
+            self.compiling.learn(module)
         if not self.hooks.want(thread, detailed=detailed):
             if not watch or self.hooks.watch_exit(thread, module):
                 return False
             self.hooks.want(thread, detailed=True)
-        if self.paths.enter(module):
-            self.compiling.learn(module)
         if len(thread.calls) >= MOST_CALLS:
             thread.muted_from = len(thread.calls)
         return True
