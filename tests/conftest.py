@@ -6,9 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.utils.data.dataloader as data_loader
-import torchotel
+from receiver import Receiver, receiver
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
+
+import torchotel
 
 
 def _global_state() -> dict[str, object]:
@@ -45,3 +47,10 @@ def _nothing_left_behind() -> Iterator[None]:
         if thread.name.startswith("torchotel"):
             thread.join(5)
     assert _our_threads() == []
+
+
+@pytest.fixture
+def server() -> Iterator[Receiver]:
+    """Run a receiver."""
+    with receiver() as running:
+        yield running

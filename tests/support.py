@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torchotel
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from receiver import receiver
 from torch import Tensor, nn
 from torch.nn import functional
-from torchotel._session import Handle
+
+import torchotel
+from torchotel._handle import Handle
 
 
 class Net(nn.Module):

@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 WORDS = {"_checks", "_clock", "_config", "_errors", "_guard", "_names"}
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
+SESSION = {"_handle", "_session"}
 FRONT = {"__init__", "__main__", "_instrument", "cli", "instrumentor", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -23,8 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters": WORDS | WAIST | {"telemetry", "exporters"},
     "_worker": WORDS | WAIST | {"telemetry"},
     "_session": WORDS | WAIST | {"capture", "telemetry", "exporters", "_worker"},
+    "_handle": WORDS | {"_session"},
     "report": WORDS | REPORT,
-    **dict.fromkeys(FRONT, WORDS | WAIST | REPORT | FRONT | {"_session", "capture", "telemetry", "exporters"}),
+    **dict.fromkeys(
+        FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters"}
+    ),
 }
 """Parts of torchotel by what they may import of it; a new part takes its place here."""
 
@@ -33,6 +37,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
     "_session": {"torch", "opentelemetry"},
+    "_handle": {"torch"},
     "instrumentor": {"opentelemetry"},
     "testing": {"torch", "opentelemetry"},
 }

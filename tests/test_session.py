@@ -22,6 +22,7 @@ from torch.nn.modules import module as nn_module
 
 import torchotel
 from torchotel import ConfigError
+from torchotel._handle import start
 
 STEPS = 5
 
@@ -194,6 +195,28 @@ def test_a_second_call_returns_the_same_handle(caplog: pytest.LogCaptureFixture)
         assert another is not handle
 
 
+def test_zero_code_settings_give_way(tmp_path: Path) -> None:
+    """Before the first step the program's own settings win over those of `torchotel run`; the rest stays."""
+    folder = tmp_path / "run"
+    handle = start({"record": folder, "traces_exporter": "none", "detail": "off"}, None, zero_code=True)
+    assert torchotel.instrument(detail="all") is handle
+    _train()
+    handle.shutdown()
+    assert handle.stats()["steps_detailed"] == STEPS
+    assert json.loads((folder / "run.json").read_text())["config"]["detail"] == "all"
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == STEPS
+
+
+def test_zero_code_settings_stay_once_training_began(caplog: pytest.LogCaptureFixture) -> None:
+    """After the first event nothing changes any more, and the log says what was not taken."""
+    handle = start({"traces_exporter": "none", "detail": "off"}, None, zero_code=True)
+    _train()
+    assert torchotel.instrument(detail="all") is handle
+    (record,) = caplog.records
+    assert "another detail;" in record.getMessage()
+    assert handle.config.detail == "off"
+
+
 def test_disabled_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """`OTEL_SDK_DISABLED=true` installs no hook, starts no thread, and the handle still answers."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
@@ -203,7 +226,7 @@ def test_disabled_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(torch.autograd)["_engine_run_backward"] is engine
     assert not nn_module._global_forward_pre_hooks
     assert handle.flush() is True
-    assert handle.stats()["steps"] == 0
+    assert not handle.stats()
     handle.shutdown()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,7 @@ from torchotel._config import UNSET, Config, Unset
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from torchotel._session import Handle
+    from torchotel._handle import Handle
 
 
 def instrument(
@@ -60,14 +61,14 @@ def instrument(
         ConfigError: A value is bad; nothing was installed.
     """
     given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
-    config = Config.read(given, os.environ)
-    from torchotel import _session  # noqa: PLC0415  # brings in torch: importing torchotel must stay free
+    Config.read(given, os.environ)  # a bad value is told before torch is loaded
+    from torchotel import _handle  # noqa: PLC0415  # brings in torch: importing torchotel must stay free
 
-    return _session.start(config, model)
+    return _handle.start(given, model)
 
 
 def uninstrument() -> None:
     """Shut down what `instrument()` started, if it runs."""
-    from torchotel import _session  # noqa: PLC0415  # see instrument
-
-    _session.stop()
+    handle = sys.modules.get("torchotel._handle")
+    if handle is not None:
+        handle.stop()

@@ -1,19 +1,14 @@
-"""The only file that knows all: what `instrument()` starts, and how it ends."""
+"""The only file that knows all parts: what `instrument()` starts, and how it ends."""
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 
@@ -34,149 +29,124 @@ from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
-SHUTDOWN_S = 10.0
 REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
-_logger = logging.getLogger("torchotel")
 
+class Session:
+    """One run of capture, worker and exporters, from its first hook to its last byte.
 
-class Handle:
-    """What runs from `instrument()` to `shutdown()`; also a context manager that shuts down at its end."""
+    Raises:
+        ConfigError: The run file's folder can't be used; nothing was installed.
+    """
 
-    def __init__(
-        self, config: Config, model: torch.nn.Module | None, exporters: list[TraceExporter] | None = None
-    ) -> None:
-        self.config = config
-        self._closed = not _may_run(config)
-        self._lock = threading.Lock()
+    def __init__(self, config: Config, model: torch.nn.Module | None) -> None:
+        self._config = config
         self._stats = ExportStats()
-        self._record: RunFile | None = None
-        self._capture: Capture | None = None
-        if self._closed:
-            return
         self._run_id = find_run_id(config.run_id, os.environ)
         self._resource = describe_process(config.service_name or _script_name(), self._run_id, os.environ, _versions())
+        self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
         self._started_ns = time.time_ns()
-        self._exporters = self._make_exporters() if exporters is None else exporters
-        reference = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
-        self._run = reference
-        templates = Templates(config.include, config.exclude, config.max_depth)
+        self._record = self._make_record()
+        self._exporters = [exporter for exporter in (self._make_otlp(), self._record) if exporter is not None]
         buffer = Buffer()
-        self._worker = Worker(
-            buffer,
-            TraceBuilder(templates, config.max_spans, reference),
-            self._exporters,
-            self._write_step,
-            self._first_step,
-        )
+        templates = Templates(config.include, config.exclude, config.max_depth)
+        builder = TraceBuilder(templates, config.max_spans, self._run)
+        self._worker = Worker(buffer, builder, self._exporters, self._write_step, self._first_step)
         self._capture = Capture(buffer.put, Detail(config.detail), shapes=config.shapes, user_span=current_span)
         self._describe(finished=False)
         self._worker.start()
         if model is not None:
             self._capture.learn(model)
         self._capture.install()
-        atexit.register(self.shutdown)
-        os.register_at_fork(after_in_child=self._forked)
 
-    def flush(self, timeout_s: float = 10) -> bool:
-        """Export all that ended on this thread and all that other threads handed over.
+    @property
+    def began(self) -> bool:
+        """Whether anything has been seen of a step or an evaluation."""
+        return any(thread.machine.in_step for thread in self._capture.threads) or any(self._capture.numbers.values())
 
-        Returns:
-            False where it could not be exported within `timeout_s` seconds.
-        """
-        if self._closed or self._capture is None:
-            return True
+    def learn(self, model: torch.nn.Module) -> None:
+        """Name the modules of a model before its first call."""
+        self._capture.learn(model)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Bring out what has ended; False where it could not be in time."""
         self._capture.flush()
         return self._worker.flush(timeout_s)
 
-    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
-        """Flush, remove every hook, stop the threads, close files; a second call does nothing."""
-        _forget(self)
-        with self._lock:
-            if self._closed or self._capture is None:
-                return
-            self._closed = True
+    def detach(self) -> None:
+        """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
+        self._capture.uninstall()
+
+    def discard(self) -> None:
+        """End before anything was seen, and leave no run file behind."""
+        self.stop(0)
+        if self._record is not None:
+            self._record.discard()
+
+    def stop(self, timeout_s: float) -> None:
+        """Take every hook out, bring out what is left, end the threads, close files."""
         self._capture.uninstall()
         self._capture.end()
         deadline_s = time.monotonic() + timeout_s
         self._worker.stop(timeout_s)
-        for exporter in reversed(self._exporters):  # the run file last: it says what became of the spans
+        for exporter in self._exporters:  # the run file last: it says what became of the spans
             if exporter is self._record:
                 self._describe(finished=True)
             exporter.shutdown(max(deadline_s, time.monotonic() + 0.1))
-        atexit.unregister(self.shutdown)
 
-    def stats(self) -> dict[str, object]:
-        """Return counts: `spans_recorded` is `spans_exported + spans_dropped + spans_sampled_out`, once flushed."""
+    def stats(self) -> dict[str, int]:
+        """Count spans, steps and errors."""
         counts = self._stats.read()
-        worker = None if self._capture is None else self._worker
         return {
-            "spans_recorded": worker.spans_recorded if worker else 0,
+            "spans_recorded": self._worker.spans_recorded,
             "spans_exported": counts.exported,
-            "spans_dropped": counts.dropped + (worker.spans_dropped if worker else 0),
-            "spans_sampled_out": worker.spans_sampled_out if worker else 0,
+            "spans_dropped": counts.dropped + self._worker.spans_dropped,
+            "spans_sampled_out": self._worker.spans_sampled_out,
             "export_errors": sum(counts.errors.values()),
-            "steps": worker.counts["step"] if worker else 0,
-            "evaluations": worker.counts["evaluation"] if worker else 0,
-            "steps_detailed": worker.detailed if worker else 0,
-            "calls_dropped": self._capture.calls_dropped if self._capture else 0,
-            "internal_errors": self._capture.guard.faults if self._capture else 0,
+            "steps": self._worker.counts["step"],
+            "evaluations": self._worker.counts["evaluation"],
+            "steps_detailed": self._worker.detailed,
+            "calls_dropped": self._capture.calls_dropped,
+            "internal_errors": self._capture.guard.faults + self._worker.guard.faults,
         }
 
-    def __enter__(self) -> Self:
-        return self
+    def _make_record(self) -> RunFile | None:
+        config = self._config
+        if config.record is None:
+            return None
+        # Where spans go both ways, those sent are the ones that are counted.
+        stats = self._stats if config.traces_exporter == "none" else None
+        return RunFile(config.record, resource=self._resource, version=package_version(), stats=stats, rest=_rest)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.shutdown()
-
-    # ---- parts
-
-    def _make_exporters(self) -> list[TraceExporter]:
-        config = self.config
-        exporters: list[TraceExporter] = []
-        version = package_version()
-        if config.record is not None:
-            stats = self._stats if config.traces_exporter == "none" else ExportStats()
-            self._record = RunFile(config.record, resource=self._resource, version=version, stats=stats, rest=_rest)
-            exporters.append(self._record)
-        if config.traces_exporter == "otlp":
-            certificate = config.client_certificate
-            pair = (certificate, config.client_key) if certificate and config.client_key else certificate
-            exporters.append(
-                OtlpTraceExporter(
-                    config.traces_endpoint,
-                    headers=config.headers,
-                    compression=config.compression,
-                    timeout_s=config.timeout_s,
-                    verify=config.certificate or True,
-                    cert=pair,
-                    resource=self._resource,
-                    version=version,
-                    stats=self._stats,
-                    rest=_rest,
-                )
-            )
-        return exporters
+    def _make_otlp(self) -> TraceExporter | None:
+        config = self._config
+        if config.traces_exporter == "none":
+            return None
+        certificate, key = config.client_certificate, config.client_key
+        return OtlpTraceExporter(
+            config.traces_endpoint,
+            headers=config.headers,
+            compression=config.compression,
+            timeout_s=config.timeout_s,
+            verify=config.certificate or True,
+            cert=(certificate, key) if certificate and key else certificate,
+            resource=self._resource,
+            version=package_version(),
+            stats=self._stats,
+            rest=_rest,
+        )
 
     def _first_step(self, unit: Unit) -> Trace:
         self._describe(finished=False)
-        assert self._capture is not None  # noqa: S101  # there is no step without capture
-        return run_trace(
-            self._run,
-            unit.start_ns + unit.unix_offset_ns,
-            self._capture.model,
-            self.config.public(),
-            _versions(),
-        )
+        time_ns = unit.start_ns + unit.unix_offset_ns
+        return run_trace(self._run, time_ns, self._capture.model, self._config.public(), _versions())
 
     def _write_step(self, summary: Mapping[str, object]) -> None:
         if self._record is not None:
             self._record.step(summary)
 
     def _describe(self, *, finished: bool) -> None:
-        if self._record is None or self._capture is None:
+        if self._record is None:
             return
         model = self._capture.model
         self._record.describe(
@@ -184,7 +154,7 @@ class Handle:
                 "torchotel.version": package_version(),
                 "run_id": self._run_id,
                 "service_name": self._resource["service.name"],
-                "config": self.config.public(),
+                "config": self._config.public(),
                 "resource": self._resource,
                 "model": model._asdict() if model is not None else None,
                 "started_unix_nano": str(self._started_ns),
@@ -193,43 +163,6 @@ class Handle:
             }
         )
 
-    def _forked(self) -> None:
-        """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""
-        if not self._closed and self._capture is not None:
-            self._closed = True
-            self._capture.uninstall()
-            _forget(self)
-
-
-_current: Handle | None = None
-_current_lock = threading.Lock()
-
-
-def start(config: Config, model: torch.nn.Module | None) -> Handle:
-    """Start what the configuration says, or return what runs already."""
-    global _current  # noqa: PLW0603  # hooks are global to the process, so is what put them in
-    with _current_lock:
-        if _current is None:
-            _current = Handle(config, model)
-        elif _current.config != config:
-            _logger.warning(
-                "instrument() was called again with other settings; those of the first call stay. "
-                "Call uninstrument() before, to change them."
-            )
-        return _current
-
-
-def stop() -> None:
-    """Shut down what runs, if anything does."""
-    if _current is not None:
-        _current.shutdown()
-
-
-def _forget(handle: Handle) -> None:
-    global _current  # noqa: PLW0603  # see start
-    if _current is handle:
-        _current = None
-
 
 def package_version() -> str:
     """Return the version of torchotel that is installed."""
@@ -237,10 +170,6 @@ def package_version() -> str:
         return installed_version("torchotel")
     except PackageNotFoundError:  # a checkout on the path
         return "0.0.0"
-
-
-def _may_run(config: Config) -> bool:
-    return not config.disabled and torch.utils.data.get_worker_info() is None
 
 
 def _versions() -> dict[str, str]:

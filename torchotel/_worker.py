@@ -48,7 +48,7 @@ class Worker:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
         self._on_step, self._on_first = on_step, on_first
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
-        self._guard = Guard("the worker", limit=1000)
+        self.guard = Guard("the worker", limit=1000)
         self._ended = threading.Event()
         self._began = False
         self.spans_recorded = 0
@@ -104,7 +104,7 @@ class Worker:
         try:
             return exporter.flush(deadline_s)
         except Exception:  # noqa: BLE001  # whoever waits must have an answer
-            self._guard.fault()
+            self.guard.fault()
             return False
 
     def _drain(self) -> None:
@@ -119,7 +119,7 @@ class Worker:
         try:
             export(unit)
         except Exception:  # noqa: BLE001  # whatever it was, the next record may be good
-            self._guard.fault()
+            self.guard.fault()
             self._lost(unit.span_estimate())
 
     def _lost(self, spans: int) -> None:

@@ -66,9 +66,7 @@ def test_without_attributes() -> None:
     """Attributes may come from any one of template, trace and span."""
     bare, named = SpanTemplate("a", {}), SpanTemplate("b", {"of": "template"})
     for common in ({}, {"of the trace": 1}):
-        spans = [
-            Span(template, 1, 0, T0, T0, own) for template in (bare, named) for own in (None, {"own": True})
-        ]
+        spans = [Span(template, 1, 0, T0, T0, own) for template in (bare, named) for own in (None, {"own": True})]
         trace = Trace(1, spans, common)
         assert ordered(read(encoder().encode(trace))) == request(by_key(span) for span in proto(trace))
 

@@ -21,9 +21,7 @@ from torchotel.exporters.stats import ExportCounts
 
 
 def record(folder: Path, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = LIMIT_BYTES) -> RunFile:
-    return RunFile(
-        folder, resource=RESOURCE, version="1.2", segment_bytes=segment_bytes, limit_bytes=limit_bytes
-    )
+    return RunFile(folder, resource=RESOURCE, version="1.2", segment_bytes=segment_bytes, limit_bytes=limit_bytes)
 
 
 def lines(path: Path) -> list[Any]:

@@ -19,9 +19,7 @@ from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
 @contextmanager
-def sending(
-    url: str, timeout_s: float = 5.0, backoff_s: float = 0.01
-) -> Iterator[tuple[Sender, ExportStats]]:
+def sending(url: str, timeout_s: float = 5.0, backoff_s: float = 0.01) -> Iterator[tuple[Sender, ExportStats]]:
     stats = ExportStats()
     sender = Sender(http(url, timeout_s), stats, first_backoff_s=backoff_s)
     yield sender, stats
@@ -186,9 +184,7 @@ class Late(HttpTransport):
     """Does not come to its attempt before it is told to."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(
-            url, headers={}, compression="none", timeout_s=30.0, verify=True, cert=None, version="1.2"
-        )
+        super().__init__(url, headers={}, compression="none", timeout_s=30.0, verify=True, cert=None, version="1.2")
         self.opened = threading.Event()
 
     def pack(self, body: bytes) -> bytes:

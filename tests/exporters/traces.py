@@ -98,16 +98,13 @@ def by_key(span: ProtoSpan) -> ProtoSpan:
 def _span(trace: Trace, span: Span, *, remote: bool) -> ProtoSpan:
     own = dict(span.attributes or {})
     events = [
-        ProtoSpan.Event(name=e.name, time_unix_nano=e.time_ns, attributes=attributes(e.attributes))
-        for e in span.events
+        ProtoSpan.Event(name=e.name, time_unix_nano=e.time_ns, attributes=attributes(e.attributes)) for e in span.events
     ]
     status = None
     if span.error:
         own["error.type"] = span.error.type
         told: Attributes = {"exception.type": span.error.type, "exception.message": span.error.message}
-        events.append(
-            ProtoSpan.Event(name="exception", time_unix_nano=span.end_ns, attributes=attributes(told))
-        )
+        events.append(ProtoSpan.Event(name="exception", time_unix_nano=span.end_ns, attributes=attributes(told)))
         status = Status(code=Status.STATUS_CODE_ERROR, message=_text(span.error.message))
     return ProtoSpan(
         trace_id=trace.trace_id.to_bytes(16, "big"),

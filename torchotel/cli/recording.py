@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torchotel
 from torchotel._config import Config
 from torchotel.cli.program import Program
 from torchotel.report import open_run, render, summarise
@@ -34,7 +33,9 @@ def run_recorded(program: Program, given: Mapping[str, Any]) -> int:
     config = settings(given, program)
     home = Path.cwd()  # where the user's shell still is when the program has changed its own
     program.prepare()
-    handle = torchotel.instrument(**{**given, "record": config.record})
+    from torchotel import _handle  # noqa: PLC0415 - brings in torch: `torchotel --help` must not wait for it
+
+    handle = _handle.start({**given, "record": config.record}, None, zero_code=True)
     process = os.getpid()
     code = program.run()
     if os.getpid() != process:

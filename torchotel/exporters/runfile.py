@@ -1,5 +1,6 @@
 """A run as a folder: `trace-00001.jsonl`…, `metrics.jsonl` and `run.json`."""
 
+import contextlib
 import json
 import logging
 import os
@@ -108,6 +109,14 @@ class RunFile(TraceExporter):
         """Close the files."""
         self._attempt(self._write_run, None)
         self._close()
+
+    def discard(self) -> None:
+        """Take the run back where nothing was recorded; the folder goes, unless it holds something else."""
+        self._close()
+        (self.folder / RUN_NAME).unlink(missing_ok=True)
+        (self.folder / METRICS_NAME).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _attempt(self, write: Callable[[], Result], default: Result) -> Result:
         """Run a write unless the recording has ended; a failing disk ends it."""

@@ -21,6 +21,7 @@ from torchotel.exporters.otlp.outage import OutageLog
 from torchotel.exporters.otlp.transport import Reply, Transport
 from torchotel.exporters.stats import ExportStats
 
+_random = random.Random()  # noqa: S311  # no secret; the global one is the program's
 _logger = logging.getLogger("torchotel")
 
 MAX_REQUESTS = 64
@@ -175,7 +176,7 @@ class Sender:
             self._stats.error(reply.error_type)
             self._outage.failed(reply.error_type, reply.text)
             # Spread by chance, so that the ranks of a run do not come back all at once.
-            spread_s = backoff_s * random.uniform(0.75, 1.25)  # noqa: S311  # no secret
+            spread_s = backoff_s * _random.uniform(0.75, 1.25)
             if not (reply.retry and self._rest(reply, spread_s, give_up_s)):
                 return reply
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)

@@ -1,0 +1,135 @@
+"""What `instrument()` returns, and the one that is current in this process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from torch.nn import Module
+from torch.utils.data import get_worker_info
+
+from torchotel._config import Config
+from torchotel._session import Session
+
+SHUTDOWN_S = 10.0
+
+_logger = logging.getLogger("torchotel")
+
+
+class Handle:
+    """What runs from `instrument()` to `shutdown()`; also a context manager that shuts down at its end."""
+
+    def __init__(self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool) -> None:
+        self.config = config
+        self._given, self._zero_code = given, zero_code
+        self._lock = threading.Lock()
+        self._stats: Mapping[str, int] = {}
+        off = config.disabled or get_worker_info() is not None
+        self._session = None if off else Session(config, model)
+        atexit.register(self.shutdown)
+
+    def flush(self, timeout_s: float = 10) -> bool:
+        """Export all that ended on this thread and all that other threads handed over.
+
+        Returns:
+            False where it could not be exported within `timeout_s` seconds, or spans were lost since the last flush.
+        """
+        session = self._session
+        return session is None or session.flush(timeout_s)
+
+    def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
+        """Flush, remove every hook, stop the threads, close files; a second call does nothing."""
+        _forget(self)
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None:
+                session.stop(timeout_s)
+                self._stats = session.stats()
+        atexit.unregister(self.shutdown)
+
+    def stats(self) -> dict[str, int]:
+        """Count what became of spans, and steps, evaluations and errors.
+
+        Once flushed, `spans_recorded` is `spans_exported + spans_dropped + spans_sampled_out`.
+        """
+        session = self._session
+        return dict(self._stats if session is None else session.stats())
+
+    def again(self, given: Mapping[str, object], model: Module | None) -> None:
+        """Take another call of `instrument()`: its settings win over zero-code's while nothing was seen yet."""
+        session = self._session
+        if session is None:
+            return
+        wanted = Config.read({**self._given, **given}, os.environ)
+        if wanted != self.config and self._zero_code and not session.began:
+            session.discard()
+            self._session = None
+            self._session = Session(wanted, model)
+            self.config, self._given, self._zero_code = wanted, {**self._given, **given}, False
+            return
+        if wanted != self.config:
+            changed = [name for name in given if getattr(wanted, name) != getattr(self.config, name)]
+            _logger.warning(
+                "instrument() was called again with another %s; the settings of the first call stay. "
+                "Call uninstrument() before, to change them.",
+                " and ".join(changed),
+            )
+        if model is not None:
+            session.learn(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def detach(self) -> None:
+        """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.detach()
+
+
+_current: Handle | None = None
+_current_lock = threading.Lock()
+
+
+def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool = False) -> Handle:
+    """Start what was given, the rest read from variables, or hand it to what runs already."""
+    global _current  # noqa: PLW0603  # hooks are global to the process, so is what put them in
+    with _current_lock:
+        if _current is None:
+            _current = Handle(Config.read(given, os.environ), given, model, zero_code=zero_code)
+        else:
+            _current.again(given, model)
+        return _current
+
+
+def stop() -> None:
+    """Shut down what runs, if anything does."""
+    if _current is not None:
+        _current.shutdown()
+
+
+def _forked() -> None:
+    global _current, _current_lock  # noqa: PLW0603  # another thread may have held the lock when this child was forked
+    _current_lock = threading.Lock()
+    handle, _current = _current, None
+    if handle is not None:
+        handle.detach()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _forget(handle: Handle) -> None:
+    global _current  # noqa: PLW0603  # see start
+    if _current is handle:
+        _current = None
