@@ -28,7 +28,7 @@ def test_interrupt_in_forward(error: BaseException) -> None:
 
 
 def test_interrupt_caught_in_forward() -> None:
-    """Where an outer forward catches an interrupt, the call that it cut has an estimated end and all else is good."""
+    """Where an outer forward catches an interrupt, the call that it cut ends before the next one begins."""
 
     def catching(model: Any, x: Tensor) -> Any:
         with suppress(KeyboardInterrupt):
@@ -36,11 +36,26 @@ def test_interrupt_caught_in_forward() -> None:
         return model.a(x)
 
     with recorded() as run:
-        train(Model(catching, fails=FailsOnce(KeyboardInterrupt())), ROWS, steps=3)
-    first, *others = run.steps
-    assert estimated(first) == ["forward fails"]
+        train(Model(catching, fails=FailsOnce(KeyboardInterrupt())), ROWS, steps=2)
     expected = step_tree([("forward Model", ["forward fails", "forward a"])], [("backward Model", ["backward a"])])
-    assert [step.tree() for step in others] == [expected] * 2
+    assert [step.tree() for step in run.steps] == [expected] * 2
+    assert [estimated(step) for step in run.steps] == [["forward fails"], []]
+
+
+@pytest.mark.parametrize("other", ["another model", "a part"])
+def test_another_module_after_an_interrupt(other: str) -> None:
+    """What is called after an interrupt stands beside the calls that it cut, whichever module it is."""
+    model = failing(FailsOnce(KeyboardInterrupt()))
+    called = {"another model": Model(lambda m, x: m.a(x)), "a part": model.deep}[other]
+    assert isinstance(called, nn.Module)
+    with recorded() as run:
+        with pytest.raises(KeyboardInterrupt):
+            model(ROWS)
+        called(ROWS.requires_grad_()).sum().backward()
+    forward = only_step(run).find("torch.forward")
+    cut = ("forward Model", ["forward a", ("forward deep", ["forward deep.0"])])
+    after = {"another model": ("forward Model", ["forward a"]), "a part": ("forward deep", ["forward deep.0"])}[other]
+    assert forward.tree() == ("torch.forward", [cut, after])
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=["exception", "interrupt"])

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
 LONGEST_MESSAGE = 4096
+MOST_CALLERS = 64
 
 _new = cast("Callable[[type[ModuleCall], tuple[Any, ...]], ModuleCall]", tuple.__new__)
 _is_grad_enabled = torch.is_grad_enabled
@@ -80,10 +81,10 @@ class CallRecorder:
             thread = self._find_thread()
             stack = thread.stack
             if stack:
-                if module is stack[0][0]:  # recursion, or an interrupt left the last call open
-                    self.close_interrupted(thread, perf_counter_ns(), opening=1)
-                    if not stack and not self._enter(thread, module):
-                        return
+                state = self._states.get(id(module))
+                known = state is not None and id(stack[-1][0]) in state.callers and module is not stack[0][0]
+                if not known and not self._may_open(thread, module, state):
+                    return
             elif not self._enter(thread, module):
                 return
             stack.append((module, _next_number(), perf_counter_ns()))
@@ -138,6 +139,21 @@ class CallRecorder:
             self._add_interrupted(thread, thread.stack.pop(), now_ns)
             if not thread.stack:
                 self._leave(thread, now_ns, None)
+
+    def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
+        """Close what an interrupt left open, and tell whether this call is to be recorded.
+
+        Looks at the Python stack, so each module remembers by whom it was called.
+        """
+        stack = thread.stack
+        self.close_interrupted(thread, perf_counter_ns(), opening=1)
+        if not stack:
+            return self._enter(thread, module)
+        if state is not None:
+            if len(state.callers) >= MOST_CALLERS:
+                state.callers.clear()
+            state.callers.add(id(stack[-1][0]))
+        return True
 
     # ---- records
 

@@ -40,6 +40,7 @@ class ModuleState:
 
     __slots__ = (
         "__weakref__",
+        "callers",
         "device_index",
         "grad_enabled",
         "holder",
@@ -67,6 +68,8 @@ class ModuleState:
     def __init__(self, reference: weakref.ref[Module], place: Place) -> None:
         self.reference = reference
         self.skipped = False
+        self.callers: set[int] = set()
+        """Ids of the modules that were seen to call it."""
         self.move(place)
 
     def move(self, place: Place) -> None:
