@@ -157,6 +157,9 @@ class Capture:
         grad = torch.is_grad_enabled()
         part = thread.machine.forward_begins(perf_counter_ns(), grad=grad)
         thread.in_forward = True
+        self._forwarding.add(thread)
+        if len(self._forwarding) == 1:  # with several the one-shot stays, so that none misses its forward
+            self.hooks.disarm()
         if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
             kind = "step" if grad or part.trained else "evaluation"
             part.detailed = self._detail.of(self.numbers[kind] + (part.ahead if kind == "step" else 0))
@@ -197,9 +200,6 @@ class Capture:
             thread = self.thread()
             if thread.in_forward or thread.in_fetch or graph_task() != -1 or is_generated(module):
                 return
-            self._forwarding.add(thread)
-            if len(self._forwarding) == 1:  # with several it stays, so that none misses its forward
-                self.hooks.disarm()
             if self._enter(thread, module):
                 self.calls.open(thread, module)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
