@@ -17,9 +17,9 @@ class Noted(nn.Module):
         self.layer, self.numbers = nn.Linear(256, 256), numbers
 
     def forward(self, x: Tensor) -> Tensor:
-        first = torch.autograd._get_sequence_nr()
+        first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # has no public form
         y = torch.tanh(self.layer(x))
-        self.numbers.append((first, torch.autograd._get_sequence_nr()))
+        self.numbers.append((first, torch.autograd._get_sequence_nr()))  # type: ignore[attr-defined]  # the same
         return y
 
 
@@ -38,7 +38,7 @@ def times_of_nodes(loss: Tensor, times: dict[int, list[int]]) -> None:
 
 
 def test_backward_times_are_those_of_the_nodes() -> None:
-    """Spans of leaves do not overlap, and each is as long as its nodes take: within a tenth, by the median step."""
+    """Spans of leaves do not overlap, and each is as long as its nodes take: within a hundredth, by the median."""
     numbers: list[tuple[int, int]] = []
     model = nn.Sequential(*[Noted(numbers) for _ in range(4)])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -58,4 +58,4 @@ def test_backward_times_are_those_of_the_nodes() -> None:
         spans = [step.find(f"backward {index}") for index in range(4)]
         assert all(later.end_ns < earlier.start_ns for earlier, later in pairwise(spans))
         ratios += [(span.end_ns - span.start_ns) / true for span, true in zip(spans, truth, strict=True)]
-    assert 0.9 < median(ratios) < 1.1
+    assert 0.99 < median(ratios) < 1.01

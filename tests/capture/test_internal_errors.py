@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from training import Model, step_tree
 
 import torchotel
 
+Detail = Literal["all", "off"]
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 
 
@@ -20,7 +22,7 @@ class Secretive(nn.Linear):
     """Does not say whether it trains, which the hooks want to know."""
 
     @property
-    def training(self) -> bool:  # type: ignore[override]
+    def training(self) -> bool:
         raise LookupError("not telling")
 
     @training.setter
@@ -53,10 +55,10 @@ def learnt(model: nn.Module, steps: int) -> list[Tensor]:
         model(ROWS).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return parameters
+    return list(parameters)
 
 
-def instrumented(model: nn.Module, detail: str, steps: int) -> tuple[list[Tensor], dict[str, object], list[Seen]]:
+def instrumented(model: nn.Module, detail: Detail, steps: int) -> tuple[list[Tensor], dict[str, int], list[Seen]]:
     with receiver() as server:
         with torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail=detail) as handle:
             got = learnt(model, steps)
@@ -80,7 +82,7 @@ def test_error_of_ours_loses_one_call(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("model", "detail"), [(secretive, "all"), (uncounted, "off")])
-def test_errors_of_ours_switch_it_off(model: Callable[[], Model], detail: str) -> None:
+def test_errors_of_ours_switch_it_off(model: Callable[[], Model], detail: Detail) -> None:
     """After ten internal errors the hooks are out, and training goes on as if they had never been in."""
     torch.manual_seed(1)
     expected = learnt(model(), 12)

@@ -1,0 +1,130 @@
+"""Between detailed steps the module hooks are out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import recorded
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+from torch.utils.data import DataLoader, TensorDataset
+from training import PHASES_ONLY, Model, step_tree, train
+
+ROWS = torch.arange(8.0).reshape(2, 4) / 8
+FORWARD = ("forward Model", ["forward a", "forward b"])
+BACKWARD = ("backward Model", ["backward b", "backward a"])
+
+
+def hooks_in() -> tuple[int, int]:
+    """Count the global forward pre-hooks and forward hooks."""
+    return len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)
+
+
+def test_every_fifth_step_is_detailed() -> None:
+    """With detail=5 the steps 0, 5 and 10 have their module spans, all others their phases."""
+    with recorded(5) as run:
+        train(Model(lambda m, x: m.b(m.a(x))), ROWS, steps=12)
+    detailed = step_tree([FORWARD], [BACKWARD])
+    assert [step.tree() for step in run.steps] == [PHASES_ONLY if n % 5 else detailed for n in range(12)]
+    kept = [step.attributes.get("torch.kept.reason") for step in run.steps]
+    assert kept == [None if n % 5 else "sampled" for n in range(12)]
+
+
+def test_every_fifth_step_of_a_loader_is_detailed() -> None:
+    """The same with a DataLoader, whose fetch opens the step."""
+    model = Model(lambda m, x: m.b(m.a(x)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(5) as run:
+        for (batch,) in DataLoader(TensorDataset(ROWS.repeat(6, 1))):
+            model(batch).sum().backward()
+            optimizer.step()
+    forwards = [len(step.find_all("forward Model")) for step in run.steps]
+    assert forwards == [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
+
+
+def test_hooks_are_out_between_detailed_steps() -> None:
+    """Inside a step without detail there is no global forward hook, and no pre-hook once the forward has begun."""
+    seen: list[tuple[int, int]] = []
+
+    def watching(model: Any, x: Tensor) -> Any:
+        seen.append(hooks_in())
+        return model.b(model.a(x))
+
+    with recorded(5):
+        train(Model(watching), ROWS, steps=12)
+    assert seen == [(0, 0) if n % 5 else (1, 1) for n in range(12)]
+
+
+@pytest.mark.parametrize("detail", ["off", 100])
+def test_one_hook_waits(detail: str | int) -> None:
+    """Wherever the program stands after its first step, at most the one pre-hook that waits for a forward is in."""
+    model = Model(lambda m, x: m.b(m.a(x)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = set()
+    with recorded(detail):
+        train(model, ROWS, steps=2)
+        for (batch,) in DataLoader(TensorDataset(ROWS)):
+            seen.add(hooks_in())
+            loss = model(batch).sum()
+            seen.add(hooks_in())
+            loss.backward()
+            seen.add(hooks_in())
+            optimizer.step()
+            seen.add(hooks_in())
+            assert not any(module._forward_hooks for module in model.modules())
+    assert seen == {(1, 0)}
+
+
+def test_hooks_stay_while_all_is_detailed() -> None:
+    """With detail="all" both hooks are in and no module has one of its own."""
+    seen: list[tuple[int, int]] = []
+
+    def watching(model: Any, x: Tensor) -> Any:
+        assert not any(module._forward_hooks for module in model.modules())
+        seen.append(hooks_in())
+        return model.a(x)
+
+    with recorded():
+        train(Model(watching), ROWS, steps=2)
+    assert seen == [(1, 1)] * 2
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    return nn.TransformerEncoder(layer, 2).eval()
+
+
+def encoder_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+
+
+@pytest.mark.parametrize("detail", ["all", "off", 2])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("make", [encoder_layer, encoder])
+def test_fused_path_of_the_transformer(
+    make: Callable[[], nn.Module], detail: str | int, *, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder's fused kernel, which looks for hooks on modules, is used as without, and gives the same bits."""
+    fused: list[bool] = []
+    kernel = torch._transformer_encoder_layer_fwd
+
+    def counted(*args: Any) -> Any:
+        fused.append(args[0].is_nested)
+        return kernel(*args)
+
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
+    model, x = make(), torch.randn(2, 3, 8)
+    keywords = {"src_key_padding_mask": torch.tensor([[False, False, True], [False] * 3])} if padded else {}
+
+    def outputs() -> list[Tensor]:
+        fused.clear()
+        with torch.no_grad():
+            return [model(x, **keywords) for _ in range(3)]
+
+    expected, kinds = outputs(), list(fused)
+    with recorded(detail) as run:
+        got = outputs()
+    assert fused == kinds != []
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert len(run.evaluations) == 3
