@@ -1,0 +1,115 @@
+"""Every private part of torch that is touched: which this torch has, and what happens where one is missing."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchotel.capture import seams
+
+ROOT = Path(__file__).parents[2]
+WHOLE = [
+    "torch.step",
+    [
+        "torch.data",
+        "torch.data",
+        ["torch.forward", [["forward Sequential", ["forward 0", "forward 1"]]]],
+        ["torch.backward", [["backward Sequential", ["backward 1", "backward 0"]]]],
+        "torch.optimizer.step",
+    ],
+]
+LEAVES = [
+    *WHOLE[:1],
+    [
+        *WHOLE[1][:3],
+        ["torch.backward", [["backward Sequential", ["backward 1", "backward 0"]]]],
+        "torch.optimizer.step",
+    ],
+]
+NO_DATA = ["torch.step", ["torch.data", *WHOLE[1][2:]]]
+
+# Torch is loaded once, and each seam is taken away in a fork of its own, before torchotel sees torch.
+DRIVER = """
+import json, os, sys, types
+import torch
+import torch.utils.data.dataloader as data_loader
+from torch.nn.modules import module as nn_module
+
+sys.path.insert(0, sys.argv[1])
+
+def hide_engine():
+    # As if torch called it by another name: backward and grad keep it, nobody else finds it.
+    names = dict(vars(torch.autograd))
+    for name in ("backward", "grad"):
+        known = names[name]
+        setattr(torch.autograd, name, types.FunctionType(known.__code__, names, name, known.__defaults__))
+    del torch.autograd._engine_run_backward
+
+for number, taking in enumerate(json.loads(sys.argv[2])):
+    if os.fork() == 0:
+        exec(taking)
+        from support import recorded
+        with recorded() as run:
+            net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            for x in torch.utils.data.DataLoader(torch.randn(4, 2), 4):
+                net(x).sum().backward()
+                optimizer.step()
+        print(json.dumps([number, run.steps[0].tree()]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+MISSING: dict[str, tuple[str, Any]] = {
+    "nothing": ("pass", WHOLE),
+    "sequence_number": ("del torch.autograd._get_sequence_nr", LEAVES),
+    "graph_task": ("del torch._C._current_graph_task_id", WHOLE),
+    "engine": ("hide_engine()", WHOLE),
+    "data_loader": ("del data_loader._BaseDataLoaderIter", NO_DATA),
+    "forward_hooks_with_kwargs": ("nn_module._global_forward_hooks_with_kwargs = {}", WHOLE),
+}
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, Any]:
+    """Run the same program with each seam taken away."""
+    takings = json.dumps([taking for taking, _ in MISSING.values()])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DRIVER, str(ROOT / "tests"), takings],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = dict(json.loads(line) for line in done.stdout.splitlines())
+    return {name: found.get(number, done.stderr) for number, name in enumerate(MISSING)}
+
+
+def test_all_seams_are_found() -> None:
+    """This torch has every seam; where a newer one loses some, this says which."""
+    missing = [name for name, there in seams.found().items() if not there]
+    assert missing == [], f"torch {torch.__version__} has lost {missing}"
+
+
+@pytest.mark.parametrize("name", list(MISSING))
+def test_without_a_seam(trees: dict[str, Any], name: str) -> None:
+    """Training goes on without the seam, and what is still known is still told."""
+    assert trees[name] == MISSING[name][1]
+
+
+def test_private_parts_stand_in_one_file() -> None:
+    """No other file reaches into torch's private names; modules' own registries have no public form."""
+    registries = {"_modules", "_parameters", "_buffers", "_is_view", "_base", "_compiled_call_impl"}
+    for path in (ROOT / "torchotel" / "capture").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        private = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.startswith("__")
+            and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "tuple"})
+        }
+        assert path.name == "seams.py" or private <= registries, (path.name, private - registries)
