@@ -21,14 +21,14 @@ def _global_state() -> dict[str, object]:
         for name, value in vars(owner).items()
         if name.startswith("_global") and isinstance(value, dict)
     }
-    replaced = {
-        "backward": torch.autograd._engine_run_backward,
+    replaced: dict[str, object] = {
+        "backward": vars(torch.autograd)["_engine_run_backward"],
         "next": data_loader._BaseDataLoaderIter.__next__,
         "iter": data_loader.DataLoader.__iter__,
         "scaler": torch.amp.GradScaler.step,
         "compile": torch.nn.Module.compile,
     }
-    return hooks | replaced
+    return {**hooks, **replaced}
 
 
 def _our_threads() -> list[str]:

@@ -112,7 +112,7 @@ class Run:
 
 
 @contextmanager
-def recorded(detail: str | int = "all", **settings: Any) -> Iterator[Run]:
+def recorded(detail: Any = "all", **settings: Any) -> Iterator[Run]:
     """Instrument the block and send its spans to a real receiver; nothing of ours may have failed or got lost."""
     with receiver() as server:
         handle = torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail=detail, **settings)

@@ -9,6 +9,8 @@ from support import Run, Seen, recorded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from torchotel._config import Detail
+
 LETTERS = {
     "torch.data": "D",
     "torch.forward": "F",
@@ -180,7 +182,7 @@ def _inside_the_optimizer() -> None:
         (_inside_the_optimizer, ["DDOFB", "DOFB", "DOFB"]),
     ],
 )
-def test_steps_of_a_program(program: Callable[[], None], steps: list[str], detail: str) -> None:
+def test_steps_of_a_program(program: Callable[[], None], steps: list[str], detail: Detail) -> None:
     """Each program gives the steps that its author would count, with their phases in order."""
     with recorded(detail) as run:
         program()
@@ -193,7 +195,7 @@ def test_steps_of_a_program(program: Callable[[], None], steps: list[str], detai
 
 
 @pytest.mark.parametrize("detail", ["all", "off"])
-def test_validation_between_epochs(detail: str) -> None:
+def test_validation_between_epochs(detail: Detail) -> None:
     """Validation batches are evaluations of their own, and no step reaches into them."""
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -211,7 +213,7 @@ def test_validation_between_epochs(detail: str) -> None:
 
 
 @pytest.mark.parametrize("detail", ["all", "off"])
-def test_a_metric_that_is_a_module(detail: str) -> None:
+def test_a_metric_that_is_a_module(detail: Detail) -> None:
     """A metric called after the optimizer is an evaluation, and no step is longer for it."""
     net, metric = _net(), nn.MSELoss()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -228,7 +230,7 @@ def test_a_metric_that_is_a_module(detail: str) -> None:
 
 
 @pytest.mark.parametrize("detail", ["all", "off"])
-def test_serving_makes_evaluations(detail: str) -> None:
+def test_serving_makes_evaluations(detail: Detail) -> None:
     """Forwards that nothing trains on are evaluations, one a call, and no step."""
     net = _net()
     with recorded(detail) as run, torch.no_grad():

@@ -9,6 +9,8 @@ import torch._dynamo.utils as dynamo
 from support import recorded
 from torch import Tensor, nn
 
+from torchotel._config import Detail
+
 STEPS = 6
 REGION = (
     "torch.step",
@@ -76,7 +78,7 @@ def _graphs(program: Program) -> tuple[int, int]:
 @pytest.mark.parametrize("detail", ["all", "off", 2])
 @pytest.mark.parametrize("program", [_compiled_module, _module_compile, _compiled_step, _compiled_optimizer])
 @pytest.mark.filterwarnings("error:Using `torch.compile")
-def test_compiles_nothing_more(program: Program, detail: str | int) -> None:
+def test_compiles_nothing_more(program: Program, detail: Detail) -> None:
     """A program has no more graphs and graph breaks than without us, whether hooks are in, out, or come and go."""
     graphs, breaks = _graphs(program)
     with recorded(detail=detail) as run:
@@ -106,7 +108,7 @@ def test_phases_of_a_region_with_hooks_out(program: Program) -> None:
 
 @pytest.mark.parametrize("detail", ["all", "off", 2])
 @pytest.mark.parametrize("program", [_compiled_module, _module_compile])
-def test_hooks_may_come_after_compilation(program: Program, detail: str | int) -> None:
+def test_hooks_may_come_after_compilation(program: Program, detail: Detail) -> None:
     """Instrumenting a model that is compiled already raises nothing and compiles nothing more."""
     net = _net()
     if program is _compiled_module:
@@ -159,7 +161,7 @@ def test_a_region_that_raises_ends_with_its_error() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("detail", ["all", "off"])
-def test_export_works_and_makes_no_spans(strict: bool, detail: str) -> None:  # noqa: FBT001  # a parameter of the test
+def test_export_works_and_makes_no_spans(strict: bool, detail: Detail) -> None:  # noqa: FBT001  # a parameter of the test
     """`torch.export.export` works in both modes; strict tracing fails with any global hook in."""
     net = _net()
     with recorded(detail=detail) as run:

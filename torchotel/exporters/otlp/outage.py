@@ -10,9 +10,7 @@ _ADVICE = {
     "403": "Check OTEL_EXPORTER_OTLP_HEADERS.",
     "404": "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/traces is added.",
 }
-_ADVICE_ELSE = (
-    "Start a Collector or Jaeger there, set OTEL_EXPORTER_OTLP_ENDPOINT, or set OTEL_TRACES_EXPORTER=none."
-)
+_ADVICE_ELSE = "Start a Collector or Jaeger there, set OTEL_EXPORTER_OTLP_ENDPOINT, or set OTEL_TRACES_EXPORTER=none."
 _logger = logging.getLogger("torchotel")
 
 
