@@ -1,0 +1,45 @@
+"""A script with its one line at the top: every process that is spawned from it runs that line again."""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import spawn
+from torch.utils.data import DataLoader, Dataset
+
+import torchotel
+
+torchotel.instrument(endpoint=sys.argv[1], detail="all")
+
+
+class Computed(Dataset[Tensor]):
+    """Samples that a module makes."""
+
+    def __init__(self) -> None:
+        self.make = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        with torch.no_grad():
+            made: Tensor = self.make(torch.full((4,), float(index)))
+        return made
+
+
+def train(_: int = 0, workers: int = 0) -> None:
+    """Train two steps."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    context = get_context("spawn") if workers else None
+    for batch in DataLoader(Computed(), batch_size=4, num_workers=workers, multiprocessing_context=context):
+        model(batch).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "loader":
+        train(workers=2)
+    else:
+        spawn(train, nprocs=2)
