@@ -81,7 +81,7 @@ def reachable(*tops: object) -> int:
 @pytest.mark.parametrize("detail", ["all", "off", 3])
 @pytest.mark.parametrize("program", [step_of_same_model, evaluation_of_same_model, step_of_new_model])
 def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], detail: str | int) -> None:
-    """After 220 steps capture holds as many objects as after 20."""
+    """After 221 steps capture holds as many objects as after 21: not even one more for every other step."""
     step = program()
     held = []
     capture = Capture(lambda unit: None, Detail(detail))
@@ -94,4 +94,4 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
             held.append(reachable(capture, capture.thread()))
     finally:
         capture.uninstall()
-    assert abs(held[1] - held[0]) < 10 < held[0]
+    assert abs(held[1] - held[0]) < 100 < held[0]
