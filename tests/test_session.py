@@ -1,5 +1,6 @@
 """From `instrument()` to `shutdown()`: what is counted, what happens without an endpoint, what a second call does."""
 
+import gc
 import json
 import logging
 import random
@@ -286,3 +287,16 @@ def test_ids_and_the_programs_random_numbers() -> None:
     random.seed(1)
     assert drawn == [random.random()] * 3
     assert len({step.span.trace_id for step in run.steps}) == 3
+
+
+def test_the_last_step_of_a_thread_that_has_ended() -> None:
+    """What a thread leaves behind is handed over at the next flush, whatever the garbage collector did meanwhile."""
+    with recorded("all") as run:
+        for _ in range(3):
+            thread = threading.Thread(target=_train, args=(2,))
+            thread.start()
+            thread.join()
+        gc.collect()
+        assert run.handle.flush()
+        assert run.handle.stats()["steps"] == 6
+    assert len(run.steps) == 6

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from time import perf_counter_ns, time_ns
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch.compiler import is_compiling
@@ -47,8 +46,8 @@ class Capture:
     ) -> None:
         self._hand_over, self._detail, self._user_span = hand_over, detail, user_span
         self._local = threading.local()
-        self.threads: WeakSet[ThreadState] = WeakSet()
-        self._forwarding: WeakSet[ThreadState] = WeakSet()  # those that have run a forward
+        self.threads: set[ThreadState] = set()
+        self._forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
         self.paths = Paths()
         self.numbers = {"step": 0, "evaluation": 0}
@@ -85,6 +84,7 @@ class Capture:
         thread = self.thread()
         self.settle(thread)
         thread.machine.hand_over_finished()
+        self._retire_ended()
 
     def end(self) -> None:
         """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
@@ -104,9 +104,19 @@ class Capture:
         try:
             return self._local.state  # type: ignore[no-any-return] # threading.local holds anything
         except AttributeError:
+            self._retire_ended()
             thread = self._local.state = ThreadState(self._emit, self._user_span)
             self.threads.add(thread)
             return thread
+
+    def _retire_ended(self) -> None:
+        """Hand over what threads have left that are gone: their last step waits for an event that never comes."""
+        for thread in [thread for thread in self.threads if not thread.thread.is_alive()]:
+            self.threads.discard(thread)
+            self._forwarding.discard(thread)
+            self.hooks.forget(thread)
+            self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
+            thread.machine.end()
 
     def settle(self, thread: ThreadState) -> None:
         """Close what an interrupt left open, before the next event is taken in."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 from torch import nn
 from torch.nn import Module
@@ -48,7 +47,7 @@ class ModuleHooks:
         self._before, self._after, self._first, self._left = before, after, first, left
         self._handles: list[RemovableHandle] = []
         self._one_shot: RemovableHandle | None = None
-        self._detailed: WeakSet[ThreadState] = WeakSet()  # threads whose step is recorded in detail
+        self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
         self._wanted = self._armed = False
         self._suspended = 0
 
@@ -66,6 +65,12 @@ class ModuleHooks:
         self._wanted = len(self._detailed) > 0
         self._apply()
         return self.all_in
+
+    def forget(self, thread: ThreadState) -> None:
+        """Take note that the thread has ended."""
+        self._detailed.discard(thread)
+        self._wanted = len(self._detailed) > 0
+        self._apply()
 
     def arm(self) -> None:
         """Wait for the next outermost forward."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -24,6 +25,7 @@ class ThreadState:
     """Steps are found thread by thread, so each thread that forwards, fetches or steps has one of these."""
 
     def __init__(self, emit: Callable[[str, list[Part]], None], user_span: Callable[[], SpanReference | None]) -> None:
+        self.thread = threading.current_thread()
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
