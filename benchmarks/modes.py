@@ -15,7 +15,7 @@ from benchmarks.models import Workload
 from benchmarks.naive import NaiveInstrument
 from benchmarks.sink import Sink
 from torchotel._config import Config
-from torchotel._session import REST_S, Handle
+from torchotel._session import REST_S, Session
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import RequestExporter
@@ -105,9 +105,9 @@ def _encode() -> Iterator[Running]:
     exporter = RequestExporter(
         _Nowhere(), resource={"service.name": "bench"}, version="0", rest=lambda: time.sleep(REST_S)
     )
-    handle = Handle(Config(detail="all"), None, [exporter])
-    yield Running(handle.flush)
-    handle.shutdown()
+    session = Session(Config(detail="all"), None, [exporter])
+    yield Running(lambda: session.flush(10))
+    session.stop(10)
 
 
 @contextmanager

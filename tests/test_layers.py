@@ -26,9 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_session": WORDS | WAIST | {"capture", "telemetry", "exporters", "_worker"},
     "_handle": WORDS | {"_session"},
     "report": WORDS | REPORT,
-    **dict.fromkeys(
-        FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters"}
-    ),
+    **dict.fromkeys(FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters"}),
 }
 """Parts of torchotel by what they may import of it; a new part takes its place here."""
 

@@ -103,6 +103,8 @@ class Phase(NamedTuple):
     error: Error | None = None
     optimizer: str | None = None
     """Class of the optimizer, for its phase."""
+    estimated: str | None = None
+    """ "end" where it is an upper bound: the optimizer raised, and the next event found it."""
 
 
 class Registration(NamedTuple):

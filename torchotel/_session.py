@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -35,19 +35,26 @@ REST_S = 0.0002  # the longest gap that the worker makes in the training thread 
 class Session:
     """One run of capture, worker and exporters, from its first hook to its last byte.
 
+    Args:
+        config: What is wanted.
+        model: Its modules get their full names from the first call on.
+        exporters: Where traces go instead of where the configuration says.
+
     Raises:
         ConfigError: The run file's folder can't be used; nothing was installed.
     """
 
-    def __init__(self, config: Config, model: torch.nn.Module | None) -> None:
+    def __init__(
+        self, config: Config, model: torch.nn.Module | None, exporters: Sequence[TraceExporter] | None = None
+    ) -> None:
         self._config = config
         self._stats = ExportStats()
         self._run_id = find_run_id(config.run_id, os.environ)
         self._resource = describe_process(config.service_name or _script_name(), self._run_id, os.environ, _versions())
         self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
         self._started_ns = time.time_ns()
-        self._record = self._make_record()
-        self._exporters = [exporter for exporter in (self._make_otlp(), self._record) if exporter is not None]
+        self._record = self._make_record() if exporters is None else None
+        self._exporters = self._make_exporters() if exporters is None else exporters
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)
@@ -118,10 +125,12 @@ class Session:
         stats = self._stats if config.traces_exporter == "none" else None
         return RunFile(config.record, resource=self._resource, version=package_version(), stats=stats, rest=_rest)
 
-    def _make_otlp(self) -> TraceExporter | None:
+    def _make_exporters(self) -> list[TraceExporter]:
+        record: list[TraceExporter] = [] if self._record is None else [self._record]
+        return record if self._config.traces_exporter == "none" else [self._make_otlp(), *record]
+
+    def _make_otlp(self) -> TraceExporter:
         config = self._config
-        if config.traces_exporter == "none":
-            return None
         certificate, key = config.client_certificate, config.client_key
         return OtlpTraceExporter(
             config.traces_endpoint,

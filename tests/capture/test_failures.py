@@ -135,6 +135,8 @@ def test_exception_in_optimizer_step(detail: str) -> None:
     once: Any = detailed if detail == "all" else PHASES_ONLY
     assert good.tree() == once
     assert retried.tree() == ("torch.step", [*once[1], *once[1]])
+    bounds = [span.attributes.get("torch.estimated") for span in retried.find_all("torch.optimizer.step")]
+    assert bounds == ["end", None]
 
 
 class Spoilt(Dataset[Tensor]):

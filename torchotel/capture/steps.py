@@ -182,7 +182,7 @@ class StepMachine:
         """Close optimizer steps that raised."""
         if self._stepping:
             _, kind, start_ns, part, place = self._stepping[0]
-            part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind)
+            part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
             self._stepping.clear()
 
     def end(self) -> None:

@@ -79,6 +79,8 @@ class TraceBuilder:
             nested = phase.kind == "backward" and parent >= 0 and unit.phases[parent].kind == "backward"
             node = Node(self._phase_template(phase), added[parent] if nested else 0, phase.start_ns, phase.end_ns)
             node.error = phase.error
+            if phase.estimated is not None:
+                node.set(names.ESTIMATED, phase.estimated)
             added.append(len(nodes))
             nodes.append(node)
         return added
