@@ -152,7 +152,7 @@ def test_a_region_that_raises_ends_with_its_error() -> None:
     net = nn.Sequential(nn.Linear(8, 8))
     net.compile(backend="eager")
     with recorded(model=net) as run:
-        with pytest.raises(RuntimeError, match="reduction dim|cannot be multiplied"):
+        with pytest.raises(RuntimeError, match=r"reduction dim|cannot be multiplied"):
             net(torch.randn(4, 3))
         _train(net, net.parameters())
     assert len(run.steps) == STEPS
