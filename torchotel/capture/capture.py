@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
 from torchotel.capture.events import Events
 from torchotel.capture.hooks import ModuleHooks
-from torchotel.capture.parts import Part
+from torchotel.capture.parts import Part, join
 from torchotel.capture.paths import Paths
 from torchotel.capture.seams import called_because_forward_raised, calls_in_progress, graph_task, is_generated
 from torchotel.capture.sites import Sites
@@ -272,23 +272,4 @@ class Capture:
     def _emit(self, kind: str, parts: list[Part]) -> None:
         number = self.numbers[kind]
         self.numbers[kind] = number + 1
-        detailed = any(part.detailed for part in parts)
-        unit = Unit(
-            kind=kind,
-            number=number,
-            start_ns=parts[0].start_ns,
-            end_ns=max(part.end_ns for part in parts),
-            unix_offset_ns=time_ns() - perf_counter_ns(),
-            thread=threading.get_ident(),
-            detailed=detailed,
-            reason=self._detail.reason(number) if detailed else None,
-            user_span=parts[0].user_span,
-            grad=any(part.forwards_with_grad or part.trained for part in parts),
-        )
-        for part in parts:
-            unit.phases += part.phases
-            unit.calls += part.calls
-            unit.stamps += part.stamps
-            unit.registrations += part.registrations
-            unit.error = unit.error or part.error
-        self._hand_over(unit)
+        self._hand_over(join(kind, number, parts, self._detail.reason(number)))

@@ -1,9 +1,11 @@
 """The pieces that steps and evaluations are put together from."""
 
-from collections.abc import Hashable
+import threading
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns, time_ns
 
-from torchotel._records import Error, ModuleCall, Phase, Registration, SpanReference, Stamp
+from torchotel._records import Error, ModuleCall, Phase, Registration, SpanReference, Stamp, Unit
 
 
 @dataclass(slots=True)
@@ -51,3 +53,34 @@ class Part:
             end_ns = self.forward_end_ns if now_ns is None else now_ns
             self.phases.append(Phase("forward", self.forward_start_ns, end_ns, self.error))
             self.forward_start_ns = None
+
+
+def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
+    """Put the parts of a step or an evaluation together.
+
+    Args:
+        kind: "step" or "evaluation".
+        number: How many of the kind there were before.
+        parts: In order.
+        reason: Why it has its detail, where it has.
+    """
+    detailed = any(part.detailed for part in parts)
+    unit = Unit(
+        kind=kind,
+        number=number,
+        start_ns=parts[0].start_ns,
+        end_ns=max(part.end_ns for part in parts),
+        unix_offset_ns=time_ns() - perf_counter_ns(),
+        thread=threading.get_ident(),
+        detailed=detailed,
+        reason=reason if detailed else None,
+        user_span=parts[0].user_span,
+        grad=any(part.forwards_with_grad or part.trained for part in parts),
+    )
+    for part in parts:
+        unit.phases += part.phases
+        unit.calls += part.calls
+        unit.stamps += part.stamps
+        unit.registrations += part.registrations
+        unit.error = unit.error or part.error
+    return unit
