@@ -21,6 +21,8 @@ from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.transport import Reply
 
+FLUSH_S = 60.0
+
 
 @dataclass(frozen=True)
 class Running:
@@ -113,7 +115,7 @@ def _encode() -> Iterator[Running]:
 @contextmanager
 def _whole(sink: Sink, detail: Any) -> Iterator[Running]:
     handle = torchotel.instrument(endpoint=sink.endpoint, detail=detail, traces_exporter="otlp", record=None)
-    yield Running(handle.flush, lambda: int(str(handle.stats()["spans_recorded"])))
+    yield Running(lambda: handle.flush(FLUSH_S), lambda: handle.stats()["spans_recorded"])
     handle.shutdown()
 
 
