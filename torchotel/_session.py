@@ -82,7 +82,7 @@ class Session:
 
     def detach(self) -> None:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
-        self._capture.uninstall()
+        self._capture.detach()
 
     def discard(self) -> None:
         """End before anything was seen, and leave no run file behind."""

@@ -59,25 +59,31 @@ class Capture:
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, self._first, self._left)
         self._events = Events(self)
         self.compiling = Compiling(self.hooks, self._enter_region, self.guard.guarded)
-        self._installed = False
+        self.installed = False
+        """Whether anything is to be recorded; what was running when it ended may still call."""
 
     # ---- in and out
 
     def install(self) -> None:
         """Put hooks and seams in; they see the next event."""
-        self._installed = True
+        self.installed = True
         self._events.install()
         self.compiling.install()
-        self.hooks.arm()
+        self.hooks.install()
 
     def uninstall(self) -> None:
         """Take everything out; steps that are open stay until `end`."""
-        self._installed = False
+        self.installed = False
         self.hooks.remove()
         self.compiling.uninstall()
         self._events.uninstall()
         for thread in list(self.threads):
             self._drop_exit_hook(thread)
+
+    def detach(self) -> None:
+        """Take everything out of a forked child."""
+        self.hooks.renew_lock()
+        self.uninstall()
 
     def flush(self) -> None:
         """Hand over what has ended on the calling thread."""
@@ -111,8 +117,13 @@ class Capture:
 
     def _retire_ended(self) -> None:
         """Hand over what threads have left that are gone: their last step waits for an event that never comes."""
-        for thread in [thread for thread in self.threads if not thread.thread.is_alive()]:
-            self.threads.discard(thread)
+        for thread in list(self.threads):
+            if thread.thread.is_alive():
+                continue
+            try:
+                self.threads.remove(thread)
+            except KeyError:
+                continue  # another thread hands it over
             self._forwarding.discard(thread)
             self.hooks.forget(thread)
             self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
@@ -188,8 +199,7 @@ class Capture:
         thread.reset_call()
         if forward:
             thread.machine.forward_ends(now_ns, error)
-        if self._installed:
-            self.hooks.arm()
+        self.hooks.arm()
 
     def _recompute(self, thread: ThreadState) -> None:
         """Record a forward that runs inside a backward for the thread that the backward belongs to."""
@@ -209,6 +219,8 @@ class Capture:
         try:
             thread = self.thread()
             if thread.in_forward or thread.in_fetch or graph_task() != -1 or is_generated(module):
+                return
+            if not self.installed:  # it ended while another of this call's hooks ran
                 return
             if self._enter(thread, module):
                 self.calls.open(thread, module)
@@ -240,7 +252,7 @@ class Capture:
             if thread.stack:
                 self.calls.before(module, args)
                 return self.calls.after
-            if thread.in_forward or thread.in_fetch or not self._installed:
+            if thread.in_forward or thread.in_fetch or not self.installed:
                 return None
             if self._enter(thread, module, watch=False):
                 self.calls.open(thread, module)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """Install the seams and hooks of events, and pass what they see to the thread's step machine."""
+    """Install the seams and hooks of events, and pass what they see to the thread's step machine.
+
+    A seam may be called after it was taken out, where another library has put its own wrapper over ours.
+    """
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -56,7 +59,7 @@ class Events:
     # ---- backward
 
     def _backward_begins(self) -> None:
-        if self._capture.compiling.running:
+        if self._capture.compiling.running or not self._capture.installed:
             return
         thread = self._capture.thread()
         if not thread.in_backward:
@@ -77,6 +80,8 @@ class Events:
     # ---- fetch
 
     def _fetch_begins(self) -> None:
+        if not self._capture.installed:
+            return
         thread = self._capture.thread()
         if not thread.in_fetch:
             self._capture.settle(thread)
@@ -121,7 +126,7 @@ class Events:
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
         thread = self._capture.thread()
-        if not thread.optimizer_steps:
+        if self._capture.installed and not thread.optimizer_steps:
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
 
     # ---- registration

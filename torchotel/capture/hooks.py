@@ -7,6 +7,7 @@ that call only, its end.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -48,8 +49,19 @@ class ModuleHooks:
         self._handles: list[RemovableHandle] = []
         self._one_shot: RemovableHandle | None = None
         self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
-        self._wanted = self._armed = False
+        self._wanted = self._armed = self._installed = False
         self._suspended = 0
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Forget who held the lock: in a forked child it may be a thread that is not there."""
+        # Reentrant: a signal's handler may run in the midst of it and shut everything down.
+        self._lock = threading.RLock()
+
+    def install(self) -> None:
+        """Begin, by waiting for the next outermost forward."""
+        self._installed = True
+        self.arm()
 
     @property
     def all_in(self) -> bool:
@@ -93,7 +105,8 @@ class ModuleHooks:
         self._apply()
 
     def remove(self) -> None:
-        """Take all hooks out for good."""
+        """Take all hooks out; what is still running cannot put them back."""
+        self._installed = False
         self._detailed.clear()
         self._wanted = self._armed = False
         self._apply()
@@ -109,7 +122,12 @@ class ModuleHooks:
         return True
 
     def _apply(self) -> None:
-        wanted = self._wanted and not self._suspended
+        with self._lock:  # of two threads that find no hooks in, one puts them there
+            free = self._installed and not self._suspended
+            self._put_all(wanted=self._wanted and free)
+            self._put_one_shot(wanted=self._armed and not self._wanted and free)
+
+    def _put_all(self, *, wanted: bool) -> None:
         if wanted and not self._handles:
             self._handles = [
                 register_module_forward_pre_hook(self._before),
@@ -120,9 +138,10 @@ class ModuleHooks:
             for handle in handles:
                 handle.remove()
                 forget_kwargs_hook(handle.id)
-        armed = self._armed and not self._wanted and not self._suspended
-        if armed and self._one_shot is None:
+
+    def _put_one_shot(self, *, wanted: bool) -> None:
+        if wanted and self._one_shot is None:
             self._one_shot = register_module_forward_pre_hook(self._first)
-        elif self._one_shot is not None and not armed:
+        elif self._one_shot is not None and not wanted:
             one_shot, self._one_shot = self._one_shot, None
             one_shot.remove()
