@@ -1,5 +1,6 @@
 """Compiled regions: one span each, never a hook inside, never a graph or a recompilation more."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -181,3 +182,34 @@ def test_shutdown_gives_regions_their_own_call_back() -> None:
         assert net._compiled_call_impl is not before
         net(torch.randn(4, 8))
     assert net._compiled_call_impl is before
+
+
+def test_another_thread_compiles_during_a_backward() -> None:
+    """A backward that ends while another thread compiles has ended: the steps after it are whole."""
+    compiling, done = threading.Event(), threading.Event()
+
+    def slow(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        compiling.set()
+        done.wait(10)
+        return graph.forward
+
+    other = torch.compile(nn.Linear(4, 4), backend=slow)
+    thread = threading.Thread(target=other, args=(torch.ones(2, 4),))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def compile_meanwhile(_: Tensor) -> None:
+        thread.start()
+        assert compiling.wait(10)
+
+    with recorded() as run:
+        for number in range(3):
+            output = model(torch.ones(2, 4))
+            if number == 1:
+                output.register_hook(compile_meanwhile)
+            output.sum().backward()
+            if number == 1:
+                done.set()
+            optimizer.step()
+        thread.join()
+    assert len(run.steps) == 3

@@ -59,9 +59,12 @@ class Events:
     # ---- backward
 
     def _backward_begins(self) -> None:
-        if self._capture.compiling.running or not self._capture.installed:
+        if not self._capture.installed:
             return
         thread = self._capture.thread()
+        if self._capture.compiling.running:
+            thread.traced_backwards += 1
+            return
         if not thread.in_backward:
             self._capture.settle(thread)
         thread.in_backward += 1
@@ -70,8 +73,11 @@ class Events:
     def _backward_ends(self, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
         thread = self._capture.thread()
-        if not thread.in_backward or self._capture.compiling.running:
-            return  # it began before we came, or is being traced
+        if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
+            thread.traced_backwards -= 1
+            return
+        if not thread.in_backward:
+            return  # it began before we came
         thread.in_backward -= 1
         error = error_of(exception) if exception is not None else None
         thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)

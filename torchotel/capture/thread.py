@@ -33,6 +33,8 @@ class ThreadState:
         self.machine = StepMachine(self._take, emit, user_span)
         self.in_forward = False
         self.in_backward = 0
+        self.traced_backwards = 0
+        """Runs of the engine that began while something was compiled: they are the compiler's."""
         self.in_fetch = 0
         self.fetch_start_ns = 0
         self.optimizer_steps = 0
