@@ -18,7 +18,12 @@ from torch.nn import Module
 
 from torchotel._records import NO_SLOTS, CallNote, Error, ModuleCall, Slots
 from torchotel.capture.paths import ModuleState, Paths
-from torchotel.capture.seams import calls_in_progress, sequence_number
+from torchotel.capture.seams import (
+    calls_in_progress,
+    sequence_number,
+    torch_function_modes,
+    without_torch_function,
+)
 from torchotel.capture.sites import Sites, tensors_in
 
 if TYPE_CHECKING:
@@ -113,6 +118,9 @@ class CallRecorder:
             error = None
             if len(rest) == 1:
                 error = self._add_failed(thread, frame, args, end_ns)
+            elif torch_function_modes():
+                with without_torch_function():  # it would be called for each property that we read
+                    self._add(thread, frame, args, rest[0], rest[1], end_ns)
             else:
                 self._add(thread, frame, args, rest[0], rest[1], end_ns)
             if not stack:
@@ -161,7 +169,10 @@ class CallRecorder:
         state = self._states.get(id(module))
         if state is not None:
             holder = state.holder
-            if holder is None or ((h := holder()) is not None and h._modules.get(state.name) is module):
+            if holder is None:
+                return state
+            held = h._modules if (h := holder()) is not None else {}
+            if state.name in held and held[state.name] is module:  # a scripted module's dictionary has no `get`
                 return state
         return self._paths.find(module, [frame[0] for frame in thread.stack])
 
@@ -186,7 +197,8 @@ class CallRecorder:
                 else:
                     starts, ends = thread.backward.hook_one(output, node, first, state)
         else:
-            site, starts, ends = self._look_closely(thread, state, frame, args, kwargs, output)
+            with without_torch_function():  # subclasses of Tensor may have their own
+                site, starts, ends = self._look_closely(thread, state, frame, args, kwargs, output)
         if not state.skipped:
             note = RECOMPUTED if thread.recompute else None
             thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note)))
@@ -242,7 +254,8 @@ class CallRecorder:
         exception = sys.exc_info()[1]
         error = error_of(exception) if exception is not None else None
         state = self._state_of(thread, module)
-        site = self._sites.find(state, module, tensors_in(args), [])
+        with without_torch_function():
+            site = self._sites.find(state, module, tensors_in(args), [])
         note = CallNote(error, recompute=thread.recompute)
         thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note))
         return error

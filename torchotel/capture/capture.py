@@ -21,7 +21,14 @@ from torchotel.capture.events import Events
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.parts import Part, join
 from torchotel.capture.paths import Paths
-from torchotel.capture.seams import called_because_forward_raised, calls_in_progress, graph_task, is_generated
+from torchotel.capture.seams import (
+    called_because_forward_raised,
+    calls_in_progress,
+    graph_task,
+    is_generated,
+    is_traced,
+    without_torch_function,
+)
 from torchotel.capture.sites import Sites
 from torchotel.capture.thread import MOST_CALLS, ThreadState
 
@@ -147,8 +154,8 @@ class Capture:
 
         Where it is not, its end is watched for, unless the caller sees to that.
         """
-        if thread.in_forward or is_generated(module):  # inside an outermost call or region that is not recorded
-            return False
+        if thread.in_forward or is_generated(module) or is_traced():
+            return False  # inside an outermost call or region that is not recorded
         self._drop_exit_hook(thread)
         if graph_task() != -1:
             self._recompute(thread)
@@ -161,7 +168,8 @@ class Capture:
             return False
         detailed = self._forward_begins(thread)
         if self.model is None:
-            self.model = self.paths.describe(module)
+            with without_torch_function():
+                self.model = self.paths.describe(module)
         if self.paths.enter(module):  # also without detail: registrations need the names
             self.compiling.learn(module)
         if not self.hooks.want(thread, detailed=detailed):

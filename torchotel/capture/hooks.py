@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -114,9 +115,10 @@ class ModuleHooks:
     def watch_exit(self, thread: ThreadState, module: Module) -> bool:
         """See the end of this one call of the outermost module; False where it must not have a hook.
 
-        The fused path of `TransformerEncoderLayer` looks for hooks on modules, and numbers would change.
+        The fused path of `TransformerEncoderLayer` looks for hooks on modules, and numbers would change; a scripted
+        module takes none.
         """
-        if isinstance(module, nn.TransformerEncoderLayer):
+        if isinstance(module, nn.TransformerEncoderLayer | torch.jit.ScriptModule):
             return False
         thread.exit_hook = module.register_forward_hook(ExitHook(self._left), always_call=True)
         return True

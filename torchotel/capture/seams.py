@@ -3,6 +3,8 @@
 | seam | used for | without it |
 |---|---|---|
 | `torch.autograd._get_sequence_nr` | which nodes a call made | the output nodes alone: right for leaves |
+| `torch._C.DisableTorchFunction`, `._len_torch_function_stack` | reading tensors unseen | such functions see it |
+| `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
 | `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
 | `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
@@ -15,6 +17,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -39,6 +42,16 @@ sequence_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequen
 
 graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _none_running)
 """The backward that runs on this thread; -1: none."""
+
+without_torch_function: Callable[[], AbstractContextManager[object]]
+without_torch_function = getattr(torch._C, "DisableTorchFunction", nullcontext)
+"""A block in which no `__torch_function__` of the user's is called."""
+
+torch_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
+"""How many modes of the user's would be called on this thread."""
+
+is_traced: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
+"""Whether `torch.jit.trace` runs on this thread: sizes are tensors there."""
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
 _wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
