@@ -46,8 +46,14 @@ def backward_calls(
     """
     users: dict[int, list[int]] = {}
     for index, call in enumerate(calls):
-        for slot in {*_each(call.starts), *_each(call.ends)}:
-            users.setdefault(slot, []).append(index)
+        starts, ends = call.starts, call.ends
+        if type(starts) is int and type(ends) is int:  # nearly all
+            users.setdefault(starts, []).append(index)
+            if ends != starts:
+                users.setdefault(ends, []).append(index)
+        else:
+            for slot in {*_each(starts), *_each(ends)}:
+                users.setdefault(slot, []).append(index)
     found: list[BackwardCall] = []
     for task in _tasks(stamps).values():
         run = _run_of(task, phases)
@@ -65,10 +71,11 @@ def _each(slots: Slots) -> tuple[int, ...]:
 
 def _tasks(stamps: Sequence[Stamp]) -> dict[int, _Task]:
     tasks: dict[int, _Task] = {}
+    task, current = _Task({}, {}, []), None
     for slot, time_ns, number in stamps:
-        task = tasks.get(number)
-        if task is None:
-            task = tasks[number] = _Task({}, {}, [])
+        if number != current:
+            current = number
+            task = tasks.setdefault(number, _Task({}, {}, []))
         task.first.setdefault(slot, time_ns)
         task.last[slot] = time_ns
         task.times.append(time_ns)
@@ -108,6 +115,12 @@ def _time(
 def _time_one(
     index: int, call: ModuleCall, inner: Sequence[BackwardCall], task: _Task, run: Phase | None
 ) -> BackwardCall:
+    if type(call.starts) is int and type(call.ends) is int:
+        start_ns, end_ns = task.first.get(call.starts), task.last.get(call.ends)
+        if start_ns is not None and end_ns is not None:  # nearly all
+            for child in inner:
+                start_ns, end_ns = min(start_ns, child.start_ns), max(end_ns, child.end_ns)
+            return BackwardCall(index, -1, start_ns, end_ns)
     starts = [task.first[slot] for slot in _each(call.starts) if slot in task.first]
     ends = [task.last[slot] for slot in _each(call.ends) if slot in task.last]
     ended = bool(ends)

@@ -85,9 +85,11 @@ def lay_out(nodes: Sequence[Node]) -> None:
 
 
 def _inside(parent: Node, children: Sequence[Node]) -> None:
+    start_ns, end_ns = parent.start_ns, parent.end_ns
     for child in children:
-        child.start_ns = min(max(child.start_ns, parent.start_ns), parent.end_ns)
-        child.end_ns = max(child.start_ns, min(child.end_ns, parent.end_ns))
+        if not start_ns <= child.start_ns <= child.end_ns <= end_ns:
+            child.start_ns = min(max(child.start_ns, start_ns), end_ns)
+            child.end_ns = max(child.start_ns, min(child.end_ns, end_ns))
 
 
 def _apart(siblings: Sequence[Node]) -> None:
