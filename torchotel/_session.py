@@ -50,7 +50,7 @@ class Session:
         self._config = config
         self._stats = ExportStats()
         self._run_id = find_run_id(config.run_id, os.environ)
-        self._resource = describe_process(config.service_name or _script_name(), self._run_id, os.environ, _versions())
+        self._resource = describe_process(config.service_name, _script_name(), self._run_id, os.environ, _versions())
         self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
         self._started_ns = time.time_ns()
         self._record = self._make_record() if exporters is None else None

@@ -12,19 +12,20 @@ from torchotel.telemetry.spans import Attributes, AttributeValue
 
 
 def describe_process(
-    service_name: str, run_id: str, environ: Mapping[str, str], versions: Mapping[str, str]
+    service_name: str | None, default_name: str, run_id: str, environ: Mapping[str, str], versions: Mapping[str, str]
 ) -> Attributes:
-    """Return the resource's attributes: OTEL_RESOURCE_ATTRIBUTES and the SDK's detectors, then ours.
+    """Return the resource's attributes: ours, the SDK's detectors' and OTEL_RESOURCE_ATTRIBUTES.
+
+    What the variable says of service and host wins over what is found, as OpenTelemetry has it.
 
     Args:
-        service_name: `service.name`.
+        service_name: `service.name` where it was set; it wins over the variable.
+        default_name: It where nothing says it.
         run_id: The run, the same on all its ranks.
         environ: Where torchrun tells rank and world size.
         versions: Of torch and CUDA, by attribute.
     """
     own: dict[str, AttributeValue] = {
-        "service.name": service_name,
-        "host.name": socket.gethostname(),
         "process.pid": os.getpid(),
         names.RUN_ID: run_id,
         names.RUN_GENERATION: _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
@@ -36,6 +37,11 @@ def describe_process(
     detected = dict(Resource.create({}).attributes)
     # The SDK makes an instance id of its own in newer versions only.
     detected.setdefault("service.instance.id", str(uuid4()))
+    detected.setdefault("host.name", socket.gethostname())
+    if service_name is not None:
+        own["service.name"] = service_name
+    elif str(detected["service.name"]).startswith("unknown_service"):  # the specification's word for: nobody said it
+        own["service.name"] = default_name
     detected.update(own)
     return {name: _plain(value) for name, value in detected.items()}
 
