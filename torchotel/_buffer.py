@@ -20,7 +20,7 @@ class Buffer:
         self._units: deque[tuple[Unit, int]] = deque()
         self._spans = 0
         self._dropped = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self.filling = threading.Event()
         """Set when there is enough for the worker to come early."""
 

@@ -27,7 +27,7 @@ class Handle:
     def __init__(self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool) -> None:
         self.config = config
         self._given, self._zero_code = given, zero_code
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._stats: Mapping[str, int] = {}
         off = config.disabled or get_worker_info() is not None
         self._session = None if off else Session(config, model)
@@ -92,13 +92,14 @@ class Handle:
 
     def detach(self) -> None:
         """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""
+        self._lock = threading.RLock()  # a thread of the parent may have held it
         session, self._session = self._session, None
         if session is not None:
             session.detach()
 
 
 _current: Handle | None = None
-_current_lock = threading.Lock()
+_current_lock = threading.RLock()
 
 
 def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool = False) -> Handle:
@@ -120,7 +121,7 @@ def stop() -> None:
 
 def _forked() -> None:
     global _current, _current_lock  # noqa: PLW0603  # another thread may have held the lock when this child was forked
-    _current_lock = threading.Lock()
+    _current_lock = threading.RLock()
     handle, _current = _current, None
     if handle is not None:
         handle.detach()

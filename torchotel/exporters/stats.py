@@ -21,7 +21,7 @@ class ExportStats:
     """Count every span that an exporter takes exactly once, as exported or dropped; from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self._exported = 0
         self._dropped = 0
         self._errors: Counter[str] = Counter()
