@@ -1,6 +1,8 @@
 """Compiled regions: one span each, never a hook inside, never a graph or a recompilation more."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +215,16 @@ def test_another_thread_compiles_during_a_backward() -> None:
             optimizer.step()
         thread.join()
     assert len(run.steps) == 3
+
+
+def test_a_compiled_module_is_freed() -> None:
+    """A module on which `compile()` was called goes with its last reference, and the garbage collector."""
+    with recorded():
+        net = _net()
+        net.compile(backend="eager")
+        net(torch.randn(4, 8))
+        reference = weakref.ref(net)
+        del net
+        torch._dynamo.reset()
+        gc.collect()
+        assert reference() is None

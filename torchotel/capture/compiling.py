@@ -41,7 +41,7 @@ class Compiling:
         self.running = 0
         """Compilations that run: the backwards and forwards that they trace are not the program's."""
         self._undos: list[seams.Undo] = []
-        self._wrapped: list[tuple[weakref.ref[Module], Call, Call]] = []
+        self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
         self._filter: tuple[Any, ...] | None = None
 
     def install(self) -> None:
@@ -64,17 +64,17 @@ class Compiling:
         self._undos = []
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # a list, typed as a sequence
-        for reference, ours, original in self._wrapped:
-            module = reference()
-            if module is not None and getattr(module, "_compiled_call_impl", None) is ours:
-                module._compiled_call_impl = original
-        self._wrapped = []
+        for region in list(self._regions):
+            module = region.module()
+            if module is not None and getattr(module, "_compiled_call_impl", None) is region:
+                module._compiled_call_impl = region.compiled
+        self._regions.clear()
 
     def learn(self, model: Module) -> None:
         """Wrap the regions of a model that was compiled before."""
         for module in modules_of(model):
             compiled = getattr(module, "_compiled_call_impl", None)
-            if compiled is not None and all(compiled is not ours for _, ours, _ in self._wrapped):
+            if compiled is not None and not isinstance(compiled, _Region):
                 module._compiled_call_impl = self._wrap(module, compiled)
 
     def _begin(self) -> None:
@@ -98,24 +98,35 @@ class Compiling:
         self._undos.append(seams.around_strict_export(trace, begin, end))
 
     def _wrap(self, module: Module, compiled: Call) -> Call:
-        reference = weakref.ref(module)
-
-        def region(*args: Any, **kwargs: Any) -> Any:
-            owner = reference()
-            if owner is None or is_compiling():
-                return compiled(*args, **kwargs)
-            after = self._enter(owner, args)
-            # The region checks that no hook came since it was compiled, and is compiled again where one did.
-            self._hooks.suspend()
-            rest: tuple[Any, ...] = (None,)
-            try:
-                output = compiled(*args, **kwargs)
-                rest = (kwargs, output)
-            finally:
-                self._hooks.resume()
-                if after is not None and (len(rest) > 1 or isinstance(sys.exception(), Exception)):
-                    after(owner, args, *rest)
-            return output
-
-        self._wrapped.append((reference, region, compiled))
+        region = _Region(weakref.ref(module), compiled, self._run)
+        self._regions.add(region)
         return region
+
+    def _run(self, region: _Region, args: Any, kwargs: Any) -> Any:
+        owner = region.module()
+        if owner is None or is_compiling():
+            return region.compiled(*args, **kwargs)
+        after = self._enter(owner, args)
+        # The region checks that no hook came since it was compiled, and is compiled again where one did.
+        self._hooks.suspend()
+        rest: tuple[Any, ...] = (None,)
+        try:
+            output = region.compiled(*args, **kwargs)
+            rest = (kwargs, output)
+        finally:
+            self._hooks.resume()
+            if after is not None and (len(rest) > 1 or isinstance(sys.exception(), Exception)):
+                after(owner, args, *rest)
+        return output
+
+
+class _Region:
+    """Stand before the compiled call of one module."""
+
+    __slots__ = ("__weakref__", "_run", "compiled", "module")
+
+    def __init__(self, module: weakref.ref[Module], compiled: Call, run: Callable[[_Region, Any, Any], Any]) -> None:
+        self.module, self.compiled, self._run = module, compiled, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self, args, kwargs)
