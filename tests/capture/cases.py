@@ -50,6 +50,16 @@ class FirstRow(nn.Module):
         return self.rows[0]
 
 
+class Rows(nn.Module):
+    """Returns views of its input, and changes it, so that asking for their nodes raises."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        rows = x.unbind(0)
+        with torch.no_grad():
+            x.mul_(2)
+        return rows
+
+
 class Words(nn.Module):
     """Returns no tensor."""
 
@@ -72,6 +82,12 @@ def added_in_place(model: Any, x: Tensor) -> Any:
 def base_changed(model: Any, x: Tensor) -> Any:
     y = model.row(model.a(x))
     model.row.rows.mul_(3)
+    return y
+
+
+def rows_of_a_changed_base(model: Any, x: Tensor) -> Any:
+    y = model.a(x)
+    model.rows(y * 2)
     return y
 
 
@@ -125,6 +141,7 @@ CASES = {
         lambda: Model(added_in_place), ["a", "b"], ["b", "a"], {"x": ROWS.reshape(1, 2, 4)}
     ),
     "base changed": Case(lambda: Model(base_changed, row=FirstRow()), ["a", "row"], ["row", "a"]),
+    "views of what changed": Case(lambda: Model(rows_of_a_changed_base, rows=Rows()), ["a", "rows"], ["a"]),
     "input changed": Case(lambda: Model(lambda m, x: m.twice(m.a(x)), twice=Doubled()), ["a", "twice"], ["twice", "a"]),
     "no tensor out": Case(
         lambda: Model(lambda m, x: m.a(x) * len(m.words(x)), words=Words()), ["a", "words"], ["a"]

@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from torchotel._records import NO_SLOTS, Slots, Stamp
 from torchotel.capture.paths import ModuleState
-from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number
+from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number, node_of
 
 MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
 LONGEST_WAY = 1024  # remembered
@@ -63,7 +63,7 @@ class BackwardStamps:
         starts: list[int] = []
         ends: list[int] = []
         for output in outputs:
-            node = output.grad_fn
+            node = node_of(output)
             if node is not None:
                 start, end = self.hook_one(output, node, first, state)
                 starts += _as_list(start)
@@ -72,7 +72,7 @@ class BackwardStamps:
 
     def hook_leaf(self, outputs: list[Tensor]) -> tuple[Slots, Slots]:
         """Hook the output nodes alone, where torch has no sequence numbers: right for calls of one node."""
-        nodes = {n for t in outputs if (n := t.grad_fn) is not None}
+        nodes = {n for t in outputs if (n := node_of(t)) is not None}
         if not nodes:
             return NO_SLOTS, NO_SLOTS
         start, end = _next_slot(), _next_slot()
@@ -83,8 +83,8 @@ class BackwardStamps:
 
     def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
         """Hook every node that leads out of the call; the latest to run is the end."""
-        stops = {t.grad_fn for t in inputs}
-        nodes = [n for t in outputs if (n := t.grad_fn) is not None and n not in stops and node_number(n) >= first]
+        stops = {node_of(t) for t in inputs}
+        nodes = [n for t in outputs if (n := node_of(t)) is not None and n not in stops and node_number(n) >= first]
         if not nodes:
             return NO_SLOTS, NO_SLOTS
         start, end = _next_slot(), _next_slot()

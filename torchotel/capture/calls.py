@@ -20,6 +20,7 @@ from torchotel._records import NO_SLOTS, CallNote, Error, ModuleCall, Slots
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
     calls_in_progress,
+    node_of,
     sequence_number,
     torch_function_modes,
     without_torch_function,
@@ -188,7 +189,7 @@ class CallRecorder:
             and sequence_number is not None
             and not (output.is_nested or tensor.is_nested)
         ):
-            node = output.grad_fn
+            node = node_of(output)
             site = self._site_of_one(state, module, tensor, output, has_node=node is not None)
             self._note_device(thread, site)
             if node is not None:

@@ -58,6 +58,14 @@ _wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
 _step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else None  # one code serves every optimizer
 
 
+def node_of(tensor: torch.Tensor) -> Node | None:
+    """Return the node that made a tensor; None also where asking raises: a view whose base has changed since."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def node_number(node: Node) -> int:
     """Return the sequence number of an autograd node."""
     return node._sequence_nr()
