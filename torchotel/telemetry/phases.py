@@ -9,17 +9,15 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 def enclosing(phases: Sequence[Phase]) -> list[int]:
     """For each phase the index of the innermost one that holds it, -1 for none."""
-    found: list[int] = []
-    for index, phase in enumerate(phases):
-        best = -1
-        for other_index, other in enumerate(phases):
-            if other_index == index or not (other.start_ns <= phase.start_ns and phase.end_ns <= other.end_ns):
-                continue
-            if (other.start_ns, other.end_ns) == (phase.start_ns, phase.end_ns) and other_index > index:
-                continue
-            if best < 0 or other.start_ns > phases[best].start_ns:
-                best = other_index
-        found.append(best)
+    found = [-1] * len(phases)
+    open_phases: list[int] = []
+    for index in sorted(range(len(phases)), key=lambda i: (phases[i].start_ns, -phases[i].end_ns)):
+        # One that ends before this one does holds nothing that begins later and is not in this one too.
+        while open_phases and phases[open_phases[-1]].end_ns < phases[index].end_ns:
+            open_phases.pop()
+        if open_phases:
+            found[index] = open_phases[-1]
+        open_phases.append(index)
     return found
 
 
