@@ -92,6 +92,9 @@ class _Nowhere:
 
     endpoint = "nowhere"
 
+    def prepare(self) -> None:
+        pass
+
     def pack(self, body: bytes) -> bytes:
         return body
 

@@ -11,7 +11,7 @@ import pytest
 from torchotel.report import Run, open_run
 
 SCRIPT = """
-import os, sys
+import os, signal, sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,6 +19,8 @@ class Net(torch.nn.Sequential):
     pass
 
 def main(way):
+    # A job in a shell's background has it ignored, and a child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     net = Net(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     data = TensorDataset(torch.ones(12, 4))
@@ -102,7 +104,10 @@ def test_sums_up_after_an_interrupt(folder: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"epoch\n"
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=commands.TIMEOUT_S)
+        try:
+            output, errors = process.communicate(timeout=commands.TIMEOUT_S)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert b"KeyboardInterrupt" in errors
     assert b"slowest layers, forward" in output

@@ -155,6 +155,13 @@ _SETTINGS: Final[Mapping[str, _Setting]] = {
 }
 
 
+def own_folder(record: Path, environ: Mapping[str, str]) -> Path:
+    """Give this rank's folder of a run file: with several ranks each has one of its own."""
+    if environ.get("WORLD_SIZE", "1") == "1":
+        return record
+    return record.with_name(f"{record.name}-rank{environ.get('RANK', '0')}")
+
+
 def _checked(name: str, value: object) -> Any:
     kind = _SETTINGS[name].kind
     try:

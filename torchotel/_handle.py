@@ -14,7 +14,8 @@ from torch.nn import Module
 from torch.utils.data import get_worker_info
 
 from torchotel._config import Config
-from torchotel._session import Session
+from torchotel._errors import ConfigError
+from torchotel._session import COUNTS, Session
 
 SHUTDOWN_S = 10.0
 
@@ -28,7 +29,7 @@ class Handle:
         self.config = config
         self._given, self._zero_code = given, zero_code
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
-        self._stats: Mapping[str, int] = {}
+        self._stats: Mapping[str, int] = dict.fromkeys(COUNTS, 0)
         off = config.disabled or get_worker_info() is not None
         self._session = None if off else Session(config, model)
         atexit.register(self.shutdown)
@@ -53,9 +54,10 @@ class Handle:
         atexit.unregister(self.shutdown)
 
     def stats(self) -> dict[str, int]:
-        """Count what became of spans, and steps, evaluations and errors.
+        """Count what became of spans, and steps, evaluations and errors, as far as the worker has come.
 
-        Once flushed, `spans_recorded` is `spans_exported + spans_dropped + spans_sampled_out`.
+        After `shutdown()`, and after a `flush()` that returned True, `spans_recorded` is
+        `spans_exported + spans_dropped + spans_sampled_out`.
         """
         session = self._session
         return dict(self._stats if session is None else session.stats())
@@ -105,6 +107,8 @@ _current_lock = threading.RLock()
 def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool = False) -> Handle:
     """Start what was given, the rest read from variables, or hand it to what runs already."""
     global _current  # noqa: PLW0603  # hooks are global to the process, so is what put them in
+    if model is not None and not isinstance(model, Module):
+        raise ConfigError("model", model, "a torch.nn.Module, or None")
     with _current_lock:
         if _current is None:
             _current = Handle(Config.read(given, os.environ), given, model, zero_code=zero_code)

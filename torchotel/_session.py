@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ import torch
 
 from torchotel import _names as names
 from torchotel._buffer import Buffer
-from torchotel._config import Config
+from torchotel._config import Config, own_folder
 from torchotel._records import Unit
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
@@ -29,6 +30,18 @@ from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
+COUNTS = (
+    "spans_recorded",
+    "spans_exported",
+    "spans_dropped",
+    "spans_sampled_out",
+    "export_errors",
+    "steps",
+    "evaluations",
+    "steps_detailed",
+    "calls_dropped",
+    "internal_errors",
+)
 REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
 
@@ -104,26 +117,33 @@ class Session:
     def stats(self) -> dict[str, int]:
         """Count spans, steps and errors."""
         counts = self._stats.read()
-        return {
-            "spans_recorded": self._worker.spans_recorded,
-            "spans_exported": counts.exported,
-            "spans_dropped": counts.dropped + self._worker.spans_dropped,
-            "spans_sampled_out": self._worker.spans_sampled_out,
-            "export_errors": sum(counts.errors.values()),
-            "steps": self._worker.counts["step"],
-            "evaluations": self._worker.counts["evaluation"],
-            "steps_detailed": self._worker.detailed,
-            "calls_dropped": self._capture.calls_dropped,
-            "internal_errors": self._capture.guard.faults + self._worker.guard.faults,
-        }
+        values = (
+            self._worker.spans_recorded,
+            counts.exported,
+            counts.dropped + self._worker.spans_dropped,
+            self._worker.spans_sampled_out,
+            sum(counts.errors.values()),
+            self._worker.counts["step"],
+            self._worker.counts["evaluation"],
+            self._worker.detailed,
+            self._capture.calls_dropped,
+            self._capture.guard.faults + self._worker.guard.faults,
+        )
+        return dict(zip(COUNTS, values, strict=True))
 
     def _make_record(self) -> RunFile | None:
         config = self._config
-        if config.record is None:
-            return None
+        if config.record is None or multiprocessing.parent_process() is not None:
+            return None  # the folder is the parent's: a spawned loader worker runs the user's script again
         # Where spans go both ways, those sent are the ones that are counted.
         stats = self._stats if config.traces_exporter == "none" else None
-        return RunFile(config.record, resource=self._resource, version=package_version(), stats=stats, rest=_rest)
+        return RunFile(
+            own_folder(config.record, os.environ),
+            resource=self._resource,
+            version=package_version(),
+            stats=stats,
+            rest=_rest,
+        )
 
     def _make_exporters(self) -> list[TraceExporter]:
         record: list[TraceExporter] = [] if self._record is None else [self._record]
@@ -145,8 +165,10 @@ class Session:
             rest=_rest,
         )
 
-    def _first_step(self, unit: Unit) -> Trace:
+    def _first_step(self, unit: Unit) -> Trace | None:
         self._describe(finished=False)
+        if self._resource[names.RANK] != 0:
+            return None  # its ids are the same on all ranks
         time_ns = unit.start_ns + unit.unix_offset_ns
         return run_trace(self._run, time_ns, self._capture.model, self._config.public(), _versions())
 
@@ -189,7 +211,8 @@ def _versions() -> dict[str, str]:
 
 
 def _script_name() -> str:
-    return Path(sys.argv[0]).stem or "python" if sys.argv and sys.argv[0] not in {"", "-c"} else "python"
+    name = Path(sys.argv[0]).name.removesuffix(".py") if sys.argv else ""
+    return name if name not in {"", "-c"} else "python"
 
 
 def _rest() -> None:

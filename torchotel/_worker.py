@@ -34,7 +34,7 @@ class Worker:
         builder: Makes their traces.
         exporters: Where the traces go.
         on_step: Gets the summary of each step, for `metrics.jsonl`.
-        on_first: Called before the first step; returns the trace of the run.
+        on_first: Called before the first step; returns the trace of the run, on the rank that sends it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Worker:
         builder: TraceBuilder,
         exporters: Sequence[TraceExporter],
         on_step: Callable[[Mapping[str, object]], None],
-        on_first: Callable[[Unit], Trace],
+        on_first: Callable[[Unit], Trace | None],
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
         self._on_step, self._on_first = on_step, on_first
@@ -79,6 +79,8 @@ class Worker:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        for exporter in self._exporters:
+            exporter.prepare()
         while not self._ended.is_set():
             self._buffer.filling.wait(INTERVAL_S)
             self._buffer.filling.clear()
@@ -131,7 +133,9 @@ class Worker:
         self.detailed += unit.detailed and unit.kind == "step"
         if not self._began and unit.kind == "step":
             self._began = True
-            self._send(self._on_first(unit))
+            run = self._on_first(unit)
+            if run is not None:
+                self._send(run)
         for one in self._fold.take(unit):
             self._build(one)
 

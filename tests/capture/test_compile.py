@@ -125,6 +125,26 @@ def test_hooks_may_come_after_compilation(program: Program, detail: Detail) -> N
     assert len(run.steps) == STEPS
 
 
+class Block(nn.Module):
+    """A module of the user's, whose call Dynamo runs hooks around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x))
+
+
+def test_one_span_for_a_compiled_class() -> None:
+    """The module inside the compiled one makes no span of its own, neither forward nor backward."""
+    net = Block()
+    with recorded() as run:
+        _train(torch.compile(net, backend="aot_eager"), net.parameters())
+    trees = {str(step.tree()) for step in run.steps}
+    assert trees == {str(REGION).replace("Sequential", "Block")}
+
+
 def test_a_compiled_block_in_an_eager_model() -> None:
     """A compiled block is one span under its own name, its eager neighbours are spans as ever."""
     block = torch.compile(_net(), backend="eager")

@@ -187,6 +187,9 @@ class Late(HttpTransport):
         super().__init__(url, headers={}, compression="none", timeout_s=30.0, verify=True, cert=None, version="1.2")
         self.opened = threading.Event()
 
+    def prepare(self) -> None:
+        pass
+
     def pack(self, body: bytes) -> bytes:
         self.opened.wait()
         return body

@@ -54,6 +54,6 @@ def test_a_step_links_to_the_span_around_it() -> None:
     with recorded("off") as run, tracer.start_as_current_span("fit") as span:
         net(torch.randn(1, 4)).sum().backward()
         optimizer.step()
-    links = [link.span_id for link in run.steps[0].span.links]
+    links = [link.span_id for link in run.steps[0].children[0].span.links]
     assert span.get_span_context().span_id.to_bytes(8, "big") in links
     assert len(links) == 2  # and to torch.run

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchotel._config import Config
+from torchotel._config import Config, own_folder
 from torchotel.cli.program import Program
 from torchotel.report import open_run, render, summarise
 
@@ -52,8 +52,10 @@ def run_recorded(program: Program, given: Mapping[str, Any]) -> int:
 
 
 def _show(config: Config, stats: Mapping[str, Any], home: Path) -> None:
-    folder = config.record
-    if config.disabled or folder is None or not folder.is_dir():
+    if config.disabled or config.record is None:
+        return
+    folder = own_folder(config.record, os.environ)
+    if not folder.is_dir():
         return
     run = open_run(folder)
     summary = summarise(run.units(), run.spans())
@@ -67,9 +69,6 @@ def _show(config: Config, stats: Mapping[str, Any], home: Path) -> None:
 
 def _new_folder(name: str) -> Path:
     safe = re.sub(r"[^\w.-]+", "_", name) or "run"
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        # Ranks start in the same second, and each has a run file of its own.
-        safe += f"-rank{os.environ.get('RANK', '0')}"
     folder = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
     number = 2
     while folder.exists():

@@ -82,6 +82,9 @@ class RunFile(TraceExporter):
         self._metrics = _claim(folder)
         self._attempt(self._write_run, None)
 
+    def prepare(self) -> None:
+        """Do nothing: the files are open."""
+
     def export(self, trace: Trace) -> None:
         """Write one trace as a line."""
         if not self._attempt(lambda: self._write_trace(trace), default=False):

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import TypeAlias
 
 from torchotel import _names as names
 from torchotel._records import CallSite, ModuleCall
 from torchotel.telemetry.spans import AttributeValue, SpanTemplate
 
 MOST_TEMPLATES = 20_000
+
+Directions: TypeAlias = tuple[SpanTemplate, SpanTemplate]
+"""What all forward spans and all backward spans of a call site share."""
 
 
 def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
@@ -60,9 +64,9 @@ class Templates:
         max_depth: int | None = None,
     ) -> None:
         self._include, self._exclude, self._max_depth = include, exclude, max_depth
-        self._kept: dict[CallSite, tuple[SpanTemplate, SpanTemplate] | None] = {}
+        self._kept: dict[CallSite, Directions | None] = {}
 
-    def of(self, site: CallSite) -> tuple[SpanTemplate, SpanTemplate] | None:
+    def of(self, site: CallSite) -> Directions | None:
         """Return the templates of forward and backward; None for a module that is not shown."""
         try:
             return self._kept[site]

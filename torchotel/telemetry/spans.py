@@ -65,6 +65,9 @@ class Trace:
 class TraceExporter(Protocol):
     """Where finished traces go. Every method is called on the worker thread, never on a training thread."""
 
+    def prepare(self) -> None:
+        """Load what is slow to load, before there is anything to export."""
+
     def export(self, trace: Trace) -> None:
         """Take one trace."""
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torchotel import _names as names
 from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
 from torchotel.telemetry.backward import BackwardCall, backward_calls
-from torchotel.telemetry.calls import Templates, call_indices, enclosing_calls
+from torchotel.telemetry.calls import Directions, Templates, call_indices, enclosing_calls
 from torchotel.telemetry.layout import Node, fold, lay_out
 from torchotel.telemetry.phases import enclosing
 from torchotel.telemetry.spans import Span, SpanEvent, SpanLink, SpanTemplate, Trace
@@ -44,6 +44,8 @@ class TraceBuilder:
         """Return the trace of a step or an evaluation: parents before children, children inside their parents."""
         nodes = [self._root(unit)]
         phase_nodes = self._add_phases(nodes, unit)
+        # A root with a link has no critical path in Jaeger's page: it takes a root's first reference for a parent.
+        nodes[phase_nodes[0] if phase_nodes else 0].links = self._links(unit)
         self._add_calls(nodes, phase_nodes, unit)
         for node in nodes:
             node.start_ns += unit.unix_offset_ns
@@ -69,9 +71,12 @@ class TraceBuilder:
         if unit.folded:
             node.set(names.FOLDED_CALLS, unit.folded)
             node.set(names.FOLDED_TIME, unit.folded_ns / 1e9)
-        linked = [self._run if step else None, unit.user_span if unit.grad else None]
-        node.links = tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
         return node
+
+    def _links(self, unit: Unit) -> tuple[SpanLink, ...]:
+        """Link to the run, and to the user's span where that is not the parent."""
+        linked = [self._run if unit.kind == "step" else None, unit.user_span if unit.grad else None]
+        return tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
 
     def _add_phases(self, nodes: list[Node], unit: Unit) -> list[int]:
         """Add the phases and return the node of each; an evaluation shows its data phases only."""
@@ -107,16 +112,29 @@ class TraceBuilder:
             parents = enclosing_calls(before) + [p + len(before) if p >= 0 else -1 for p in parents]
         runs = backward_calls(calls, parents, unit.phases, unit.stamps)
         indices = [None] * len(before) + call_indices(unit.calls)
-        running = self._add_backward(nodes, phase_nodes, calls, runs, indices)
-        self._add_forward(nodes, phase_nodes, unit, own_parents, running, indices[len(before) :])
+        shown = self._shown(calls, parents)
+        running = self._add_backward(nodes, phase_nodes, shown, runs, indices)
+        own = slice(len(before), None)
+        self._add_forward(nodes, phase_nodes, unit, own_parents, shown[own], running, indices[own])
         earlier.append(unit.calls)
         del earlier[:-KEPT_CALLS]
 
+    def _shown(self, calls: Sequence[ModuleCall], parents: Sequence[int]) -> list[Directions | None]:
+        """Find the templates of each call; None for modules that are left out, and inside a compiled region."""
+        shown: list[Directions | None] = [None] * len(calls)
+        inside = [False] * len(calls)
+        for index in range(len(calls) - 1, -1, -1):  # parents first
+            outer = parents[index]
+            inside[index] = outer >= 0 and (inside[outer] or calls[outer].site.compiled)
+            if not inside[index]:
+                shown[index] = self._templates.of(calls[index].site)
+        return shown
+
+    @staticmethod
     def _add_backward(
-        self,
         nodes: list[Node],
         phase_nodes: Sequence[int],
-        calls: Sequence[ModuleCall],
+        shown: Sequence[Directions | None],
         runs: Sequence[BackwardCall],
         indices: Sequence[int | None],
     ) -> list[int]:
@@ -126,7 +144,7 @@ class TraceBuilder:
         for run in runs:
             outer = phase_nodes[run.run] if run.run >= 0 else 0
             parent = node_of[id(run.parent)] if run.parent is not None else outer
-            templates = self._templates.of(calls[run.call].site)
+            templates = shown[run.call]
             if templates is None:
                 node_of[id(run)] = parent
                 continue
@@ -141,28 +159,27 @@ class TraceBuilder:
             nodes.append(node)
         return added
 
+    @staticmethod
     def _add_forward(
-        self,
         nodes: list[Node],
         phase_nodes: Sequence[int],
         unit: Unit,
         parents: Sequence[int],
+        shown: Sequence[Directions | None],
         running: Sequence[int],
         indices: Sequence[int | None],
     ) -> None:
         calls = unit.calls
         node_of = [0] * len(calls)
-        hidden = [False] * len(calls)
         for index in range(len(calls) - 1, -1, -1):  # parents first
             call, outer = calls[index], parents[index]
             if outer >= 0:
-                hidden[index] = hidden[outer] or calls[outer].site.compiled
                 parent = node_of[outer]
             elif call.note is not None and call.note.recompute:
                 parent = _running_at(call.start_ns, nodes, running) or _phase_at(call, unit, phase_nodes, "backward")
             else:
                 parent = _phase_at(call, unit, phase_nodes, "forward")
-            templates = None if hidden[index] else self._templates.of(call.site)
+            templates = shown[index]
             if templates is None:
                 node_of[index] = parent
                 continue

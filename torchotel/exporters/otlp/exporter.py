@@ -48,6 +48,7 @@ class RequestExporter(TraceExporter):
         self.stats = stats or ExportStats()
         self._encoder = SpanEncoder(rest)
         self._envelope = Envelope(resource, version)
+        self._transport = transport
         self._sender = Sender(transport, self.stats)
         self._max_spans = max_request_spans
         self._max_bytes = max_request_bytes
@@ -56,6 +57,14 @@ class RequestExporter(TraceExporter):
         self._bytes = 0
         self._since_s = 0.0
         self._complained = False
+
+    def prepare(self) -> None:
+        """Load the transport's library now.
+
+        At the interpreter's end it would be too late for the exit code: Python forgets there, when a module is
+        loaded that runs generated code, that Ctrl-C ended the program.
+        """
+        self._transport.prepare()
 
     def export(self, trace: Trace) -> None:
         """Take one trace; one that is too large for a request goes in several."""

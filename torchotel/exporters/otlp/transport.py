@@ -38,10 +38,13 @@ class Reply(NamedTuple):
 
 
 class Transport(Protocol):
-    """A way to an endpoint. Every method is called on the sender's thread."""
+    """A way to an endpoint. Every method but `prepare` is called on the sender's thread."""
 
     endpoint: str
     """Where it leads, for a log line: without credentials."""
+
+    def prepare(self) -> None:
+        """Load what is slow to load."""
 
     def pack(self, body: bytes) -> bytes:
         """Make of a request what `send` takes, once for all its attempts."""
@@ -136,6 +139,10 @@ class HttpTransport:
                 retry=answer.status_code in _RETRYABLE,
                 retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
             )
+
+    def prepare(self) -> None:
+        """Load `requests`."""
+        import requests  # noqa: F401, PLC0415  # 100 ms
 
     def _open(self) -> "requests.Session":
         import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
