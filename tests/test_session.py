@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from receiver import receiver
 from support import recorded, roots
 from torch import nn
 from torch.nn.modules import module as nn_module
@@ -326,3 +327,15 @@ def test_only_the_first_rank_sends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_
         _train(2)
     assert {root.name for root in run.roots} == {"torch.step"}
     assert (tmp_path / "run-rank1" / "run.json").exists()
+
+
+def test_a_shutdown_that_has_no_time() -> None:
+    """What the worker can't build in time is dropped and counted."""
+    with receiver() as server:
+        handle = torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail="all")
+        _train(300)
+        handle.shutdown(timeout_s=0.01)
+    stats = handle.stats()
+    assert stats["steps"] == 300
+    assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_dropped"]
+    assert stats["spans_dropped"] > 0

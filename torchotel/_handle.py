@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing.util
 import os
 import threading
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ class Handle:
         off = config.disabled or get_worker_info() is not None
         self._session = None if off else Session(config, model)
         atexit.register(self.shutdown)
+        if multiprocessing.parent_process() is not None:  # such a child ends without atexit
+            multiprocessing.util.Finalize(self, self.shutdown, exitpriority=0)
 
     def flush(self, timeout_s: float = 10) -> bool:
         """Export all that ended on this thread and all that other threads handed over.
@@ -71,7 +74,11 @@ class Handle:
         if wanted != self.config and self._zero_code and not session.began:
             session.discard()
             self._session = None
-            self._session = Session(wanted, model)
+            try:
+                self._session = Session(wanted, model)
+            except ConfigError:
+                self.shutdown()  # so that a later call starts anew
+                raise
             self.config, self._given, self._zero_code = wanted, {**self._given, **given}, False
             return
         if wanted != self.config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -17,6 +18,8 @@ from torchotel.telemetry.spans import Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
 INTERVAL_S = 0.5
+LAST_RECORD_S = 2.0
+"""Longest wait for the one record that is being built when the time is up."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Worker:
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard = Guard("the worker", limit=1000)
         self._ended = threading.Event()
+        self._deadline_s = math.inf
         self._began = False
         self.spans_recorded = 0
         self.spans_dropped = 0
@@ -73,10 +77,11 @@ class Worker:
         return request.done.wait(timeout_s) and request.complete
 
     def stop(self, timeout_s: float) -> None:
-        """Empty the buffer and end the thread; the exporters stay."""
+        """Empty the buffer and end the thread; what is not built in time is dropped. The exporters stay."""
+        self._deadline_s = time.monotonic() + timeout_s
         self._ended.set()
         self._buffer.filling.set()
-        self._thread.join(timeout_s)
+        self._thread.join(timeout_s + LAST_RECORD_S)
 
     def _run(self) -> None:
         for exporter in self._exporters:
@@ -111,7 +116,11 @@ class Worker:
 
     def _drain(self) -> None:
         while (unit := self._buffer.take()) is not None:
-            self._or_lost(self._export, unit)
+            if time.monotonic() < self._deadline_s:
+                self._or_lost(self._export, unit)
+            else:
+                self.counts[unit.kind] += 1
+                self._lost(unit.span_estimate())
         self._lost(self._buffer.take_dropped())
         for exporter in self._exporters:
             exporter.push()
@@ -125,6 +134,8 @@ class Worker:
             self._lost(unit.span_estimate())
 
     def _lost(self, spans: int) -> None:
+        if not self._exporters:
+            return
         self.spans_recorded += spans
         self.spans_dropped += spans
 

@@ -248,3 +248,22 @@ def test_a_compiled_module_is_freed() -> None:
         torch._dynamo.reset()
         gc.collect()
         assert reference() is None
+
+
+def test_a_net_that_is_compiled_while_it_trains() -> None:
+    """`module.compile()` after eager steps marks the region from its next call on."""
+    net = _net()
+    with recorded() as run:
+        _train(net, net.parameters())
+        net.compile(backend="eager")
+        _train(net, net.parameters())
+    marks = [step.find("forward Sequential").attributes.get("torch.compiled") for step in run.steps]
+    assert marks == [None] * STEPS + [True] * STEPS
+
+
+def test_a_traced_graph_of_the_users_is_a_module() -> None:
+    """A graph that `torch.fx` made of a user's layer is a module like any other."""
+    net = torch.fx.symbolic_trace(nn.Linear(8, 8))
+    with recorded() as run:
+        _train(net, net.parameters())
+    assert [len(step.find_all("forward Linear")) for step in run.steps] == [1] * STEPS

@@ -128,3 +128,19 @@ def test_fused_path_of_the_transformer(
     assert fused == kinds != []
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
     assert len(run.evaluations) == 3
+
+
+@pytest.mark.parametrize("detail", ["all", "off"])
+def test_a_module_that_calls_itself(detail: Any) -> None:
+    """An outermost call lasts to its own end, not to that of a call of the same module inside it."""
+
+    class Halving(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return self(x[: len(x) // 2]) if len(x) > 1 else x
+
+    net = Halving()
+    with recorded(detail) as run, torch.no_grad():
+        for _ in range(2):
+            net(torch.ones(8))
+    assert len(run.evaluations) == 2
+    assert not net._forward_hooks

@@ -65,7 +65,7 @@ class Capture:
         )
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, self._first, self._left)
         self._events = Events(self)
-        self.compiling = Compiling(self.hooks, self._enter_region, self.guard.guarded)
+        self.compiling = Compiling(self.hooks, self._enter_region, self.paths.compiled, self.guard.guarded)
         self.installed = False
         """Whether anything is to be recorded; what was running when it ended may still call."""
 
@@ -173,6 +173,7 @@ class Capture:
         if self.paths.enter(module):  # also without detail: registrations need the names
             self.compiling.learn(module)
         if not self.hooks.want(thread, detailed=detailed):
+            thread.exit_depth = calls_in_progress() or 0
             if not watch or self.hooks.watch_exit(thread, module):
                 return False
             self.hooks.want(thread, detailed=True)
@@ -242,6 +243,8 @@ class Capture:
         now_ns = perf_counter_ns()
         try:
             thread = self.thread()
+            if (calls_in_progress() or 0) > thread.exit_depth:
+                return  # a call of the module inside its own
             error = None
             if called_because_forward_raised():  # its dictionary is being read: the hook goes at the next event
                 exception = sys.exc_info()[1]

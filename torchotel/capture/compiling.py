@@ -31,13 +31,18 @@ class Compiling:
     Args:
         hooks: The module hooks.
         enter: Called before a region; returns what is to be called after it, like a forward hook.
+        compiled: Called with a module that `module.compile()` has compiled.
         guarded: The guard at the edge of what Dynamo calls.
     """
 
     def __init__(
-        self, hooks: ModuleHooks, enter: Callable[[Module, Any], Call | None], guarded: Callable[[Call], Call]
+        self,
+        hooks: ModuleHooks,
+        enter: Callable[[Module, Any], Call | None],
+        compiled: Callable[[Module], None],
+        guarded: Callable[[Call], Call],
     ) -> None:
-        self._hooks, self._enter, self._guarded = hooks, enter, guarded
+        self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
         self.running = 0
         """Compilations that run: the backwards and forwards that they trace are not the program's."""
         self._undos: list[seams.Undo] = []
@@ -98,6 +103,7 @@ class Compiling:
         self._undos.append(seams.around_strict_export(trace, begin, end))
 
     def _wrap(self, module: Module, compiled: Call) -> Call:
+        self._compiled(module)
         region = _Region(weakref.ref(module), compiled, self._run)
         self._regions.add(region)
         return region

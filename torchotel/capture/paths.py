@@ -117,6 +117,13 @@ class Paths:
         """Name every module below the root, and the root by its class."""
         return self._place(root, self._model_name(root), "")
 
+    def compiled(self, module: Module) -> None:
+        """Forget what the module's calls looked like: it has been compiled in place."""
+        state = self.states.get(id(module))
+        if state is not None:
+            state.site = None
+            state.sites.clear()
+
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
         root = self._topmost(module)

@@ -112,7 +112,9 @@ def _frames_of(code: CodeType | None) -> int | None:
 
 def is_generated(module: torch.nn.Module) -> bool:
     """Tell whether a module is a graph that Dynamo or AOTAutograd made: part of a region, no module of the user's."""
-    return isinstance(module, torch.fx.GraphModule) and ("dynamo_compile_id" in module.meta or not module._modules)
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
 
 
 def forget_kwargs_hook(handle_id: int) -> None:

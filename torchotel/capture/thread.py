@@ -46,6 +46,8 @@ class ThreadState:
         """Nodes of the call that runs need not run in the order of their numbers."""
         self.device: str | None = None
         self.exit_hook: RemovableHandle | None = None
+        self.exit_depth = 0
+        """Module calls on the Python stack when it was set: the module may call itself."""
         self.owner: ThreadState | None = None
         """On a thread of the autograd engine: the thread whose backward it serves."""
 
