@@ -13,6 +13,7 @@ setup: $(READY)
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("torchotel needs Python 3.11 or later")'
+	@echo "installing torchotel with torch and all that tests and examples need: minutes, and some 6 GB"
 	$(BIN)/python -m pip install --quiet --editable '.[demo,report,dev]'
 	touch $@
 
