@@ -58,6 +58,7 @@ class Capture:
         self.guard = Guard("capture", off=self.uninstall)
         self.paths = Paths()
         self.numbers = {"step": 0, "evaluation": 0}
+        self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.calls_dropped = 0
         self.model: ModelInfo | None = None
         self.calls = CallRecorder(
@@ -293,6 +294,7 @@ class Capture:
     # ---- hand-over
 
     def _emit(self, kind: str, parts: list[Part]) -> None:
-        number = self.numbers[kind]
-        self.numbers[kind] = number + 1
+        with self._numbering:
+            number = self.numbers[kind]
+            self.numbers[kind] = number + 1
         self._hand_over(join(kind, number, parts, self._detail.reason(number)))
