@@ -66,7 +66,7 @@ class Events:
             thread.traced_backwards += 1
             return
         if not thread.in_backward:
-            self._capture.settle(thread)
+            self._capture.outermost.settle(thread)
         thread.in_backward += 1
         thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
 
@@ -90,7 +90,7 @@ class Events:
             return
         thread = self._capture.thread()
         if not thread.in_fetch:
-            self._capture.settle(thread)
+            self._capture.outermost.settle(thread)
             self.settle_optimizer(thread)
             thread.fetch_start_ns = perf_counter_ns()
         thread.in_fetch += 1
@@ -118,7 +118,7 @@ class Events:
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.thread()
-        self._capture.settle(thread)
+        self._capture.outermost.settle(thread)
         thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,0 +1,187 @@
+"""Outermost module calls: where forwards begin and end, with the module hooks in and with them out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn import Module
+
+from torchotel._records import Error
+from torchotel.capture.calls import error_of
+from torchotel.capture.seams import (
+    called_because_forward_raised,
+    calls_in_progress,
+    graph_task,
+    is_generated,
+    is_traced,
+    without_torch_function,
+)
+from torchotel.capture.thread import MOST_CALLS, ThreadState
+
+if TYPE_CHECKING:
+    from torchotel.capture.capture import Capture
+
+
+class Outermost:
+    """Tell the step machine of forwards, and decide at each whether its calls are recorded."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def settle(self, thread: ThreadState) -> None:
+        """Close what an interrupt left open, before the next event is taken in."""
+        now_ns = perf_counter_ns()
+        if thread.exit_hook is not None and not thread.in_forward:
+            self.drop_exit_hook(thread)
+        if thread.stack:
+            self._capture.calls.close_interrupted(thread, now_ns)
+        elif thread.in_forward and calls_in_progress() == 0:
+            self.drop_exit_hook(thread)
+            self.leave(thread, now_ns, None)
+
+    def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
+        """Take in the start of an outermost call; return whether it is recorded in detail.
+
+        Where it is not, its end is watched for, unless the caller sees to that.
+        """
+        if thread.in_forward or is_generated(module) or is_traced():
+            return False  # inside an outermost call or region that is not recorded
+        self.drop_exit_hook(thread)
+        if graph_task() != -1:
+            self._recompute(thread)
+            return self._capture.hooks.all_in
+        if thread.in_fetch:
+            thread.muted_from = len(thread.calls)
+            return self._capture.hooks.all_in
+        if torch.utils.data.get_worker_info() is not None:  # a spawned worker ran the user's script again
+            self._capture.uninstall()
+            return False
+        detailed = self._forward_begins(thread)
+        if self._capture.model is None:
+            with without_torch_function():
+                self._capture.model = self._capture.paths.describe(module)
+        if self._capture.paths.enter(module):  # also without detail: registrations need the names
+            self._capture.compiling.learn(module)
+        if not self._capture.hooks.want(thread, detailed=detailed):
+            thread.exit_depth = calls_in_progress() or 0
+            if not watch or self._capture.hooks.watch_exit(thread, module):
+                return False
+            self._capture.hooks.want(thread, detailed=True)
+        if len(thread.calls) >= MOST_CALLS:
+            thread.muted_from = len(thread.calls)
+        return True
+
+    def _forward_begins(self, thread: ThreadState) -> bool:
+        """Tell the step machine; return whether the step is recorded in detail."""
+        self._capture.events.settle_optimizer(thread)
+        grad = torch.is_grad_enabled()
+        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad)
+        thread.in_forward = True
+        self._capture.forwarding.add(thread)
+        if len(self._capture.forwarding) == 1:  # with several the one-shot stays, so that none misses its forward
+            self._capture.hooks.disarm()
+        if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
+            kind = "step" if grad or part.trained else "evaluation"
+            part.detailed = self._capture.detail.of(self._capture.numbers[kind] + (part.ahead if kind == "step" else 0))
+        return part.detailed
+
+    def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
+        """Take in the end of an outermost call."""
+        if thread.muted_from is not None:
+            if not thread.in_fetch:
+                self._capture.calls_dropped += len(thread.calls) - thread.muted_from
+            del thread.calls[thread.muted_from :]
+        if thread.owner is not None:
+            thread.owner.calls += thread.calls
+            thread.calls.clear()
+        forward = thread.in_forward
+        thread.reset_call()
+        if forward:
+            thread.machine.forward_ends(now_ns, error)
+        self._capture.hooks.arm()
+
+    def _recompute(self, thread: ThreadState) -> None:
+        """Record a forward that runs inside a backward for the thread that the backward belongs to."""
+        thread.recompute = thread.unordered = True
+        if not thread.in_backward:  # a thread of the autograd engine
+            owners = [other for other in self._capture.threads if other.in_backward]
+            if len(owners) == 1:
+                thread.owner = owners[0]
+                thread.backward.log = owners[0].backward.log
+            else:
+                thread.muted_from = len(thread.calls)
+
+    def first(self, module: Module, args: Any) -> None:
+        """See the first module call since the last event, with no other hook in."""
+        if is_compiling():
+            return
+        try:
+            thread = self._capture.thread()
+            if thread.in_forward or thread.in_fetch or graph_task() != -1 or is_generated(module):
+                return
+            if not self._capture.installed:  # it ended while another of this call's hooks ran
+                return
+            if self.enter(thread, module):
+                self._capture.calls.open(thread, module)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._capture.guard.fault()
+
+    def left(self, module: Module, args: Any, output: Any) -> None:
+        """See the end of an outermost call, with no other hook in."""
+        if is_compiling():
+            return
+        now_ns = perf_counter_ns()
+        try:
+            thread = self._capture.thread()
+            if (calls_in_progress() or 0) > thread.exit_depth:
+                return  # a call of the module inside its own
+            error = None
+            if called_because_forward_raised():  # its dictionary is being read: the hook goes at the next event
+                exception = sys.exc_info()[1]
+                error = error_of(exception) if exception is not None else None
+            else:
+                self.drop_exit_hook(thread)
+            if thread.in_forward:
+                self.leave(thread, now_ns, error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._capture.guard.fault()
+
+    def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
+        """See the start of a region that runs no hooks; return what is to see its end."""
+        try:
+            thread = self._capture.thread()
+            if thread.stack:
+                self._capture.calls.before(module, args)
+                return self._capture.calls.after
+            if thread.in_forward or thread.in_fetch or not self._capture.installed:
+                return None
+            if self.enter(thread, module, watch=False):
+                self._capture.calls.open(thread, module)
+                return self._capture.calls.after
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._capture.guard.fault()
+            return None
+        return self._leave_region
+
+    def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
+        """See the end of an outermost region whose step is not recorded in detail."""
+        exception = sys.exception() if len(rest) == 1 else None
+        try:
+            thread = self._capture.thread()
+            if thread.in_forward:
+                error = error_of(exception) if exception is not None else None
+                self.leave(thread, perf_counter_ns(), error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._capture.guard.fault()
+
+    @staticmethod
+    def drop_exit_hook(thread: ThreadState) -> None:
+        """Take the hook off the module whose end was watched for."""
+        if thread.exit_hook is not None:
+            thread.exit_hook.remove()
+            thread.exit_hook = None
