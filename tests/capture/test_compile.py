@@ -63,7 +63,7 @@ def _compiled_step() -> None:
 def _compiled_optimizer() -> None:
     net = _net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign] # as users do
+    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign]  # as users do
     for _ in range(STEPS):
         net(torch.randn(4, 8)).square().mean().backward()
         optimizer.step()
