@@ -20,6 +20,7 @@ from torchotel.exporters.otlp.transport import HttpTransport
 from torchotel.exporters.otlp_json import JsonEncoder
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.spans import Trace
+from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder
 
 RESOURCE = {"service.name": "bench"}
@@ -28,9 +29,9 @@ RESOURCE = {"service.name": "bench"}
 def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
     """Return µs per span of each kind of work, round by round; the kinds take turns."""
     units = _record(workload, steps=12)[2:]  # the first ones name the modules
-    builder = TraceBuilder(Templates(), 2000)
+    builder, timer = TraceBuilder(Templates(), 2000), CallTimer()
     encoder, envelope, lines = SpanEncoder(), Envelope(RESOURCE, "0"), JsonEncoder(RESOURCE, "0")
-    traces = [builder.build(unit) for unit in units]
+    traces = [builder.build(unit, timer.time(unit)) for unit in units]
     request = envelope.wrap([encoder.encode(trace) for trace in traces])
     finished = _sdk_spans(traces)
     pack = _gzip().pack
@@ -39,7 +40,7 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
         return lambda: [work(trace) for trace in traces]
 
     works: dict[str, Callable[[], object]] = {
-        "build the trace": lambda: [builder.build(unit) for unit in units],
+        "build the trace": lambda: [builder.build(unit, timer.time(unit)) for unit in units],
         "encode as protobuf": each(encoder.encode),
         "compress with gzip": lambda: pack(request),
         "encode as JSON": each(lines.encode),
@@ -58,8 +59,8 @@ def measure(workload: Workload, rounds: int) -> dict[str, list[float]]:
 
 def request_bytes_per_span(workload: Workload) -> tuple[float, float]:
     """Return the size of a request by the span, plain and compressed."""
-    builder, encoder = TraceBuilder(Templates(), 2000), SpanEncoder()
-    traces = [builder.build(unit) for unit in _record(workload, steps=12)[2:]]
+    builder, encoder, timer = TraceBuilder(Templates(), 2000), SpanEncoder(), CallTimer()
+    traces = [builder.build(unit, timer.time(unit)) for unit in _record(workload, steps=12)[2:]]
     request = Envelope(RESOURCE, "0").wrap([encoder.encode(trace) for trace in traces])
     spans = sum(len(trace.spans) for trace in traces)
     return len(request) / spans, len(_gzip().pack(request)) / spans

@@ -4,6 +4,7 @@ Ints, strings and tuples; never a tensor, a module or an autograd node, so that 
 the step that it describes. Times are `perf_counter_ns`; a `Unit` carries the offset to unix time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -69,6 +70,8 @@ class CallNote(NamedTuple):
     """Which end of the span is an upper bound: "end"."""
     recompute: bool = False
     """Run again inside a backward by activation checkpointing."""
+    span_id: int = 0
+    """Given out while the call ran, because its context was asked for; 0: not yet."""
 
 
 Slots: TypeAlias = int | tuple[int, ...]
@@ -105,6 +108,8 @@ class Phase(NamedTuple):
     """Class of the optimizer, for its phase."""
     estimated: str | None = None
     """ "end" where it is an upper bound: the optimizer raised, and the next event found it."""
+    span_id: int = 0
+    """Given out while it ran, because its context was asked for; 0: not yet."""
 
 
 class Registration(NamedTuple):
@@ -117,12 +122,52 @@ class Registration(NamedTuple):
 
 
 class SpanReference(NamedTuple):
-    """A span of the user's that was current."""
+    """The ids of a span: a user's that was current, or one of ours that was asked for while it ran."""
 
     trace_id: int
     span_id: int
     sampled: bool
     remote: bool = False
+
+
+class GradientNorms(NamedTuple):
+    """L2 norms of the gradients as a backward left them: before clipping, and unscaled."""
+
+    total: float
+    """Over all parameters, each counted once; it may be infinite or not a number, as those of modules."""
+    modules: tuple[tuple[ModuleInfo, float], ...]
+    """Over each module's own parameters, in the order of the model's modules."""
+
+
+class TensorGradient(NamedTuple):
+    """The gradient of a tensor that the user watches."""
+
+    time_ns: int
+    name: str
+    shape: str
+    norm: float | None
+    """L2; None where it could not be read in time."""
+
+
+class DeviceMemory(NamedTuple):
+    """The memory of a device at the end of a step, in bytes."""
+
+    device: str
+    allocated: int
+    reserved: int
+    peak: int
+
+
+LogValue: TypeAlias = str | bool | int | float
+
+
+class Log(NamedTuple):
+    """What was logged when its step had been handed over."""
+
+    step: int
+    """Number of the last step; -1: there was none yet."""
+    unix_ns: int
+    values: Mapping[str, LogValue]
 
 
 @dataclass(slots=True)
@@ -149,6 +194,14 @@ class Unit:
     stamps: list[Stamp] = field(default_factory=list)
     registrations: list[Registration] = field(default_factory=list)
     error: Error | None = None
+    identity: SpanReference | None = None
+    """The ids of its root, where they were given out while it ran."""
+    values: dict[str, LogValue] = field(default_factory=dict)
+    """What was logged: loss, lr, samples, tokens, epoch, and whatever else by its own name."""
+    gradients: GradientNorms | None = None
+    """None: not looked at."""
+    tensor_gradients: list[TensorGradient] = field(default_factory=list)
+    memory: tuple[DeviceMemory, ...] = ()
     folded: int = 0
     """Evaluations that this one stands for."""
     folded_ns: int = 0

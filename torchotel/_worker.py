@@ -15,6 +15,7 @@ from torchotel._records import Unit
 from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.phases import phase_times_s
 from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder
 
 INTERVAL_S = 0.5
@@ -59,6 +60,7 @@ class Worker:
         self.spans_dropped = 0
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
+        self._timer = CallTimer()
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -151,7 +153,7 @@ class Worker:
             self._build(one)
 
     def _build(self, unit: Unit) -> None:
-        trace = self._builder.build(unit)
+        trace = self._builder.build(unit, self._timer.time(unit))
         self._on_step(_summary(unit, trace.trace_id))
         self._send(trace, sampled=unit.grad or unit.user_span is None or unit.user_span.sampled)
 

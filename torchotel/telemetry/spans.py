@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
-from torchotel._records import Error
+from torchotel._records import Error, SpanReference
 
 AttributeValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 Attributes: TypeAlias = Mapping[str, AttributeValue]
@@ -60,6 +60,23 @@ class Trace:
     """What every span of it carries besides its own."""
     remote_parent: bool = False
     """Whether the parent of the first span is in another process."""
+
+    @property
+    def root(self) -> Span:
+        """Return the span that all others are below."""
+        return self.spans[0]
+
+
+class SpanStarter(Protocol):
+    """Who gives spans their ids: one of ours that is asked for while it runs, and each root before it is built."""
+
+    keeps_late: bool
+    """Whether a trace that was not sampled may be sent all the same, since it turned out to be interesting."""
+
+    def start(
+        self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
+    ) -> SpanReference:
+        """Fix the ids of a span that began at `start_ns` of unix time, and whether it is sampled; from any thread."""
 
 
 class TraceExporter(Protocol):

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from torchotel import _names as names
 from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
-from torchotel.telemetry.backward import BackwardCall, backward_calls
-from torchotel.telemetry.calls import Directions, Templates, call_indices, enclosing_calls
+from torchotel.telemetry.calls import Directions, Templates
 from torchotel.telemetry.layout import Node, fold, lay_out
 from torchotel.telemetry.phases import enclosing
 from torchotel.telemetry.spans import Span, SpanEvent, SpanLink, SpanTemplate, Trace
+from torchotel.telemetry.timing import Timed
 
 PHASE_SPANS = {
     "data": names.SPAN_DATA,
@@ -23,7 +23,6 @@ PHASE_SPANS = {
 _PLAIN = {name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())}
 _ids = random.Random()  # noqa: S311  # of our own: programs seed and restore the global one, and count on its numbers
 _new = cast("Callable[[type[Span], tuple[Any, ...]], Span]", tuple.__new__)  # half the time of Span(…)
-KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
 
 
 class TraceBuilder:
@@ -37,16 +36,15 @@ class TraceBuilder:
 
     def __init__(self, templates: Templates, max_spans: int | None, run: SpanReference | None = None) -> None:
         self._templates, self._max_spans, self._run = templates, max_spans, run
-        self._earlier: dict[int, list[list[ModuleCall]]] = {}
         self._optimizers: dict[str, SpanTemplate] = {}
 
-    def build(self, unit: Unit) -> Trace:
+    def build(self, unit: Unit, timed: Timed) -> Trace:
         """Return the trace of a step or an evaluation: parents before children, children inside their parents."""
         nodes = [self._root(unit)]
         phase_nodes = self._add_phases(nodes, unit)
         # A root with a link has no critical path in Jaeger's page: it takes a root's first reference for a parent.
         nodes[phase_nodes[0] if phase_nodes else 0].links = self._links(unit)
-        self._add_calls(nodes, phase_nodes, unit)
+        self._add_calls(nodes, phase_nodes, unit, timed)
         for node in nodes:
             node.start_ns += unit.unix_offset_ns
             node.end_ns += unit.unix_offset_ns
@@ -101,47 +99,22 @@ class TraceBuilder:
             self._optimizers[phase.optimizer] = template
         return template
 
-    def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: Unit) -> None:
-        if not unit.calls and not unit.stamps:
-            return
-        earlier = self._earlier.setdefault(unit.thread, [])
-        before = [call for calls in earlier for call in calls] if _reaches_back(unit) else []
-        calls = before + unit.calls
-        own_parents = parents = enclosing_calls(unit.calls)
-        if before:
-            parents = enclosing_calls(before) + [p + len(before) if p >= 0 else -1 for p in parents]
-        runs = backward_calls(calls, parents, unit.phases, unit.stamps)
-        indices = [None] * len(before) + call_indices(unit.calls)
-        shown = self._shown(calls, parents)
-        running = self._add_backward(nodes, phase_nodes, shown, runs, indices)
-        own = slice(len(before), None)
-        self._add_forward(nodes, phase_nodes, unit, own_parents, shown[own], running, indices[own])
-        earlier.append(unit.calls)
-        del earlier[:-KEPT_CALLS]
-
-    def _shown(self, calls: Sequence[ModuleCall], parents: Sequence[int]) -> list[Directions | None]:
-        """Find the templates of each call; None for modules that are left out, and inside a compiled region."""
-        shown: list[Directions | None] = [None] * len(calls)
-        inside = [False] * len(calls)
-        for index in range(len(calls) - 1, -1, -1):  # parents first
-            outer = parents[index]
-            inside[index] = outer >= 0 and (inside[outer] or calls[outer].site.compiled)
-            if not inside[index]:
-                shown[index] = self._templates.of(calls[index].site)
-        return shown
+    def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: Unit, timed: Timed) -> None:
+        shown = [
+            None if hidden else self._templates.of(call.site)
+            for call, hidden in zip(timed.calls, timed.hidden, strict=True)
+        ]
+        running = self._add_backward(nodes, phase_nodes, timed, shown)
+        self._add_forward(nodes, phase_nodes, unit, timed, shown, running)
 
     @staticmethod
     def _add_backward(
-        nodes: list[Node],
-        phase_nodes: Sequence[int],
-        shown: Sequence[Directions | None],
-        runs: Sequence[BackwardCall],
-        indices: Sequence[int | None],
+        nodes: list[Node], phase_nodes: Sequence[int], timed: Timed, shown: Sequence[Directions | None]
     ) -> list[int]:
         """Add the backward spans; return their nodes."""
         node_of: dict[int, int] = {}
         added: list[int] = []
-        for run in runs:
+        for run in timed.runs:
             outer = phase_nodes[run.run] if run.run >= 0 else 0
             parent = node_of[id(run.parent)] if run.parent is not None else outer
             templates = shown[run.call]
@@ -150,7 +123,7 @@ class TraceBuilder:
                 continue
             node = Node(templates[1], parent, run.start_ns, run.end_ns)
             node.error = run.error
-            if (number := indices[run.call]) is not None:
+            if (number := timed.indices[run.call]) is not None:
                 node.set(names.CALL_INDEX, number)
             if run.estimated is not None:
                 node.set(names.ESTIMATED, run.estimated)
@@ -164,15 +137,14 @@ class TraceBuilder:
         nodes: list[Node],
         phase_nodes: Sequence[int],
         unit: Unit,
-        parents: Sequence[int],
+        timed: Timed,
         shown: Sequence[Directions | None],
         running: Sequence[int],
-        indices: Sequence[int | None],
     ) -> None:
-        calls = unit.calls
+        calls, indices = timed.calls, timed.indices
         node_of = [0] * len(calls)
-        for index in range(len(calls) - 1, -1, -1):  # parents first
-            call, outer = calls[index], parents[index]
+        for index in range(len(calls) - 1, timed.own - 1, -1):  # parents first
+            call, outer = calls[index], timed.parents[index]
             if outer >= 0:
                 parent = node_of[outer]
             elif call.note is not None and call.note.recompute:
@@ -199,17 +171,6 @@ def _annotate(node: Node, index: int | None, note: CallNote | None) -> None:
         node.set(names.ESTIMATED, note.estimated)
     if note is not None and note.recompute:
         node.set(names.RECOMPUTE, value=True)
-
-
-def _reaches_back(unit: Unit) -> bool:
-    """Tell whether a backward ran through calls of an earlier step: their slots are lower than any of this one's."""
-    if not unit.stamps:
-        return False
-    for call in unit.calls:  # slots only grow, and the first call to end has the lowest
-        own = [min(slots) if isinstance(slots, tuple) else slots for slots in (call.starts, call.ends) if slots != ()]
-        if own:
-            return min(unit.stamps)[0] < min(own)
-    return True
 
 
 def _running_at(time_ns: int, nodes: Sequence[Node], running: Sequence[int]) -> int:

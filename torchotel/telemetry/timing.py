@@ -1,0 +1,77 @@
+"""What ran inside what and for how long: read once from a record, for its spans and for its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchotel._records import ModuleCall, Unit
+from torchotel.telemetry.backward import BackwardCall, backward_calls
+from torchotel.telemetry.calls import call_indices, enclosing_calls
+
+KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The module calls of a step or an evaluation and their backwards; sequences go with `calls`."""
+
+    calls: Sequence[ModuleCall] = ()
+    """Children before parents; first those of earlier steps, where a backward of this one ran through them."""
+    own: int = 0
+    """Index of the first call of this step."""
+    parents: Sequence[int] = ()
+    """Index of the enclosing call, -1: none."""
+    hidden: Sequence[bool] = ()
+    """Whether the call is inside a compiled region, which shows nothing of what it runs."""
+    indices: Sequence[int | None] = ()
+    """From 0, n-th call of the module in the step, where it runs more than once."""
+    runs: Sequence[BackwardCall] = ()
+    """Backwards of calls, parents first."""
+
+
+class CallTimer:
+    """Time the calls of records in the order that they come; keeps what a later backward may run through."""
+
+    def __init__(self) -> None:
+        self._earlier: dict[int, list[list[ModuleCall]]] = {}
+
+    def time(self, unit: Unit) -> Timed:
+        """Find out what enclosed each call, and when its backwards ran."""
+        if not unit.calls and not unit.stamps:
+            return Timed()
+        earlier = self._earlier.setdefault(unit.thread, [])
+        before = [call for calls in earlier for call in calls] if _reaches_back(unit) else []
+        calls, own = before + unit.calls, len(before)
+        parents = enclosing_calls(unit.calls)
+        if before:
+            parents = enclosing_calls(before) + [p + own if p >= 0 else -1 for p in parents]
+        earlier.append(unit.calls)
+        del earlier[:-KEPT_CALLS]
+        return Timed(
+            calls,
+            own,
+            parents,
+            _hidden(calls, parents),
+            [None] * own + call_indices(unit.calls),
+            backward_calls(calls, parents, unit.phases, unit.stamps),
+        )
+
+
+def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int]) -> list[bool]:
+    hidden = [False] * len(calls)
+    for index in range(len(calls) - 1, -1, -1):  # parents first
+        outer = parents[index]
+        hidden[index] = outer >= 0 and (hidden[outer] or calls[outer].site.compiled)
+    return hidden
+
+
+def _reaches_back(unit: Unit) -> bool:
+    """Tell whether a backward ran through calls of an earlier step: their slots are lower than any of this one's."""
+    if not unit.stamps:
+        return False
+    for call in unit.calls:  # slots only grow, and the first call to end has the lowest
+        own = [min(slots) if isinstance(slots, tuple) else slots for slots in (call.starts, call.ends) if slots != ()]
+        if own:
+            return min(unit.stamps)[0] < min(own)
+    return True
