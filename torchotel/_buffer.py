@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 
-from torchotel._records import Unit
+from torchotel._records import Record
 
 MOST_SPANS = 100_000
 
@@ -17,35 +17,35 @@ class Buffer:
 
     def __init__(self, limit: int = MOST_SPANS) -> None:
         self._limit = limit
-        self._units: deque[tuple[Unit, int]] = deque()
+        self._records: deque[tuple[Record, int]] = deque()
         self._spans = 0
         self._dropped = 0
         self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self.filling = threading.Event()
         """Set when there is enough for the worker to come early."""
 
-    def put(self, unit: Unit) -> None:
+    def put(self, record: Record) -> None:
         """Add a record; never waits for the worker."""
-        spans = unit.span_estimate()
+        spans = record.span_estimate()
         with self._lock:
-            self._units.append((unit, spans))
+            self._records.append((record, spans))
             self._spans += spans
-            while self._spans > self._limit and len(self._units) > 1:
-                _, lost = self._units.popleft()
+            while self._spans > self._limit and len(self._records) > 1:
+                _, lost = self._records.popleft()
                 self._spans -= lost
                 self._dropped += lost
             early = self._spans > self._limit // 8
         if early:
             self.filling.set()
 
-    def take(self) -> Unit | None:
+    def take(self) -> Record | None:
         """Remove the oldest record."""
         with self._lock:
-            if not self._units:
+            if not self._records:
                 return None
-            unit, spans = self._units.popleft()
+            record, spans = self._records.popleft()
             self._spans -= spans
-            return unit
+            return record
 
     def take_dropped(self) -> int:
         """Return how many spans went since the last call because the buffer was full."""

@@ -169,6 +169,10 @@ class Log(NamedTuple):
     unix_ns: int
     values: Mapping[str, LogValue]
 
+    def span_estimate(self) -> int:
+        """Return 0: it makes no span."""
+        return 0
+
 
 @dataclass(slots=True)
 class Unit:
@@ -210,3 +214,7 @@ class Unit:
     def span_estimate(self) -> int:
         """Count the spans that this record would make, to weigh it before it is built."""
         return 1 + len(self.phases) + len(self.calls) + len(self.stamps) // 2
+
+
+Record: TypeAlias = Unit | Log
+"""What capture hands to the worker."""

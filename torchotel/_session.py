@@ -25,9 +25,10 @@ from torchotel.exporters.runfile import RunFile
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span
+from torchotel.telemetry.identities import Identities, make_sampler
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
-from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
 COUNTS = (
@@ -68,10 +69,11 @@ class Session:
         self._started_ns = time.time_ns()
         self._record = self._make_record() if exporters is None else None
         self._exporters = self._make_exporters() if exporters is None else exporters
+        self._starter: SpanStarter = Identities(make_sampler("parentbased_always_on", 1.0))
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)
-        self._worker = Worker(buffer, builder, self._exporters, self._write_step, self._first_step)
+        self._worker = Worker(buffer, builder, self._exporters, self._starter, self._write_line, self._first_step)
         self._capture = Capture(buffer.put, Detail(config.detail), shapes=config.shapes, user_span=current_span)
         self._describe(finished=False)
         self._worker.start()
@@ -172,9 +174,9 @@ class Session:
         time_ns = unit.start_ns + unit.unix_offset_ns
         return run_trace(self._run, time_ns, self._capture.model, self._config.public(), _versions())
 
-    def _write_step(self, summary: Mapping[str, object]) -> None:
+    def _write_line(self, line: Mapping[str, object]) -> None:
         if self._record is not None:
-            self._record.step(summary)
+            self._record.step(line)
 
     def _describe(self, *, finished: bool) -> None:
         if self._record is None:

@@ -8,15 +8,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torchotel._buffer import Buffer
 from torchotel._guard import Guard
-from torchotel._records import Unit
+from torchotel._records import Log, Record, Unit
 from torchotel.telemetry.evaluations import EvaluationFold
-from torchotel.telemetry.phases import phase_times_s
-from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.telemetry.keeping import Keeper
+from torchotel.telemetry.lines import log_line, unit_line
+from torchotel.telemetry.nonfinite import find_nonfinite
+from torchotel.telemetry.roots import root_attributes, root_name, root_parent
+from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.timing import CallTimer
-from torchotel.telemetry.traces import TraceBuilder
+from torchotel.telemetry.traces import TraceBuilder, trace_attributes
+
+Kind = TypeVar("Kind", Record, Unit)
 
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
@@ -37,7 +43,8 @@ class Worker:
         buffer: Where finished steps wait.
         builder: Makes their traces.
         exporters: Where the traces go.
-        on_step: Gets the summary of each step, for `metrics.jsonl`.
+        starter: Gives roots their ids, and says whether they are sampled.
+        on_line: Gets the line of each step, for `metrics.jsonl`.
         on_first: Called before the first step; returns the trace of the run, on the rank that sends it.
     """
 
@@ -46,11 +53,12 @@ class Worker:
         buffer: Buffer,
         builder: TraceBuilder,
         exporters: Sequence[TraceExporter],
-        on_step: Callable[[Mapping[str, object]], None],
+        starter: SpanStarter,
+        on_line: Callable[[Mapping[str, object]], None],
         on_first: Callable[[Unit], Trace | None],
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
-        self._on_step, self._on_first = on_step, on_first
+        self._starter, self._on_line, self._on_first = starter, on_line, on_first
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard = Guard("the worker", limit=1000)
         self._ended = threading.Event()
@@ -61,6 +69,7 @@ class Worker:
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
         self._timer = CallTimer()
+        self._keeper = Keeper()
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -117,23 +126,23 @@ class Worker:
             return False
 
     def _drain(self) -> None:
-        while (unit := self._buffer.take()) is not None:
+        while (record := self._buffer.take()) is not None:
             if time.monotonic() < self._deadline_s:
-                self._or_lost(self._export, unit)
-            else:
-                self.counts[unit.kind] += 1
-                self._lost(unit.span_estimate())
+                self._or_lost(self._export, record)
+            elif isinstance(record, Unit):
+                self.counts[record.kind] += 1
+                self._lost(record.span_estimate())
         self._lost(self._buffer.take_dropped())
         for exporter in self._exporters:
             exporter.push()
 
-    def _or_lost(self, export: Callable[[Unit], None], unit: Unit) -> None:
+    def _or_lost(self, export: Callable[[Kind], None], record: Kind) -> None:
         """Export a record; one that can't be must not end the thread."""
         try:
-            export(unit)
+            export(record)
         except Exception:  # noqa: BLE001  # whatever it was, the next record may be good
             self.guard.fault()
-            self._lost(unit.span_estimate())
+            self._lost(record.span_estimate())
 
     def _lost(self, spans: int) -> None:
         if not self._exporters:
@@ -141,42 +150,38 @@ class Worker:
         self.spans_recorded += spans
         self.spans_dropped += spans
 
-    def _export(self, unit: Unit) -> None:
-        self.counts[unit.kind] += 1
-        self.detailed += unit.detailed and unit.kind == "step"
-        if not self._began and unit.kind == "step":
+    def _export(self, record: Record) -> None:
+        if isinstance(record, Log):
+            self._on_line(log_line(record))
+            return
+        self.counts[record.kind] += 1
+        self.detailed += record.detailed and record.kind == "step"
+        if not self._began and record.kind == "step":
             self._began = True
-            run = self._on_first(unit)
+            run = self._on_first(record)
             if run is not None:
                 self._send(run)
-        for one in self._fold.take(unit):
-            self._build(one)
+        for unit in self._fold.take(record):
+            self._build(unit)
 
     def _build(self, unit: Unit) -> None:
-        trace = self._builder.build(unit, self._timer.time(unit))
-        self._on_step(_summary(unit, trace.trace_id))
-        self._send(trace, sampled=unit.grad or unit.user_span is None or unit.user_span.sampled)
+        timed = self._timer.time(unit)
+        nonfinite = find_nonfinite(unit, timed)
+        late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
+        attributes = root_attributes(unit, late or unit.reason, nonfinite)
+        root = unit.identity or self._starter.start(
+            root_name(unit), parent, unit.start_ns + unit.unix_offset_ns, {**trace_attributes(unit), **attributes}
+        )
+        self._on_line(unit_line(unit, root.trace_id, nonfinite))
+        # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
+        if root.sampled or (late is not None and self._starter.keeps_late and parent is None):
+            self._send(self._builder.build(unit, timed, root, attributes))
+        elif self._exporters:
+            self.spans_recorded += unit.span_estimate()
+            self.spans_sampled_out += unit.span_estimate()
 
-    def _send(self, trace: Trace, *, sampled: bool = True) -> None:
-        if not self._exporters:
-            return
-        self.spans_recorded += len(trace.spans)
-        if not sampled:  # the caller's trace was sampled out, so its children are
-            self.spans_sampled_out += len(trace.spans)
-            return
+    def _send(self, trace: Trace) -> None:
+        if self._exporters:
+            self.spans_recorded += len(trace.spans)
         for exporter in self._exporters:
             exporter.export(trace)
-
-
-def _summary(unit: Unit, trace_id: int) -> dict[str, object]:
-    return {
-        "kind": unit.kind,
-        "number": unit.number,
-        "time_unix_nano": str(unit.start_ns + unit.unix_offset_ns),
-        "duration_s": (unit.end_ns - unit.start_ns) / 1e9,
-        "phases": phase_times_s(unit),
-        "detailed": unit.detailed,
-        "folded": unit.folded,
-        "trace_id": f"{trace_id:032x}",
-        "error": unit.error._asdict() if unit.error is not None else None,
-    }

@@ -73,9 +73,14 @@ class Templates:
         except KeyError:
             if len(self._kept) >= MOST_TEMPLATES:  # ever new shapes
                 self._kept.clear()
-            made = (forward_template(site), backward_template(site)) if self._shown(site) else None
+            made = self.of_any(site) if self._shown(site) else None
             self._kept[site] = made
             return made
+
+    @staticmethod
+    def of_any(site: CallSite) -> Directions:
+        """Return the templates also of a module that is not shown."""
+        return forward_template(site), backward_template(site)
 
     def _shown(self, site: CallSite) -> bool:
         path = site.module.path

@@ -17,7 +17,8 @@ class Node:
     """A span while its trace is being built; `parent` is an index that is lower than its own, -1 for the root."""
 
     __slots__ = (
-        "attributes", "end_ns", "error", "events", "folded", "level", "links", "parent", "start_ns", "template",
+        "attributes", "end_ns", "error", "events", "folded", "level", "links", "parent", "span_id", "start_ns",
+        "template",
     )  # fmt: skip
 
     def __init__(self, template: SpanTemplate, parent: int, start_ns: int, end_ns: int) -> None:
@@ -28,6 +29,8 @@ class Node:
         self.links: tuple[SpanLink, ...] = ()
         self.folded = False
         self.level = 0
+        self.span_id = 0
+        """Given out while it ran: others may be below it, so it is never folded; 0: not yet."""
 
     def set(self, name: str, value: AttributeValue) -> None:
         """Set an attribute that only this span has."""
@@ -53,8 +56,9 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> None:
     room = max_spans - total if deepest < PHASE_LEVEL else 0  # phases are kept as far as they fit
     calls: Counter[int] = Counter()
     times_ns: Counter[int] = Counter()
-    for node in nodes[1:]:
-        if node.level <= deepest or (node.level == PHASE_LEVEL and (room := room - 1) >= 0):
+    kept = _above_given(nodes)
+    for index, node in enumerate(nodes[1:], 1):
+        if node.level <= deepest or (node.level == PHASE_LEVEL and (room := room - 1) >= 0) or index in kept:
             continue
         node.folded = True
         keeper = node.parent
@@ -66,6 +70,15 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> None:
     for keeper, count in calls.items():
         nodes[keeper].set(names.FOLDED_CALLS, count)
         nodes[keeper].set(names.FOLDED_TIME, times_ns[keeper] / 1e9)
+
+
+def _above_given(nodes: Sequence[Node]) -> set[int]:
+    """Find the nodes whose ids were given out, and those above them."""
+    kept: set[int] = set()
+    for index in range(len(nodes) - 1, 0, -1):  # children first
+        if nodes[index].span_id or index in kept:
+            kept |= {index, nodes[index].parent}
+    return kept
 
 
 def lay_out(nodes: Sequence[Node]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torchotel import _names as names
 from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
 from torchotel.telemetry.calls import Directions, Templates
+from torchotel.telemetry.events import gradient_events, registered_events
 from torchotel.telemetry.layout import Node, fold, lay_out
 from torchotel.telemetry.phases import enclosing
-from torchotel.telemetry.spans import Span, SpanEvent, SpanLink, SpanTemplate, Trace
+from torchotel.telemetry.roots import root_name, root_parent
+from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanTemplate, Trace
 from torchotel.telemetry.timing import Timed
 
 PHASE_SPANS = {
@@ -21,8 +22,10 @@ PHASE_SPANS = {
     "optimizer": names.SPAN_OPTIMIZER,
 }
 _PLAIN = {name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())}
-_ids = random.Random()  # noqa: S311  # of our own: programs seed and restore the global one, and count on its numbers
 _new = cast("Callable[[type[Span], tuple[Any, ...]], Span]", tuple.__new__)  # half the time of Span(…)
+
+
+LARGEST_ID = (1 << 64) - 1
 
 
 class TraceBuilder:
@@ -38,42 +41,38 @@ class TraceBuilder:
         self._templates, self._max_spans, self._run = templates, max_spans, run
         self._optimizers: dict[str, SpanTemplate] = {}
 
-    def build(self, unit: Unit, timed: Timed) -> Trace:
-        """Return the trace of a step or an evaluation: parents before children, children inside their parents."""
-        nodes = [self._root(unit)]
+    def build(self, unit: Unit, timed: Timed, root: SpanReference, attributes: Attributes) -> Trace:
+        """Return the trace of a step or an evaluation: parents before children, children inside their parents.
+
+        Args:
+            unit: The step or the evaluation.
+            timed: Its calls.
+            root: The ids of its root.
+            attributes: Those of its root.
+        """
+        parent = root_parent(unit)
+        nodes = [_root(unit, root, attributes)]
         phase_nodes = self._add_phases(nodes, unit)
         # A root with a link has no critical path in Jaeger's page: it takes a root's first reference for a parent.
-        nodes[phase_nodes[0] if phase_nodes else 0].links = self._links(unit)
+        nodes[phase_nodes[0] if phase_nodes else 0].links = self._links(unit, parent)
         self._add_calls(nodes, phase_nodes, unit, timed)
+        for phase, events in gradient_events(unit).items():
+            nodes[phase_nodes[phase] if phase >= 0 else 0].events += tuple(events)
         for node in nodes:
             node.start_ns += unit.unix_offset_ns
             node.end_ns += unit.unix_offset_ns
         fold(nodes, self._max_spans)
         lay_out(nodes)
-        parent = None if unit.grad else unit.user_span
-        trace_id = parent.trace_id if parent is not None else _ids.getrandbits(128) or 1
         return Trace(
-            trace_id,
+            root.trace_id,
             _spans(nodes, parent.span_id if parent is not None else 0),
-            {names.STEP_NUMBER: unit.number} if unit.kind == "step" else {},
+            trace_attributes(unit),
             parent is not None and parent.remote,
         )
 
-    def _root(self, unit: Unit) -> Node:
-        step = unit.kind == "step"
-        node = Node(_PLAIN[names.SPAN_STEP if step else names.SPAN_EVALUATION], -1, unit.start_ns, unit.end_ns)
-        node.error = unit.error
-        if unit.reason is not None:
-            node.set(names.KEPT_REASON, unit.reason)
-        node.events = tuple(_registered(unit))
-        if unit.folded:
-            node.set(names.FOLDED_CALLS, unit.folded)
-            node.set(names.FOLDED_TIME, unit.folded_ns / 1e9)
-        return node
-
-    def _links(self, unit: Unit) -> tuple[SpanLink, ...]:
+    def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:
         """Link to the run, and to the user's span where that is not the parent."""
-        linked = [self._run if unit.kind == "step" else None, unit.user_span if unit.grad else None]
+        linked = [self._run if unit.kind == "step" else None, unit.user_span if parent is None else None]
         return tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
 
     def _add_phases(self, nodes: list[Node], unit: Unit) -> list[int]:
@@ -83,7 +82,7 @@ class TraceBuilder:
         for phase, parent in zip(unit.phases, parents, strict=True):
             nested = phase.kind == "backward" and parent >= 0 and unit.phases[parent].kind == "backward"
             node = Node(self._phase_template(phase), added[parent] if nested else 0, phase.start_ns, phase.end_ns)
-            node.error = phase.error
+            node.error, node.span_id = phase.error, phase.span_id
             if phase.estimated is not None:
                 node.set(names.ESTIMATED, phase.estimated)
             added.append(len(nodes))
@@ -104,6 +103,9 @@ class TraceBuilder:
             None if hidden else self._templates.of(call.site)
             for call, hidden in zip(timed.calls, timed.hidden, strict=True)
         ]
+        for index, call in enumerate(timed.calls):
+            if call.note is not None and call.note.span_id and shown[index] is None:
+                shown[index] = self._templates.of_any(call.site)  # the user's own spans are below it
         running = self._add_backward(nodes, phase_nodes, timed, shown)
         self._add_forward(nodes, phase_nodes, unit, timed, shown, running)
 
@@ -171,6 +173,8 @@ def _annotate(node: Node, index: int | None, note: CallNote | None) -> None:
         node.set(names.ESTIMATED, note.estimated)
     if note is not None and note.recompute:
         node.set(names.RECOMPUTE, value=True)
+    if note is not None:
+        node.span_id = note.span_id
 
 
 def _running_at(time_ns: int, nodes: Sequence[Node], running: Sequence[int]) -> int:
@@ -193,23 +197,25 @@ def _phase_at(call: ModuleCall, unit: Unit, phase_nodes: Sequence[int], kind: st
     return best
 
 
-def _registered(unit: Unit) -> list[SpanEvent]:
-    return [
-        SpanEvent(
-            names.EVENT_REGISTERED,
-            min(max(entry.time_ns, unit.start_ns), unit.end_ns) + unit.unix_offset_ns,
-            {names.MODULE_PATH: entry.path, names.REGISTERED_KIND: entry.kind},
-        )
-        for entry in unit.registrations
-    ]
+def trace_attributes(unit: Unit) -> Attributes:
+    """Return what every span of the trace carries."""
+    return {names.STEP_NUMBER: unit.number} if unit.kind == "step" else {}
+
+
+def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
+    node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, unit.end_ns)
+    node.span_id, node.error, node.events = reference.span_id, unit.error, tuple(registered_events(unit))
+    node.attributes = dict(attributes) or None
+    return node
 
 
 def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
-    first_id = _ids.getrandbits(64) & ~0xFFFFFF | 1  # ids that differ in their low bytes compress three times better
+    first_id = nodes[0].span_id  # ids that differ in their low bytes compress three times better
     spans: list[Span] = []
     for index, node in enumerate(nodes):
         if not node.folded:
-            above = first_id + node.parent if node.parent >= 0 else parent_id
-            ids_and_times = (node.template, first_id + index, above, node.start_ns, node.end_ns)
+            span_id = node.span_id = node.span_id or (first_id + index) & LARGEST_ID
+            above = nodes[node.parent].span_id if node.parent >= 0 else parent_id
+            ids_and_times = (node.template, span_id, above, node.start_ns, node.end_ns)
             spans.append(_new(Span, (*ids_and_times, node.attributes, node.error, node.events, node.links)))
     return spans

@@ -1,0 +1,65 @@
+"""Who a span is and whether it is sent: ids of our own, and a sampler's decision on the trace id."""
+
+from __future__ import annotations
+
+import random
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+from torchotel._records import SpanReference
+from torchotel.telemetry.spans import Attributes, SpanStarter
+
+_random = random.Random()  # noqa: S311  # of our own: programs seed and restore the global one, and count on its numbers
+
+
+def random_trace_id() -> int:
+    """Return a trace id; all zeros is none."""
+    return _random.getrandbits(128) or 1
+
+
+def random_span_id() -> int:
+    """Return a span id; spans below it may take those that follow, so the low bits are left to them."""
+    return _random.getrandbits(64) & ~0xFFFFFF | 1
+
+
+def make_sampler(name: str, ratio: float) -> Sampler:
+    """Make the sampler that OTEL_TRACES_SAMPLER names (https://opentelemetry.io/docs/specs/otel/trace/sdk/#sampling).
+
+    Args:
+        name: always_on, always_off, traceidratio, or one of these after `parentbased_`.
+        ratio: Share of traces that traceidratio keeps.
+    """
+    roots = {"always_on": ALWAYS_ON, "always_off": ALWAYS_OFF, "traceidratio": TraceIdRatioBased(ratio)}
+    root = roots[name.removeprefix("parentbased_")]
+    return ParentBased(root) if name.startswith("parentbased_") else root
+
+
+def context_of(reference: SpanReference) -> Context:
+    """Return a context in which the span of a reference is current, and nothing else."""
+    flags = TraceFlags(TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT)
+    span = NonRecordingSpan(SpanContext(reference.trace_id, reference.span_id, reference.remote, flags))
+    return set_span_in_context(span, Context())
+
+
+class Identities(SpanStarter):
+    """Give random ids, and let a sampler decide by the trace id.
+
+    Args:
+        sampler: Decides on each trace; a late reason may overrule a no.
+    """
+
+    keeps_late = True
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def start(
+        self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
+    ) -> SpanReference:
+        """Fix the ids of a span; one below another is in its trace."""
+        trace_id = random_trace_id() if parent is None else parent.trace_id
+        context = Context() if parent is None else context_of(parent)
+        result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
+        return SpanReference(trace_id, random_span_id(), result.decision is Decision.RECORD_AND_SAMPLE)
