@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client import CollectorRegistry
 
-from torchotel._config import UNSET, Config
+from torchotel._config import Config, own_port
 from torchotel._errors import ConfigError
+from torchotel._settings import UNSET
 
 BAD: list[tuple[str, list[object]]] = [
     ("service_name", ["", "  ", 3, b"name"]),
@@ -25,12 +29,25 @@ BAD: list[tuple[str, list[object]]] = [
     ("client_certificate", ["/no/such/file"]),
     ("client_key", ["/no/such/file"]),
     ("traces_exporter", ["console", "zipkin", None]),
+    ("metrics_endpoint", ["host/v1/metrics", None]),
+    ("sampler", ["sometimes", None]),
+    ("sampler_ratio", [-0.1, 1.1, "1", True, float("nan")]),
+    ("metrics_exporter", ["console", "", "prometheus,", ["otlp", "none"], ["otlp", 1], None, {"otlp"}]),
+    ("tracer_provider", [1, "provider", object(), TracerProvider]),
+    ("meter_provider", [TracerProvider(), MeterProvider]),
+    ("set_global_provider", [None, 1]),
+    ("prometheus_port", [-1, 65_536, "9464", True, 1.0]),
+    ("prometheus_host", ["", None, 1]),
+    ("prometheus_registry", [object(), CollectorRegistry]),
+    ("discovery_dir", ["", 1, __file__]),
     ("record", ["", 1, True, __file__]),
     ("detail", ["some", 0, -1, True, 1.5, None]),
     ("include", ["", ",", [], [""], 3, {"a": "b"}, ["a", None]]),
     ("exclude", ["a,,b", b"a"]),
     ("max_depth", [-1, True, "1", 1.0]),
     ("max_spans", [9, True, "none", 2000.0]),
+    ("module_histograms", [1, None]),
+    ("gradient_norms", ["some", 0, -1, 1.5, None]),
     ("shapes", [1, 0, None, "true"]),
     ("run_id", ["", 7]),
     ("disabled", ["true", 1, None]),
@@ -49,6 +66,14 @@ BAD_VARIABLES = [
     ("client_certificate", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/no/such/file"),
     ("client_key", "OTEL_EXPORTER_OTLP_CLIENT_KEY", "/no/such/file"),
     ("traces_exporter", "OTEL_TRACES_EXPORTER", "console"),
+    ("metrics_endpoint", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "localhost:4318/v1/metrics"),
+    ("metrics_compression", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,console"),
+    ("set_global_provider", "TORCHOTEL_SET_GLOBAL_PROVIDER", "yes"),
+    ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "http"),
+    ("discovery_dir", "TORCHOTEL_DISCOVERY_DIR", __file__),
+    ("module_histograms", "TORCHOTEL_MODULE_HISTOGRAMS", "yes"),
+    ("gradient_norms", "TORCHOTEL_GRADIENT_NORMS", "sometimes"),
     ("record", "TORCHOTEL_RECORD", __file__),
     ("detail", "TORCHOTEL_DETAIL", "sometimes"),
     ("detail", "TORCHOTEL_DETAIL", "0"),
@@ -70,6 +95,23 @@ GOOD_VARIABLES: list[tuple[str, str, str, object]] = [
     ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "2.5", 2.5),
     ("certificate", "OTEL_EXPORTER_OTLP_CERTIFICATE", __file__, __file__),
     ("traces_exporter", "OTEL_TRACES_EXPORTER", "none", "none"),
+    ("metrics_endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "https://host/otlp/", "https://host/otlp/v1/metrics"),
+    ("metrics_endpoint", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "https://host/x", "https://host/x"),
+    ("metrics_headers", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "a=b", {"a": "b"}),
+    ("metrics_compression", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "none", "none"),
+    ("sampler", "OTEL_TRACES_SAMPLER", "TraceIdRatio", "traceidratio"),
+    ("sampler_ratio", "OTEL_TRACES_SAMPLER_ARG", "0.25", 0.25),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "Prometheus, otlp,otlp", ("prometheus", "otlp")),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "none", ()),
+    ("set_global_provider", "TORCHOTEL_SET_GLOBAL_PROVIDER", "true", True),
+    ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "0", 0),
+    ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "none", None),
+    ("prometheus_host", "OTEL_EXPORTER_PROMETHEUS_HOST", "::1", "::1"),
+    ("discovery_dir", "TORCHOTEL_DISCOVERY_DIR", "targets", Path("targets")),
+    ("module_histograms", "TORCHOTEL_MODULE_HISTOGRAMS", "1", True),
+    ("gradient_norms", "TORCHOTEL_GRADIENT_NORMS", "AUTO", "auto"),
+    ("gradient_norms", "TORCHOTEL_GRADIENT_NORMS", "0", False),
+    ("gradient_norms", "TORCHOTEL_GRADIENT_NORMS", "16", 16),
     ("record", "TORCHOTEL_RECORD", "runs/one", Path("runs/one")),
     ("detail", "TORCHOTEL_DETAIL", "all", "all"),
     ("detail", "TORCHOTEL_DETAIL", "16", 16),
@@ -122,9 +164,19 @@ def test_has_the_defaults_of_the_conventions() -> None:
         "protocol": "http/protobuf",
         "compression": "gzip",
         "timeout_s": 10.0,
+        "metrics_compression": "gzip",
+        "metrics_endpoint": "http://localhost:4318/v1/metrics",
         "traces_exporter": "otlp",
+        "sampler": "parentbased_always_on",
+        "sampler_ratio": 1.0,
+        "metrics_exporter": ("prometheus",),
+        "set_global_provider": False,
+        "prometheus_port": 9464,
+        "prometheus_host": "127.0.0.1",
         "detail": "auto",
         "max_spans": 2000,
+        "module_histograms": False,
+        "gradient_norms": "auto",
         "shapes": True,
         "disabled": False,
     }
@@ -147,9 +199,57 @@ def test_takes_the_variable_for_traces_before_the_general_one() -> None:
     assert (config.timeout_s, config.traces_endpoint) == (2.0, "http://traces:2")
 
 
-def test_takes_the_endpoint_argument_before_the_variable_for_traces() -> None:
-    environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:2"}
-    assert Config.read({"endpoint": "http://mine"}, environ).traces_endpoint == "http://mine/v1/traces"
+def test_takes_the_endpoint_argument_before_the_variable_of_a_signal() -> None:
+    environ = {f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT": "http://other:2" for signal in ("TRACES", "METRICS")}
+    config = Config.read({"endpoint": "http://mine"}, environ)
+    assert (config.traces_endpoint, config.metrics_endpoint) == ("http://mine/v1/traces", "http://mine/v1/metrics")
+
+
+def test_keeps_what_is_for_one_signal_from_the_other() -> None:
+    environ = {
+        "OTEL_EXPORTER_OTLP_HEADERS": "all=1",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "traces=1",
+        "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "metrics=1",
+        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none",
+    }
+    config = Config.read({}, environ)
+    assert (config.headers, config.metrics_headers) == ({"all": "1", "traces": "1"}, {"all": "1", "metrics": "1"})
+    assert (config.compression, config.metrics_compression) == ("none", "gzip")
+
+
+def test_takes_arguments_for_both_signals_before_the_variables_of_either() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_METRICS_HEADERS": "metrics=1", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "gzip"}
+    config = Config.read({"headers": {"mine": "1"}, "compression": "none"}, environ)
+    assert config.headers == config.metrics_headers == {"mine": "1"}
+    assert config.compression == config.metrics_compression == "none"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("OTEL_TRACES_SAMPLER", "jaeger_remote"), ("OTEL_TRACES_SAMPLER_ARG", "2"), ("OTEL_TRACES_SAMPLER_ARG", "half")],
+)
+def test_ignores_a_sampler_that_is_not_known_with_a_warning(
+    variable: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Config.read({}, {variable: text}) == Config()
+    assert [variable in record.getMessage() and text in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_shows_no_more_of_an_object_than_its_class() -> None:
+    given = {"tracer_provider": TracerProvider(), "prometheus_registry": CollectorRegistry()}
+    config = Config.read(given, {})
+    assert config == Config.read(given, {})
+    assert config != Config.read({**given, "prometheus_registry": CollectorRegistry()}, {})
+    shown = config.public()
+    assert (shown["tracer_provider"], shown["prometheus_registry"]) == ("TracerProvider", "CollectorRegistry")
+    assert "meter_provider" not in shown
+
+
+def test_gives_each_local_rank_a_port_of_its_own() -> None:
+    assert [own_port(9464, {"LOCAL_RANK": rank}) for rank in "012"] == [9464, 9465, 9466]
+    assert own_port(9464, {}) == 9464
+    assert own_port(0, {"LOCAL_RANK": "3"}) == 0
+    assert own_port(65_535, {"LOCAL_RANK": "1"}) == 0
 
 
 def test_merges_headers_and_skips_what_is_malformed(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +260,7 @@ def test_merges_headers_and_skips_what_is_malformed(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "torchotel"):
         config = Config.read({}, environ)
     assert config.headers == {"shared": "1", "api-key": "traces"}
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3  # the one that is for both signals is told for each
     assert "secret" not in caplog.text
 
 

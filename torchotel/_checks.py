@@ -1,72 +1,33 @@
-"""What a setting takes: how its text is read, how its value is checked, how an error describes it."""
+"""What settings take: text, numbers, URLs, headers, files, and the words of some."""
 
 import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
+
+from torchotel._kinds import Kind, integer
 
 _logger = logging.getLogger("torchotel")
 
 _LONG_TIMEOUT_S = 300
+LAST_PORT = 65_535
+DEFAULT_SAMPLER = "parentbased_always_on"
+SAMPLERS = (
+    "always_on",
+    "always_off",
+    "traceidratio",
+    DEFAULT_SAMPLER,
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+)
+"""OpenTelemetry's names of those that need nothing from elsewhere."""
 # RFC 9110: a header's name is a token; a value that could end its line would let a second header in.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
-
-
-def _same(value: object) -> object:
-    return value
-
-
-class Kind(NamedTuple):
-    """One kind of setting."""
-
-    takes: str
-    """Ends the sentence "timeout_s: got 'x', takes …"."""
-    check: Callable[[object], object]
-    """Give back the value in its one form, or raise ValueError."""
-    parse: Callable[[str], object] = str
-    """Read a variable's text, or raise ValueError."""
-    show: Callable[[object], object] = _same
-    """What an error may repeat of a bad value."""
-
-
-def optional(kind: Kind, *, word: str | None = None) -> Kind:
-    """Take None too; a variable says it with `word`."""
-    takes = f"{kind.takes}, or None" + (f" ({word!r} in a variable)" if word else "")
-    return kind._replace(
-        takes=takes,
-        check=lambda value: None if value is None else kind.check(value),
-        parse=lambda text: None if word and text.lower() == word else kind.parse(text),
-    )
-
-
-def choice(*words: str, later: str | None = None) -> Kind:
-    """Take one of a few words; `later` is one that a coming version takes."""
-
-    def check(value: object) -> object:
-        if value not in words:
-            raise ValueError
-        return value
-
-    takes = " or ".join(f'"{word}"' for word in words)
-    takes += f' ("{later}" comes with a later version)' if later else ""
-    return Kind(takes, check, str.lower)
-
-
-def integer(minimum: int) -> Kind:
-    """Take a whole number from `minimum` on; a bool is none."""
-
-    def check(value: object) -> object:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise ValueError
-        return value
-
-    return Kind(f"a whole number of at least {minimum}", check, int)
 
 
 def _check_text(value: object) -> object:
@@ -185,6 +146,45 @@ def _check_detail(value: object) -> object:
     return value if value in ("auto", "all", "off") else integer(1).check(value)
 
 
+def _check_gradient_norms(value: object) -> object:
+    return value if isinstance(value, bool) or value == "auto" else integer(1).check(value)
+
+
+def _parse_gradient_norms(text: str) -> object:
+    word = text.lower()
+    if word in {"true", "false", "0"}:
+        return word == "true"
+    return int(text) if text.isdecimal() else word
+
+
+def _check_sampler(value: object) -> object:
+    if value not in SAMPLERS:
+        raise ValueError
+    return value
+
+
+def _parse_sampler(text: str) -> object:
+    # The specification: what is not known is warned of and ignored, and so is a bad argument.
+    if text.lower() not in SAMPLERS:
+        _logger.warning("OTEL_TRACES_SAMPLER %r is not known and ignored; known are %s", text, ", ".join(SAMPLERS))
+        return DEFAULT_SAMPLER
+    return text.lower()
+
+
+def _check_ratio(value: object) -> object:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError
+    return float(value)
+
+
+def _parse_ratio(text: str) -> object:
+    try:
+        return _check_ratio(float(text))
+    except ValueError:
+        _logger.warning("OTEL_TRACES_SAMPLER_ARG %r is ignored: it is not a number from 0 to 1", text)
+        return 1.0
+
+
 def _parse_detail(text: str) -> object:
     return int(text) if text.lstrip("+-").isdecimal() else text.lower()
 
@@ -200,3 +200,8 @@ PATTERNS = Kind("patterns on module paths: comma-separated or a list of strings"
 FOLDER = Kind("the path of a folder, there or to be made", _check_folder)
 FILE = Kind("the path of a file that is there", _check_file)
 DETAIL = Kind('"auto", "all", "off" or a whole number of at least 1', _check_detail, _parse_detail)
+GRADIENT_NORMS = Kind(
+    '"auto", True, False or a whole number of at least 1', _check_gradient_norms, _parse_gradient_norms
+)
+SAMPLER = Kind("the name of a sampler of OpenTelemetry", _check_sampler, _parse_sampler)
+RATIO = Kind("a number from 0 to 1", _check_ratio, _parse_ratio)

@@ -8,9 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from torchotel._config import UNSET, Config, Unset
+from torchotel._config import Config
+from torchotel._settings import UNSET, Unset
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
     from torch.nn import Module
 
     from torchotel._handle import Handle
@@ -25,12 +29,22 @@ def instrument(
     headers: Mapping[str, str] | Unset = UNSET,
     compression: Literal["gzip", "none"] | Unset = UNSET,
     traces_exporter: Literal["otlp", "none"] | Unset = UNSET,
+    metrics_exporter: str | Sequence[str] | Unset = UNSET,
+    tracer_provider: TracerProvider | Unset | None = UNSET,
+    meter_provider: MeterProvider | Unset | None = UNSET,
+    set_global_provider: bool | Unset = UNSET,
+    prometheus_port: int | Unset | None = UNSET,
+    prometheus_host: str | Unset = UNSET,
+    prometheus_registry: CollectorRegistry | Unset | None = UNSET,
+    discovery_dir: str | Path | Unset | None = UNSET,
     record: str | Path | Unset | None = UNSET,
     detail: Literal["auto", "all", "off"] | int | Unset = UNSET,
     include: str | Sequence[str] | Unset | None = UNSET,
     exclude: str | Sequence[str] | Unset | None = UNSET,
     max_depth: int | Unset | None = UNSET,
     max_spans: int | Unset | None = UNSET,
+    module_histograms: bool | Unset = UNSET,
+    gradient_norms: Literal["auto"] | bool | int | Unset = UNSET,
     shapes: bool | Unset = UNSET,
     run_id: str | Unset | None = UNSET,
 ) -> Handle:
@@ -47,6 +61,15 @@ def instrument(
         headers: OTEL_EXPORTER_OTLP_HEADERS; none.
         compression: OTEL_EXPORTER_OTLP_COMPRESSION; `gzip`.
         traces_exporter: OTEL_TRACES_EXPORTER, "otlp" or "none"; `otlp`.
+        metrics_exporter: OTEL_METRICS_EXPORTER, "none", "prometheus", "otlp" or both, comma-separated; `prometheus`.
+        tracer_provider: Spans are replayed through it; the global one where one is set, else sent by ourselves.
+        meter_provider: Metrics are also instruments of it; none.
+        set_global_provider: TORCHOTEL_SET_GLOBAL_PROVIDER, whether a TracerProvider to the same endpoint is set for
+            your own spans where there is none; False.
+        prometheus_port: OTEL_EXPORTER_PROMETHEUS_PORT, the local rank is added, 0: any free one, None: no server; 9464.
+        prometheus_host: OTEL_EXPORTER_PROMETHEUS_HOST; `127.0.0.1`.
+        prometheus_registry: Metrics are collected there, and no server is started; a server with one of our own.
+        discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; None.
         record: TORCHOTEL_RECORD, folder of the run file; None: no run file.
         detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then every 64th, "all", n: every n-th, "off": steps
             and phases only.
@@ -54,6 +77,9 @@ def instrument(
         exclude: TORCHOTEL_EXCLUDE, patterns of those that get none; none.
         max_depth: TORCHOTEL_MAX_DEPTH, deepest level of modules that get spans, the root is 0; no limit.
         max_spans: TORCHOTEL_MAX_SPANS, of one trace, deeper modules fold into their parents; 2000.
+        module_histograms: TORCHOTEL_MODULE_HISTOGRAMS, whether `torch.module.duration` is kept as a histogram; False.
+        gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every one, n: every n-th, False;
+            `auto`.
         shapes: TORCHOTEL_SHAPES, whether shapes and dtypes are recorded; True.
         run_id: TORCHOTEL_RUN_ID; the launcher's job id, else random.
 

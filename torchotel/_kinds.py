@@ -1,0 +1,87 @@
+"""What kinds of settings have in common: how text is read, how a value is checked, how an error describes it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+def _same(value: object) -> object:
+    return value
+
+
+class Kind(NamedTuple):
+    """One kind of setting."""
+
+    takes: str
+    """Ends the sentence "timeout_s: got 'x', takes …"."""
+    check: Callable[[object], object]
+    """Give back the value in its one form, or raise ValueError."""
+    parse: Callable[[str], object] = str
+    """Read a variable's text, or raise ValueError."""
+    show: Callable[[object], object] = _same
+    """What an error may repeat of a bad value."""
+
+
+def optional(kind: Kind, *, word: str | None = None) -> Kind:
+    """Take None too; a variable says it with `word`."""
+    takes = f"{kind.takes}, or None" + (f" ({word!r} in a variable)" if word else "")
+    return kind._replace(
+        takes=takes,
+        check=lambda value: None if value is None else kind.check(value),
+        parse=lambda text: None if word and text.lower() == word else kind.parse(text),
+    )
+
+
+def choice(*words: str, later: str | None = None) -> Kind:
+    """Take one of a few words; `later` is one that a coming version takes."""
+
+    def check(value: object) -> object:
+        if value not in words:
+            raise ValueError
+        return value
+
+    takes = " or ".join(f'"{word}"' for word in words)
+    takes += f' ("{later}" comes with a later version)' if later else ""
+    return Kind(takes, check, str.lower)
+
+
+def choices(*words: str) -> Kind:
+    """Take any of a few words, comma-separated or in a sequence; "none" takes none of them."""
+
+    def check(value: object) -> object:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            raise ValueError
+        named = tuple(dict.fromkeys(part.strip() for part in parts))
+        if named == ("none",):
+            return ()
+        if not set(named) <= set(words):
+            raise ValueError
+        return named
+
+    listed = " and ".join(f'"{word}"' for word in words)
+    return Kind(f'any of {listed}, comma-separated or in a list, or "none"', check, str.lower)
+
+
+def having(*methods: str) -> Kind:
+    """Take an object by the methods that are called on it."""
+
+    def check(value: object) -> object:
+        if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+            raise ValueError
+        return value
+
+    return Kind(f"an object with {' and '.join(methods)}", check, show=lambda value: type(value).__name__)
+
+
+def integer(minimum: int, maximum: int | None = None) -> Kind:
+    """Take a whole number from `minimum` on, up to `maximum`; a bool is none."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError
+        if maximum is not None and value > maximum:
+            raise ValueError
+        return value
+
+    upper = "" if maximum is None else f" and at most {maximum}"
+    return Kind(f"a whole number of at least {minimum}{upper}", check, int)

@@ -1,0 +1,64 @@
+"""One setting: the variables that it is read from, and how a bad value is told."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from torchotel._errors import ConfigError
+from torchotel._kinds import Kind
+
+
+class Unset(enum.Enum):
+    """The type of UNSET."""
+
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Final = Unset.UNSET
+"""Stands for an argument that was left out: its variable is read, and only then comes the default."""
+
+
+class Setting(NamedTuple):
+    """How a field is read and checked."""
+
+    kind: Kind
+    variables: tuple[str, ...]
+    """The first one that is set wins."""
+    merged: bool = False
+    """Or all that are set join."""
+
+    def checked(self, name: str, value: object) -> Any:
+        """Give the value in its one form, or raise ConfigError."""
+        try:
+            return self.kind.check(value)
+        except (ValueError, TypeError):
+            raise ConfigError(name, self.kind.show(value), self.kind.takes) from None
+
+    def read(self, name: str, environ: Mapping[str, str]) -> Any:
+        """Read the field from its variables; UNSET where none is set."""
+        # OpenTelemetry: an empty variable is one that is not set.
+        present = [variable for variable in self.variables if environ.get(variable, "").strip()]
+        if not present:
+            return UNSET
+        if self.merged:
+            # Later pairs win, so the most particular variable comes last.
+            text, source = ",".join(environ[variable] for variable in present[::-1]), " and ".join(present)
+        else:
+            text, source = environ[present[0]].strip(), present[0]
+        try:
+            return self.kind.check(self.kind.parse(text))
+        except (ValueError, TypeError):
+            raise ConfigError(name, self.kind.show(text), self.kind.takes, source) from None
+
+
+def env(kind: Kind, *variables: str) -> Setting:
+    """Read the first of some variables; without any it is an argument only."""
+    return Setting(kind, variables)
+
+
+def otlp(kind: Kind, name: str, *, signal: str = "TRACES", merged: bool = False) -> Setting:
+    """Read the variable of a signal, else the general one."""
+    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"), merged)
