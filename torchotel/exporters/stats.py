@@ -15,15 +15,18 @@ class ExportCounts:
     """Spans that never will."""
     errors: dict[str, int]
     """Failed attempts by `error.type`: an HTTP status, a class of exception, or a word of ours."""
+    sampled_out: int = 0
+    """Spans that the sampler of the user's provider left out, below a root that it took."""
 
 
 class ExportStats:
-    """Count every span that an exporter takes exactly once, as exported or dropped; from any thread."""
+    """Count every span that an exporter takes exactly once: exported, dropped or sampled out; from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self._exported = 0
         self._dropped = 0
+        self._sampled_out = 0
         self._errors: Counter[str] = Counter()
 
     def exported(self, spans: int) -> None:
@@ -36,6 +39,11 @@ class ExportStats:
         with self._lock:
             self._dropped += spans
 
+    def sampled_out(self, spans: int) -> None:
+        """Add spans that a sampler left out."""
+        with self._lock:
+            self._sampled_out += spans
+
     def error(self, kind: str) -> None:
         """Add a failure; one that is retried counts at each attempt."""
         with self._lock:
@@ -44,4 +52,4 @@ class ExportStats:
     def read(self) -> ExportCounts:
         """Read all counts of the same moment."""
         with self._lock:
-            return ExportCounts(self._exported, self._dropped, dict(self._errors))
+            return ExportCounts(self._exported, self._dropped, dict(self._errors), self._sampled_out)

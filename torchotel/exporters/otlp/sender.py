@@ -5,21 +5,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
-
-from opentelemetry.context import (
-    _SUPPRESS_HTTP_INSTRUMENTATION_KEY,
-    _SUPPRESS_INSTRUMENTATION_KEY,
-    attach,
-    detach,
-    set_value,
-)
 
 from torchotel.exporters.otlp.outage import OutageLog
 from torchotel.exporters.otlp.transport import Reply, Transport
 from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.suppress import suppressed
 
 _random = random.Random()  # noqa: S311  # no secret; the global one is the program's
 _logger = logging.getLogger("torchotel")
@@ -148,7 +139,7 @@ class Sender:
             self._thread = thread
 
     def _run(self) -> None:
-        with _suppressed():
+        with suppressed():
             while (request := self._next()) is not None:
                 try:
                     reply = self._deliver(request)
@@ -220,14 +211,3 @@ class Sender:
                 return False
             self._changed.wait_for(lambda: self._under_way is None, due_s - time.monotonic())
             return self._under_way is not None
-
-
-@contextmanager
-def _suppressed() -> Iterator[None]:
-    """Keep instrumentations of HTTP clients from tracing our own requests, with the keys that they heed."""
-    context = set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True)
-    token = attach(set_value(_SUPPRESS_HTTP_INSTRUMENTATION_KEY, value=True, context=context))
-    try:
-        yield
-    finally:
-        detach(token)
