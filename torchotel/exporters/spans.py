@@ -3,7 +3,7 @@
 from math import isfinite
 
 from torchotel import _names
-from torchotel.telemetry.spans import Attributes, Span, SpanEvent
+from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanEvent
 
 INT64 = range(-(2**63), 2**63)
 """Whole numbers that OTLP can say; others go as text, which loses nothing."""
@@ -31,3 +31,21 @@ def finite(attributes: Attributes) -> Attributes:
     if all(not isinstance(value, float) or isfinite(value) for value in attributes.values()):
         return attributes
     return {k: v for k, v in attributes.items() if not isinstance(v, float) or isfinite(v)}
+
+
+def speakable(attributes: Attributes) -> dict[str, AttributeValue]:
+    """Give attributes as the SDK can encode them: what OTLP can't say as it is becomes text, or is left out."""
+    return {speakable_text(key): _speakable(value) for key, value in finite(attributes).items()}
+
+
+def speakable_text(text: str) -> str:
+    """Replace what UTF-8 cannot say (a lone surrogate) by a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _speakable(value: AttributeValue) -> AttributeValue:
+    if isinstance(value, str):
+        return speakable_text(value)
+    if isinstance(value, tuple):
+        return tuple(map(speakable_text, value))
+    return str(value) if isinstance(value, int) and value not in INT64 else value

@@ -1,0 +1,55 @@
+"""Bring spans through the queues of a provider without a loss, and count what arrived."""
+
+import time
+
+from opentelemetry.trace import TracerProvider
+
+from torchotel.exporters.flushing import ProviderFlush
+from torchotel.exporters.queues import slice_spans
+from torchotel.exporters.stats import ExportStats
+
+MAX_AGE_S = 5.0
+"""Spans that ended longer ago are flushed; the SDK's batches wait as long before they leave by themselves."""
+
+
+class Delivery:
+    """Count ended spans into slices that fit into the provider's queues, with a flush after each.
+
+    A span counts as exported when the flush after it succeeded, else as dropped. On one thread.
+    """
+
+    def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
+        self._provider, self._stats = provider, stats
+        self._flush = ProviderFlush(provider, stats)
+        self._pending = 0
+        self._room = 0
+        self._since_s = 0.0
+        self._lost = False
+
+    def ended(self) -> None:
+        """Take note of a span that went into the queues; flush them where the slice is full."""
+        if not self._pending:
+            self._room = slice_spans(self._provider)
+            self._since_s = time.monotonic()
+        self._pending += 1
+        if self._pending >= self._room:
+            self._settle(flushed=self._flush.now())
+
+    def push(self) -> None:
+        """Flush what has waited for long."""
+        if self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
+            self._settle(flushed=self._flush.now())
+
+    def flush(self, deadline_s: float) -> bool:
+        """Flush; False where that took longer than until `deadline_s`, or spans were lost since the last time."""
+        self._settle(flushed=self._flush.by(deadline_s))
+        lost, self._lost = self._lost, False
+        return not lost
+
+    def _settle(self, *, flushed: bool) -> None:
+        spans, self._pending = self._pending, 0
+        if flushed:
+            self._stats.exported(spans)
+        else:
+            self._lost = True
+            self._stats.dropped(spans)

@@ -1,0 +1,221 @@
+"""Traces through a tracer provider of the user's: replayed by its public API, when they are whole."""
+
+import logging
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Link as LiveLink
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TracerProvider,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace import Span as LiveSpan
+
+from torchotel import _names
+from torchotel._records import SpanReference
+from torchotel.exporters.delivery import Delivery
+from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
+from torchotel.exporters.started import StartedSpans
+from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.templates import TemplateCache
+from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id
+from torchotel.telemetry.spans import Attributes, Span, SpanStarter, Trace, TraceExporter
+
+REST_SPANS = 16
+"""Spans that are replayed without a rest, about 0.2 ms."""
+MOST_RENAMED = 64
+
+_NOTHING = Context()
+"""Not the current one: what is current on the worker, or around a training step, is no parent."""
+_logger = logging.getLogger("torchotel")
+
+
+class _Lost(NonRecordingSpan):
+    """Stands for a span that a sampler or processor of the user's raised at; it has the context of its parent."""
+
+
+class SdkEngine(TraceExporter, SpanStarter):
+    """Replay traces through the Tracer API, so that the provider's ids, sampler, limits and processors apply.
+
+    Ids in a trace are the provider's where `start` gave them out; all others only say who is whose parent, and the
+    provider gives new ones. Spans start and end in the order of a program: children end before their parents.
+    The provider is flushed, and never shut down.
+
+    Args:
+        provider: Of the user's.
+        version: Of torchotel, for the scope.
+        stats: Where spans and failures are counted.
+        rest: Called after every `REST_SPANS` spans, to let go of the GIL.
+    """
+
+    keeps_late = False  # what a sampler left out can't be had from the API any more
+
+    def __init__(
+        self,
+        provider: TracerProvider,
+        *,
+        version: str,
+        stats: ExportStats | None = None,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stats = stats or ExportStats()
+        self._rest = rest
+        self._since_rest = 0
+        self._tracer = provider.get_tracer(_names.SCOPE, version, schema_url=_names.SCHEMA_URL)
+        self._delivery = Delivery(provider, self.stats)
+        self._started = StartedSpans()
+        self._known = TemplateCache(lambda template: speakable(template.attributes))
+        self._renamed: dict[tuple[int, int], SpanContext] = {}
+        """Roots that nobody started by the ids that others link to: `torch.run`."""
+        self._complained = False
+
+    def start(
+        self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
+    ) -> SpanReference:
+        """Start a span now and end it when its trace is replayed; from any thread.
+
+        A span that only records, as some samplers have it, is not sampled.
+        """
+        above = None if parent is None else self._started.get(parent.span_id)
+        try:
+            live = self._tracer.start_span(
+                name, self._context(parent, above), SpanKind.INTERNAL, speakable(attributes or {}), start_time=start_ns
+            )
+            context = live.get_span_context()
+            recording = live.is_recording()
+        except Exception as error:  # noqa: BLE001  # of the user's sampler or processors, on their training thread
+            self._failed(error)
+            return SpanReference(
+                random_trace_id() if parent is None else parent.trace_id, random_span_id(), sampled=False
+            )
+        if recording or above is not None:  # else nothing is built
+            self._started.add(live)
+        return SpanReference(context.trace_id, context.span_id, recording and context.trace_flags.sampled)
+
+    def prepare(self) -> None:
+        """Do nothing: what the provider needs is loaded."""
+
+    def export(self, trace: Trace) -> None:
+        """Replay one trace; waits for a flush where the provider's queues would overflow."""
+        below = _below(trace.spans)
+        common = speakable(trace.attributes)
+        todo: list[tuple[Span, LiveSpan | None, Context]] = [(trace.root, None, _above(trace))]
+        while todo:
+            span, live, context = todo.pop()
+            if live is None:
+                live = self._open(trace, span, context, common)
+                if (children := below.get(span.span_id)) is not None:
+                    todo.append((span, live, context))
+                    context = set_span_in_context(live, _NOTHING)
+                    todo.extend((child, None, context) for child in children)
+                    continue
+            self._end(span, live)
+
+    def push(self) -> None:
+        """Let go of what has waited for long."""
+        self._started.end_oldest()
+        self._delivery.push()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Flush the provider; False where that was not done by `deadline_s`, or spans were lost meanwhile."""
+        return self._delivery.flush(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """End what is left and flush the provider, by `deadline_s`."""
+        self._started.end_oldest(keep=0)
+        self._delivery.flush(deadline_s)
+
+    @staticmethod
+    def _context(parent: SpanReference | None, above: LiveSpan | None) -> Context:
+        if above is not None:
+            return set_span_in_context(above, _NOTHING)
+        return _NOTHING if parent is None else context_of(parent)
+
+    def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> LiveSpan:
+        plain = span.attributes is None and span.error is None
+        own = {} if plain else speakable(own_attributes(span))
+        attributes = {**self._known[span.template], **common, **own}
+        live = self._started.take(span.span_id)
+        try:
+            if live is not None:
+                live.update_name(span.template.name)
+                live.set_attributes(attributes)
+                for link in span.links:
+                    live.add_link(self._linked(link.trace_id, link.span_id), speakable(link.attributes))
+                return live
+            links = [
+                LiveLink(self._linked(link.trace_id, link.span_id), speakable(link.attributes)) for link in span.links
+            ]
+            live = self._tracer.start_span(
+                span.template.name, context, SpanKind.INTERNAL, attributes, links, span.start_ns
+            )
+        except Exception as error:  # noqa: BLE001  # of the user's sampler or processors
+            self._failed(error)
+            return live or _Lost(get_current_span(context).get_span_context())
+        if span is trace.root:
+            self._rename(trace, live)
+        return live
+
+    def _end(self, span: Span, live: LiveSpan) -> None:
+        self._since_rest += 1
+        if self._since_rest >= REST_SPANS:
+            self._since_rest = 0
+            self._rest()
+        if isinstance(live, _Lost):
+            self.stats.dropped(1)
+            return
+        if not live.is_recording():
+            self.stats.sampled_out(1)
+            return
+        try:
+            for event in own_events(span):
+                live.add_event(event.name, speakable(event.attributes), event.time_ns)
+            if span.error is not None:
+                live.set_status(StatusCode.ERROR, speakable_text(span.error.message))
+            live.end(span.end_ns)
+        except Exception as error:  # noqa: BLE001  # of the user's processors
+            self._failed(error)
+            self.stats.dropped(1)
+            return
+        if live.get_span_context().trace_flags.sampled:
+            self._delivery.ended()
+        else:  # it only records: processors saw it, exporters won't
+            self.stats.sampled_out(1)
+
+    def _rename(self, trace: Trace, live: LiveSpan) -> None:
+        if len(self._renamed) >= MOST_RENAMED:
+            del self._renamed[next(iter(self._renamed))]
+        self._renamed[trace.trace_id, trace.root.span_id] = live.get_span_context()
+
+    def _linked(self, trace_id: int, span_id: int) -> SpanContext:
+        return self._renamed.get((trace_id, span_id)) or SpanContext(trace_id, span_id, is_remote=False)
+
+    def _failed(self, error: Exception) -> None:
+        self.stats.error(type(error).__name__)
+        if not self._complained:
+            self._complained = True
+            _logger.error("The tracer provider raised at a span; further failures are only counted", exc_info=error)
+
+
+def _above(trace: Trace) -> Context:
+    """Return the context above a root that nobody started."""
+    root = trace.root
+    if not root.parent_id:
+        return _NOTHING
+    return context_of(SpanReference(trace.trace_id, root.parent_id, sampled=True, remote=trace.remote_parent))
+
+
+def _below(spans: Sequence[Span]) -> dict[int, list[Span]]:
+    """Return the children of each span, the last one first."""
+    below: dict[int, list[Span]] = {}
+    for span in spans[1:]:
+        below.setdefault(span.parent_id, []).append(span)
+    for children in below.values():
+        children.sort(key=attrgetter("start_ns"), reverse=True)
+    return below
