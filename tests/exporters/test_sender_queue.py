@@ -60,7 +60,7 @@ def test_queue_is_bounded(make: Callable[[], tuple[Sender, Held, ExportStats]]) 
     held.opened.set()
     sender.shutdown(soon())
     assert held.sent == [b"0", b"2b", b"3"]
-    assert stats.read() == ExportCounts(21, 10, {"queue_full": 1})
+    assert stats.read() == ExportCounts(21, 10, {"queue_full": 1}, dropped_queue=10)
 
 
 def test_counts_once() -> None:

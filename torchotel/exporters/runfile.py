@@ -153,7 +153,7 @@ class RunFile(TraceExporter):
         segment.file.append(line)
         segment.spans += len(trace.spans)
         self._bytes += len(line) + 1
-        self.stats.exported(len(trace.spans))
+        self.stats.exported(len(trace.spans), (trace.trace_id,))
         return True
 
     def _write_step(self, summary: Mapping[str, object]) -> None:

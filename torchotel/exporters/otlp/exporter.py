@@ -53,6 +53,8 @@ class RequestExporter(TraceExporter):
         self._max_spans = max_request_spans
         self._max_bytes = max_request_bytes
         self._batch: list[bytes] = []
+        self._traces: list[int] = []
+        """Those whose roots are in the batch: the first slice of a trace holds its root."""
         self._spans = 0
         self._bytes = 0
         self._since_s = 0.0
@@ -72,6 +74,8 @@ class RequestExporter(TraceExporter):
         try:
             for spans, data in self._encoder.slices(trace):
                 self._add(spans, data)
+                if not taken:
+                    self._traces.append(trace.trace_id)
                 taken += spans
         except Exception as error:
             self.stats.error(type(error).__name__)
@@ -87,7 +91,8 @@ class RequestExporter(TraceExporter):
         if self._batch:
             body = self._envelope.wrap(self._batch)
             spans, self._batch, self._spans, self._bytes = self._spans, [], 0, 0
-            self._sender.put(body, spans)
+            traces, self._traces = self._traces, []
+            self._sender.put(body, spans, traces)
 
     def flush(self, deadline_s: float) -> bool:
         """Send all that was taken; False where that was not by `deadline_s`, or spans were lost meanwhile."""

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchotel.exporters.otlp.outage import OutageLog
@@ -28,6 +29,7 @@ CLOSING_BACKOFF_S = 0.5
 class _Request(NamedTuple):
     body: bytes
     spans: int
+    traces: Sequence[int]
 
 
 class Sender:
@@ -73,8 +75,8 @@ class Sender:
         self._deadline_s: float | None = None
         """Set by `shutdown`: no request is taken any more, and none attempted later."""
 
-    def put(self, body: bytes, spans: int) -> None:
-        """Take a request."""
+    def put(self, body: bytes, spans: int, traces: Sequence[int] = ()) -> None:
+        """Take a request, with the ids of the traces whose roots are in it."""
         with self._changed:
             if self._deadline_s is not None:
                 self._drop(spans)
@@ -83,8 +85,8 @@ class Sender:
                 len(self._waiting) >= self._max_requests or self._waiting_bytes + len(body) > self._max_bytes
             ):
                 self._stats.error("queue_full")
-                self._drop(self._take().spans)
-            self._waiting.append(_Request(body, spans))
+                self._drop(self._take().spans, queue=True)
+            self._waiting.append(_Request(body, spans, traces))
             self._waiting_bytes += len(body)
             self._start()
             self._changed.notify_all()
@@ -125,9 +127,9 @@ class Sender:
         self._waiting_bytes -= len(request.body)
         return request
 
-    def _drop(self, spans: int) -> None:
+    def _drop(self, spans: int, *, queue: bool = False) -> None:
         self._lost = True
-        self._stats.dropped(spans)
+        self._stats.dropped(spans, queue=queue)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -182,7 +184,8 @@ class Sender:
         with self._changed:
             if self._under_way is request:  # else `shutdown` has counted it
                 self._under_way = None
-                self._stats.exported(request.spans - lost)
+                # Which spans of a request were rejected is not told, so none of its traces counts as arrived.
+                self._stats.exported(request.spans - lost, () if lost else request.traces)
                 if lost:
                     self._drop(lost)
                 self._changed.notify_all()
