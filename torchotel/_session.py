@@ -12,6 +12,7 @@ from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import torch
+from opentelemetry.trace import TracerProvider
 
 from torchotel import _names as names
 from torchotel._buffer import Buffer
@@ -21,7 +22,9 @@ from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import OtlpTraceExporter
+from torchotel.exporters.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.runfile import RunFile
+from torchotel.exporters.sdk import SdkEngine
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span
@@ -69,7 +72,8 @@ class Session:
         self._started_ns = time.time_ns()
         self._record = self._make_record() if exporters is None else None
         self._exporters = self._make_exporters() if exporters is None else exporters
-        self._starter: SpanStarter = Identities(make_sampler("parentbased_always_on", 1.0))
+        sdk = [exporter for exporter in self._exporters if isinstance(exporter, SdkEngine)]
+        self._starter: SpanStarter = sdk[0] if sdk else Identities(make_sampler("parentbased_always_on", 1.0))
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)
@@ -123,7 +127,7 @@ class Session:
             self._worker.spans_recorded,
             counts.exported,
             counts.dropped + self._worker.spans_dropped,
-            self._worker.spans_sampled_out,
+            counts.sampled_out + self._worker.spans_sampled_out,
             sum(counts.errors.values()),
             self._worker.counts["step"],
             self._worker.counts["evaluation"],
@@ -149,7 +153,16 @@ class Session:
 
     def _make_exporters(self) -> list[TraceExporter]:
         record: list[TraceExporter] = [] if self._record is None else [self._record]
-        return record if self._config.traces_exporter == "none" else [self._make_otlp(), *record]
+        if self._config.traces_exporter == "none":
+            return record
+        provider = find_provider(self._config.tracer_provider)
+        if self._config.set_global_provider:
+            set_provider(self._config, self._resource)
+        engine = self._make_otlp() if provider is None else self._make_sdk(provider)
+        return [engine, *user_spans(self._stats), *record]
+
+    def _make_sdk(self, provider: TracerProvider) -> SdkEngine:
+        return SdkEngine(provider, version=package_version(), stats=self._stats, rest=_rest)
 
     def _make_otlp(self) -> TraceExporter:
         config = self._config

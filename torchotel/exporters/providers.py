@@ -1,0 +1,100 @@
+"""Which tracer provider there is, and the one that we set where there is none."""
+
+import logging
+
+from opentelemetry.trace import (
+    NoOpTracerProvider,
+    ProxyTracerProvider,
+    TracerProvider,
+    get_tracer_provider,
+    set_tracer_provider,
+)
+
+from torchotel import _names
+from torchotel._config import Config
+from torchotel.exporters.flushing import ProviderFlush
+from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+
+_logger = logging.getLogger("torchotel")
+_ours: TracerProvider | None = None
+"""Set globally by us, and that can be done only once in a process."""
+
+
+def find_provider(given: TracerProvider | None) -> TracerProvider | None:
+    """Return the provider that spans are replayed through: the given one, else the global one if it isn't ours."""
+    if given is not None:
+        return given
+    current = get_tracer_provider()
+    none = isinstance(current, ProxyTracerProvider | NoOpTracerProvider)
+    return None if none or current is _ours else current
+
+
+def set_provider(config: Config, resource: Attributes) -> None:
+    """Set a global provider that sends the user's own spans where ours go; where one is set, warn and leave it.
+
+    The SDK reads OTEL_TRACES_SAMPLER, OTEL_BSP_* and limits by itself.
+    """
+    global _ours  # noqa: PLW0603  # the global provider can be set once in a process
+    current = get_tracer_provider()
+    if current is _ours:
+        return
+    if not isinstance(current, ProxyTracerProvider):
+        _logger.warning(
+            "A tracer provider is set globally already, a %s: set_global_provider=True changes nothing. "
+            "Leave it out, and spans are replayed through that one.",
+            type(current).__qualname__,
+        )
+        return
+    _ours = _make_provider(config, resource)
+    set_tracer_provider(_ours)
+
+
+def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # 0.1 s, and only on request
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+    exporter = OTLPSpanExporter(
+        config.traces_endpoint,
+        certificate_file=config.certificate,
+        client_certificate_file=config.client_certificate,
+        client_key_file=config.client_key,
+        headers=dict(config.headers),
+        timeout=config.timeout_s,
+        compression=Compression.Gzip if config.compression == "gzip" else Compression.NoCompression,
+    )
+    provider = SdkTracerProvider(resource=Resource(dict(resource), _names.SCHEMA_URL))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def user_spans(stats: ExportStats) -> list[TraceExporter]:
+    """Return who flushes the provider that we set, where we did."""
+    return [] if _ours is None else [UserSpans(_ours, stats)]
+
+
+class UserSpans(TraceExporter):
+    """Flush the user's own spans with ours; it takes no traces, and the provider lives on for the next run."""
+
+    def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
+        self._flush = ProviderFlush(provider, stats)
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def export(self, trace: Trace) -> None:
+        """Do nothing: traces leave by our own exporter."""
+
+    def push(self) -> None:
+        """Do nothing: the provider sends by itself."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Send the spans that the user's program ended."""
+        return self._flush.by(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Send them a last time."""
+        self._flush.by(deadline_s)
