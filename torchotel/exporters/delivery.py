@@ -22,16 +22,20 @@ class Delivery:
         self._provider, self._stats = provider, stats
         self._flush = ProviderFlush(provider, stats)
         self._pending = 0
+        self._traces: list[int] = []
+        """Those whose roots are among the pending spans."""
         self._room = 0
         self._since_s = 0.0
         self._lost = False
 
-    def ended(self) -> None:
-        """Take note of a span that went into the queues; flush them where the slice is full."""
+    def ended(self, root_of: int | None = None) -> None:
+        """Take note of a span that went into the queues, and whose root it is; flush them where the slice is full."""
         if not self._pending:
             self._room = slice_spans(self._provider)
             self._since_s = time.monotonic()
         self._pending += 1
+        if root_of is not None:
+            self._traces.append(root_of)
         if self._pending >= self._room:
             self._settle(flushed=self._flush.now())
 
@@ -48,8 +52,9 @@ class Delivery:
 
     def _settle(self, *, flushed: bool) -> None:
         spans, self._pending = self._pending, 0
+        traces, self._traces = self._traces, []
         if flushed:
-            self._stats.exported(spans)
+            self._stats.exported(spans, traces)
         else:
             self._lost = True
             self._stats.dropped(spans)

@@ -115,7 +115,7 @@ class SdkEngine(TraceExporter, SpanStarter):
                     context = set_span_in_context(live, _NOTHING)
                     todo.extend((child, None, context) for child in children)
                     continue
-            self._end(span, live)
+            self._end(trace, span, live)
 
     def push(self) -> None:
         """Let go of what has waited for long."""
@@ -162,7 +162,7 @@ class SdkEngine(TraceExporter, SpanStarter):
             self._rename(trace, live)
         return live
 
-    def _end(self, span: Span, live: LiveSpan) -> None:
+    def _end(self, trace: Trace, span: Span, live: LiveSpan) -> None:
         self._since_rest += 1
         if self._since_rest >= REST_SPANS:
             self._since_rest = 0
@@ -183,8 +183,9 @@ class SdkEngine(TraceExporter, SpanStarter):
             self._failed(error)
             self.stats.dropped(1)
             return
-        if live.get_span_context().trace_flags.sampled:
-            self._delivery.ended()
+        context = live.get_span_context()
+        if context.trace_flags.sampled:
+            self._delivery.ended(context.trace_id if span is trace.root else None)
         else:  # it only records: processors saw it, exporters won't
             self.stats.sampled_out(1)
 
