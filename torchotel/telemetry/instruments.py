@@ -1,0 +1,115 @@
+"""The table of all metrics, whichever way they leave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchotel import _names as names
+
+STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
+MODULE_BOUNDS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
+_SUFFIXES = {"s": "seconds", "By": "bytes", "1": "ratio"}
+_MODULE = ("model", "module", "type", "direction")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instrument:
+    """One metric. Compared by identity."""
+
+    name: str
+    """OpenTelemetry's."""
+    kind: Literal["counter", "gauge", "histogram"]
+    unit: str
+    """UCUM; empty for a plain number."""
+    labels: tuple[str, ...]
+    description: str
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets; the last one is infinite."""
+
+    @property
+    def prometheus_unit(self) -> str:
+        """Return Prometheus's word for the unit; an annotation like {step} has none."""
+        return _SUFFIXES.get(self.unit, "")
+
+    @property
+    def prometheus_name(self) -> str:
+        """Return the name of the family, as the conversion from OTLP gives it; a counter's samples add `_total`."""
+        name, unit = self.name.replace(".", "_"), self.prometheus_unit
+        return name if not unit or name.endswith(f"_{unit}") else f"{name}_{unit}"
+
+
+STEP_DURATION = Instrument(
+    names.METRIC_STEP_DURATION, "histogram", "s", (), "Duration of training steps.", STEP_BOUNDS_S
+)
+PHASE_TIME = Instrument(
+    names.METRIC_PHASE_TIME, "counter", "s", ("phase",), "Self time of the phases of training steps."
+)
+MODULE_TIME = Instrument(names.METRIC_MODULE_TIME, "counter", "s", _MODULE, "Time of module calls in detailed steps.")
+MODULE_CALLS = Instrument(names.METRIC_MODULE_CALLS, "counter", "{call}", _MODULE, "Module calls in detailed steps.")
+MODULE_DURATION = Instrument(
+    names.METRIC_MODULE_DURATION,
+    "histogram",
+    "s",
+    _MODULE,
+    "Duration of module calls in detailed steps.",
+    MODULE_BOUNDS_S,
+)
+MODULE_DEVICE_TIME = Instrument(
+    names.METRIC_MODULE_DEVICE_TIME, "counter", "s", _MODULE, "Time of module calls on the clock of their device."
+)
+MODULE_GRADIENT_NORM = Instrument(
+    names.METRIC_MODULE_GRADIENT_NORM,
+    "gauge",
+    "",
+    ("model", "module"),
+    "L2 norm of the gradients of a module's own parameters, before clipping and unscaled.",
+)
+GRADIENT_NORM = Instrument(
+    names.METRIC_GRADIENT_NORM, "gauge", "", (), "L2 norm of all gradients, before clipping and unscaled."
+)
+TENSOR_GRADIENT_NORM = Instrument(
+    names.METRIC_TENSOR_GRADIENT_NORM, "gauge", "", ("tensor",), "L2 norm of the gradient of a watched tensor."
+)
+GRADIENT_NONFINITE = Instrument(
+    names.METRIC_GRADIENT_NONFINITE,
+    "counter",
+    "{step}",
+    (),
+    "Steps with a NaN or infinite gradient, of those looked at.",
+)
+LOSS_NONFINITE = Instrument(
+    names.METRIC_LOSS_NONFINITE, "counter", "{step}", (), "Steps with a NaN or infinite loss, of those that logged one."
+)
+STEPS = Instrument(names.METRIC_STEPS, "counter", "{step}", (), "Training steps.")
+SAMPLES = Instrument(names.METRIC_SAMPLES, "counter", "{sample}", (), "Samples, as logged.")
+EVALUATIONS = Instrument(
+    names.METRIC_EVALUATIONS, "counter", "{evaluation}", (), "Batches forwarded that no training step claims."
+)
+LOSS = Instrument(names.METRIC_LOSS, "gauge", "", (), "Loss, as logged.")
+LEARNING_RATE = Instrument(names.METRIC_LEARNING_RATE, "gauge", "", (), "Learning rate, as logged or the optimizer's.")
+STEP_LAST_END_TIME = Instrument(
+    names.METRIC_STEP_LAST_END_TIME, "gauge", "s", (), "Unix time at which the last training step ended."
+)
+RUN_FINISHED = Instrument(names.METRIC_RUN_FINISHED, "gauge", "", (), "1 after a normal end of the run, else 0.")
+TOKENS = Instrument(names.METRIC_TOKENS, "counter", "{token}", (), "Tokens, as logged.")
+LOG = Instrument(names.METRIC_LOG, "gauge", "", ("name",), "Values logged under names of the program's own.")
+EVALUATION_TIME = Instrument(names.METRIC_EVALUATION_TIME, "counter", "s", (), "Time of evaluations.")
+MEMORY_ALLOCATED = Instrument(
+    names.METRIC_MEMORY_ALLOCATED, "gauge", "By", ("device",), "Device memory of tensors at the end of a step."
+)
+MEMORY_RESERVED = Instrument(
+    names.METRIC_MEMORY_RESERVED, "gauge", "By", ("device",), "Device memory of the allocator at the end of a step."
+)
+MEMORY_PEAK = Instrument(names.METRIC_MEMORY_PEAK, "gauge", "By", ("device",), "Most device memory of tensors.")
+SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", ("outcome",), "Spans by what became of them.")
+EXPORT_ERRORS = Instrument(
+    names.METRIC_EXPORT_ERRORS, "counter", "{error}", (names.ERROR_TYPE,), "Failed attempts to export."
+)
+OVERHEAD_RATIO = Instrument(
+    names.METRIC_OVERHEAD_RATIO, "gauge", "1", (), "Share of step time that detail costs, against steps without."
+)
+DETAIL_RATIO = Instrument(names.METRIC_DETAIL_RATIO, "gauge", "1", (), "Detailed steps among all training steps.")
+
+TABLE = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))
+"""All of them, in the order of this file."""
