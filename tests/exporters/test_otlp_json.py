@@ -43,6 +43,7 @@ def test_whole_line() -> None:
     message = read(encoder().encode(rich()))
     assert message.resource_spans[0].resource == request([]).resource_spans[0].resource
     assert message.resource_spans[0].schema_url == "https://opentelemetry.io/schemas/1.44.0"
+    assert message.resource_spans[0].scope_spans[0].schema_url == message.resource_spans[0].schema_url
     assert message.resource_spans[0].scope_spans[0].scope.name == "torchotel"
     assert ordered(message) == request(by_key(span) for span in proto(rich()))
 

@@ -65,9 +65,10 @@ def flat(n_spans: int, number: int = 0) -> Trace:
 def request(spans: Iterable[ProtoSpan]) -> ExportTraceServiceRequest:
     """Put expected spans into the request that holds them."""
     message = ExportTraceServiceRequest()
-    resource_spans = message.resource_spans.add(schema_url="https://opentelemetry.io/schemas/1.44.0")
+    schema_url = "https://opentelemetry.io/schemas/1.44.0"
+    resource_spans = message.resource_spans.add(schema_url=schema_url)
     resource_spans.resource.attributes.extend(attributes(RESOURCE))
-    scope_spans = resource_spans.scope_spans.add()
+    scope_spans = resource_spans.scope_spans.add(schema_url=schema_url)
     scope_spans.scope.name, scope_spans.scope.version = "torchotel", "1.2"
     scope_spans.spans.extend(spans)
     return message

@@ -45,7 +45,8 @@ class JsonEncoder:
             f'{{"resourceSpans":[{{"resource":{{"attributes":[{_attributes(resource)[1:]}]}},"scopeSpans":[{{'
             f'"scope":{{"name":{_quote(_names.SCOPE)},"version":{_quote(version)}}},"spans":['
         )
-        self._after = f']}}],"schemaUrl":{_quote(_names.SCHEMA_URL)}}}]}}'
+        schema = f'"schemaUrl":{_quote(_names.SCHEMA_URL)}'
+        self._after = f"],{schema}}}],{schema}}}]}}"
 
     def encode(self, trace: Trace) -> bytes:
         """Encode a trace; the line has no line break, neither in it nor at its end."""

@@ -159,7 +159,9 @@ class Envelope:
         scope = wire.string_field(wire.SCOPE_NAME, _names.SCOPE)
         scope += wire.string_field(wire.SCOPE_VERSION, version)
         self._before = wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)
-        self._scope = wire.length_field(wire.SCOPE_SPANS_SCOPE, scope)
+        # A resource's schema doesn't hold for the spans, so each has its own.
+        schema = wire.string_field(wire.SCOPE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+        self._scope = wire.length_field(wire.SCOPE_SPANS_SCOPE, scope) + schema
         self._after = wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
 
     def wrap(self, spans: Sequence[bytes]) -> bytes:
