@@ -126,7 +126,7 @@ class Paths:
 
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
-        root = self._topmost(module)
+        root = self.topmost(module)
         modules = list(modules_of(root))
         held = {id(p): p for m in modules for p in m._parameters.values() if p is not None and not is_lazy(p)}
         return ModelInfo(class_of(unwrapped(root)), len(modules), sum(p.numel() for p in held.values()))
@@ -137,7 +137,7 @@ class Paths:
         if state is not None and not self.stale and state.in_place(module):
             return False
         self.stale = False
-        self.learn(self._topmost(module))
+        self.learn(self.topmost(module))
         if id(module) not in self.states:
             self.learn(module)
         return True
@@ -147,7 +147,7 @@ class Paths:
         state = self.states.get(id(module))
         held = any(child is module for caller in callers for child in caller._modules.values())
         if self.stale or held or state is not None or not callers:  # else made by forward: no walk at every call
-            self.learn(self._topmost(callers[0] if callers else module))
+            self.learn(self.topmost(callers[0] if callers else module))
             state = self.states.get(id(module))
             if state is not None and state.in_place(module):
                 return state
@@ -243,7 +243,7 @@ class Paths:
         owner = entry[1]()
         return owner if owner is not None and holds(owner, entry[2], module) else None
 
-    def _topmost(self, module: Module) -> Module:
+    def topmost(self, module: Module) -> Module:
         """Follow who holds whom up to the module that nobody holds, as far as is known."""
         seen = {id(module)}
         while (holder := self._holder_of(module)) is not None and id(holder) not in seen:

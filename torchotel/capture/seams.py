@@ -4,6 +4,11 @@
 |---|---|---|
 | `torch.autograd._get_sequence_nr` | which nodes a call made | the output nodes alone: right for leaves |
 | `torch._C.DisableTorchFunction`, `._len_torch_function_stack` | reading tensors unseen | such functions see it |
+| `torch._C._DisableTorchDispatch`, `._len_torch_dispatch_stack` | computing unseen by modes | nothing while one is on |
+| `torch._C._functorch.is_functorch_wrapped_tensor` | telling transformed tensors | reading one fails |
+| `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
+| `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
+| `GradScaler._device` | whether the scale is on another device | norms there are not known |
 | `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
 | `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
@@ -15,9 +20,11 @@
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
 
+import functools
+import inspect
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -53,6 +60,14 @@ torch_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function
 is_traced: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
 """Whether `torch.jit.trace` runs on this thread: sizes are tensors there."""
 
+_without_modes: Callable[[], AbstractContextManager[object]] | None
+_without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
+_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_functorch = getattr(torch._C, "_functorch", None)
+_is_transformed: Callable[[torch.Tensor], bool]
+_is_transformed = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
+_foreach_norm = getattr(torch, "_foreach_norm", None)
+
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
 _wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
 _step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else None  # one code serves every optimizer
@@ -71,6 +86,49 @@ def node_number(node: Node) -> int:
     return node._sequence_nr()
 
 
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Compute with tensors unseen by autograd and by any mode of the user's."""
+    with torch.no_grad(), without_torch_function(), (_without_modes or nullcontext)():
+        yield
+
+
+def seen_by_modes() -> bool:
+    """Tell whether a dispatch mode of the user's would see even what is computed in `unseen`."""
+    return _without_modes is None and _dispatch_modes() > 0
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is what it looks like: not a subclass that dispatches itself, nor inside a transform."""
+    ours = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return ours and not _is_transformed(tensor)
+
+
+def norms(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor]:
+    """Compute the L2 norm of each tensor, in one call; all are of one device and type.
+
+    Args:
+        tensors: Dense and plain.
+        dtype: In which the sum is kept; None: in theirs.
+    """
+    if _foreach_norm is not None:
+        return _foreach_norm(tensors, 2, dtype=dtype)  # type: ignore[no-any-return] # a private function has no type
+    return [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return indices and values of a sparse tensor as they are; the public ones ask for a coalesced one."""
+    return tensor._indices(), tensor._values()
+
+
+def scale_of(scaler: Any, device: torch.device) -> torch.Tensor | None:
+    """Return the scale of a `GradScaler` on a device, without reading it; None where it would have to be waited for."""
+    if device.type != getattr(scaler, "_device", device.type):
+        return None
+    scale = inspect.unwrap(type(scaler).scale)  # ours would take it for a loss
+    return scale(scaler, torch.ones((), device=device))  # type: ignore[no-any-return] # it is a tensor
+
+
 def found() -> dict[str, bool]:
     """Say which seams this torch has; those of Dynamo and export are looked for once they are imported."""
     return {
@@ -81,6 +139,10 @@ def found() -> dict[str, bool]:
         "forward_hooks_with_kwargs": hasattr(nn_module, "_global_forward_hooks_with_kwargs"),
         "module_call": _call_code is not None,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
+        "dispatch_modes": _without_modes is not None,
+        "transforms": hasattr(_functorch, "is_functorch_wrapped_tensor"),
+        "foreach_norm": _foreach_norm is not None,
+        "sparse_parts": hasattr(torch.Tensor, "_indices") and hasattr(torch.Tensor, "_values"),
     }
 
 
@@ -149,19 +211,25 @@ def _all_of(undos: Sequence[Undo]) -> Undo:
     return undo_all
 
 
-def around_backward(begin: Callable[[], None], end: Callable[[BaseException | None], None]) -> Undo:
-    """Call `begin` and `end` around each run of the autograd engine, nested ones included."""
+def around_backward(begin: Callable[[], None], end: Callable[..., None]) -> Undo:
+    """Call `begin` and `end` around each run of the autograd engine, nested ones included.
+
+    `end` gets what the run raised, and `accumulates`: whether it adds to `grad`, as `torch.autograd.grad` does not.
+    """
 
     def make(run: Callable[..., Any]) -> Callable[..., Any]:
+        by_name = getattr(run, "__name__", "") != "grad"
+
         @outside_dynamo
         def run_backward(*args: Any, **kwargs: Any) -> Any:
+            accumulates = kwargs.get("accumulate_grad", by_name)
             begin()
             try:
                 result = run(*args, **kwargs)
             except BaseException as error:
-                end(error)
+                end(error, accumulates=accumulates)
                 raise
-            end(None)
+            end(None, accumulates=accumulates)
             return result
 
         return run_backward
@@ -218,6 +286,26 @@ def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Opt
         return timed
 
     return replace(torch.amp.GradScaler, "step", make)
+
+
+def after_scaling(
+    scaler: type, scaled: Callable[[torch.amp.GradScaler], None], updated: Callable[[torch.amp.GradScaler], None]
+) -> Undo:
+    """Call `scaled` after each `scale` of a class of `GradScaler`s, and `updated` after each `update`."""
+
+    def make(after: Callable[[torch.amp.GradScaler], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+                result = method(self, *args, **kwargs)
+                after(self)
+                return result
+
+            return call
+
+        return wrap
+
+    return _all_of([replace(scaler, "scale", make(scaled)), replace(scaler, "update", make(updated))])
 
 
 def around_module_compile(

@@ -71,14 +71,13 @@ class Sites:
 
     def unseen(self, state: ModuleState, module: Module) -> CallSite:
         """Return the site of a call whose tensors can't be known any more: it has no shapes."""
-        if state.info is None:
-            state.info = _describe(state, module)
+        info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
         look = ("unseen", device, module.training, grad_enabled)
         site = state.sites.get(look)
         if site is None:
             nothing = (None,) * 6
-            site = CallSite(state.info, *nothing, device, module.training, grad_enabled, is_compiled(module))
+            site = CallSite(info, *nothing, device, module.training, grad_enabled, is_compiled(module))
             state.sites[look] = site
         return site
 
@@ -91,11 +90,9 @@ class Sites:
         *,
         grad_enabled: bool,
     ) -> CallSite:
-        if state.info is None:
-            state.info = _describe(state, module)
         keep = self._shapes
         return CallSite(
-            module=state.info,
+            module=info_of(state, module),
             input_shapes=_shapes(inputs) if keep else None,
             output_shapes=_shapes(outputs) if keep else None,
             input_dtypes=_dtypes(inputs) if keep else None,
@@ -114,9 +111,12 @@ def is_compiled(module: Module) -> bool:
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _describe(state: ModuleState, module: Module) -> ModuleInfo:
-    depth = 0 if state.root else state.path.count(".") + 1
-    return ModuleInfo(state.model, state.path, type(module).__name__, _own_parameters(module), depth)
+def info_of(state: ModuleState, module: Module) -> ModuleInfo:
+    """Return a module's name, made once for each place that it stands in."""
+    if state.info is None:
+        depth = 0 if state.root else state.path.count(".") + 1
+        state.info = ModuleInfo(state.model, state.path, type(module).__name__, _own_parameters(module), depth)
+    return state.info
 
 
 def _own_parameters(module: Module) -> int:
@@ -136,10 +136,11 @@ def _device(module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> str:
 
 
 def _shapes(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    return tuple(_shape(t) for t in tensors)
+    return tuple(shape_of(t) for t in tensors)
 
 
-def _shape(tensor: Tensor) -> str:
+def shape_of(tensor: Tensor) -> str:
+    """Write a tensor's shape: `8x3x224x224`, "scalar" for one without dimensions."""
     return "x".join(map(str, _sizes(tensor))) or "scalar"
 
 

@@ -1,0 +1,164 @@
+"""Gradients of tensors that the user watches: a hook on each, which takes the gradient's norm as it comes by."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from torchotel._guard import Guard
+from torchotel._records import TensorGradient
+from torchotel.capture.norms import Norms, combined, norms_later
+from torchotel.capture.seams import without_torch_function
+from torchotel.capture.sites import shape_of
+
+if TYPE_CHECKING:
+    from torchotel.capture.thread import ThreadState
+
+MOST_NAMES = 256  # each is a series of its own
+MOST_WATCHED = 1024  # gradients kept for one part
+
+_logger = logging.getLogger("torchotel")
+
+
+class PendingGradient:
+    """A watched tensor's gradient, whose norm is on its way."""
+
+    __slots__ = ("_name", "_norms", "_shape", "_time_ns")
+
+    def __init__(self, time_ns: int, name: str, shape: str, norms: Norms | None) -> None:
+        self._time_ns, self._name, self._shape, self._norms = time_ns, name, shape, norms
+
+    def ready(self) -> bool:
+        """Tell whether the norm is there, without waiting; to be asked on a training thread."""
+        return self._norms is None or self._norms.ready()
+
+    def wait(self) -> None:
+        """Wait until it is there."""
+        if self._norms is not None:
+            self._norms.wait()
+
+    def result(self) -> TensorGradient:
+        """Put it together, with what is known of the norm by now."""
+        values = None if self._norms is None else self._norms.values()
+        return TensorGradient(self._time_ns, self._name, self._shape, None if values is None else combined(values))
+
+
+class Watches:
+    """Put hooks on tensors.
+
+    Args:
+        find_thread: The calling thread's state.
+    """
+
+    def __init__(self, find_thread: Callable[[], ThreadState]) -> None:
+        self._find_thread = find_thread
+        self._names: set[str] = set()
+        self._warned: set[str] = set()
+        self._leaves: dict[int, _Leaf] = {}
+        self._on = False
+        self.guard = Guard("watch", off=self.uninstall)
+
+    def install(self) -> None:
+        """Begin: hooks that are put on tensors from now on report."""
+        self._on = True
+
+    def uninstall(self) -> None:
+        """End: hooks go from leaves; those on the tensors of a graph go with it and do nothing until then."""
+        self._on = False
+        for leaf in list(self._leaves.values()):
+            leaf.remove()
+        self._leaves.clear()
+
+    def watch(self, tensor: Tensor, name: str) -> None:
+        """Report the gradient that each backward brings to a tensor; never raises."""
+        if is_compiling() or not self._on:
+            return
+        try:
+            with without_torch_function():
+                if self._may_watch(tensor, name):
+                    self._put_hook(tensor, name)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
+            self.guard.fault()
+
+    def _may_watch(self, tensor: Any, name: Any) -> bool:
+        if not isinstance(tensor, Tensor):
+            self._warn("tensor", "watch takes a tensor, got %s: it is not watched", type(tensor).__name__)
+        elif not isinstance(name, str) or not name:
+            self._warn("name", "watch takes a name as a string, got %r: it is not watched", name)
+        elif not tensor.requires_grad:
+            if torch.is_grad_enabled():  # in an evaluation nobody expects a gradient
+                self._warn("grad", "watch: %r does not require grad, so there is no gradient to watch", name)
+        elif name not in self._names and len(self._names) >= MOST_NAMES:
+            self._warn("names", "watch takes %d names, %r is one too many: it is not watched", MOST_NAMES, name)
+        else:
+            self._names.add(name)
+            return True
+        return False
+
+    def _warn(self, key: str, message: str, *values: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            _logger.warning(message, *values)
+
+    def _put_hook(self, tensor: Tensor, name: str) -> None:
+        thread = self._find_thread()
+        thread = thread.owner or thread
+        if not tensor.is_leaf:
+            tensor.register_hook(self._hook(lambda: thread, name))
+            return
+        key = id(tensor)
+        leaf = self._leaves.get(key)
+        if leaf is None or leaf.tensor() is not tensor:
+            leaf = self._leaves[key] = _Leaf(weakref.ref(tensor, lambda _: self._leaves.pop(key, None)), thread)
+        leaf.thread = thread
+        if name not in leaf.handles:
+            leaf.handles[name] = tensor.register_hook(self._hook(leaf.find_thread, name))
+
+    def _hook(self, find_thread: Callable[[], ThreadState], name: str) -> Callable[[Tensor], None]:
+        def report(gradient: Tensor | None) -> None:
+            if is_compiling() or not self._on or gradient is None:
+                return
+            now_ns = perf_counter_ns()
+            try:
+                self._report(find_thread(), name, gradient, now_ns)
+            except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+                self.guard.fault()
+
+        hook: Callable[[Tensor], None] = unserializable_hook(report)  # else saving the tensor warns of it
+        return hook
+
+    @staticmethod
+    def _report(thread: ThreadState, name: str, gradient: Tensor, now_ns: int) -> None:
+        if len(thread.watched) >= MOST_WATCHED:
+            return
+        with without_torch_function():
+            shape = shape_of(gradient)
+        scaler = thread.scaler() if thread.scaler is not None else None
+        thread.watched.append(PendingGradient(now_ns, name, shape, norms_later([gradient], scaler)))
+
+
+class _Leaf:
+    """A leaf that is watched: it outlives the graph, so each name gets one hook."""
+
+    __slots__ = ("handles", "tensor", "thread")
+
+    def __init__(self, tensor: weakref.ref[Tensor], thread: ThreadState) -> None:
+        self.tensor, self.thread = tensor, thread
+        self.handles: dict[str, RemovableHandle] = {}
+
+    def find_thread(self) -> ThreadState:
+        """Return the state of the thread that watched it last."""
+        return self.thread
+
+    def remove(self) -> None:
+        """Take its hooks off."""
+        for handle in self.handles.values():
+            handle.remove()
