@@ -3,7 +3,7 @@
 SCOPE = "torchotel"
 """Instrumentation scope of all spans; its version is the package's."""
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
-"""Semantic conventions that the resource's standard attributes follow."""
+"""Semantic conventions that the standard attributes of resource and spans follow."""
 
 # Span names.
 
