@@ -14,7 +14,7 @@ WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_settin
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
 SESSION = {"_handle", "_session"}
-FRONT = {"__init__", "__main__", "_instrument", "cli", "instrumentor", "testing"}
+FRONT = {"__init__", "__main__", "_annotate", "_instrument", "cli", "instrumentor", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(WORDS, WORDS),

@@ -65,6 +65,31 @@ class Handle:
         session = self._session
         return dict(self._stats if session is None else session.stats())
 
+    def detail(self, *, steps: int) -> None:
+        """Record the next steps in detail, whatever the setting; may be called from any thread.
+
+        Args:
+            steps: How many, at least 1; anything else is warned of.
+        """
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            _logger.warning("detail(steps=%r) does nothing: it takes a whole number of at least 1", steps)
+            return
+        session = self._session
+        if session is not None:
+            session.ask_detail(steps)
+
+    def pause(self) -> None:
+        """Take every hook out, and hand over what there is; the exporters go on."""
+        with self._lock:
+            if self._session is not None:
+                self._session.pause()
+
+    def resume(self) -> None:
+        """Put the hooks back; without `pause()` before it does nothing."""
+        with self._lock:
+            if self._session is not None:
+                self._session.resume()
+
     def again(self, given: Mapping[str, object], model: Module | None) -> None:
         """Take another call of `instrument()`: its settings win over zero-code's while nothing was seen yet."""
         session = self._session
@@ -90,6 +115,11 @@ class Handle:
             )
         if model is not None:
             session.learn(model)
+
+    @property
+    def session(self) -> Session | None:
+        """What runs, if anything does."""
+        return self._session
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +152,11 @@ def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool 
         else:
             _current.again(given, model)
         return _current
+
+
+def running() -> Session | None:
+    """Return what runs in this process, if anything does."""
+    return None if _current is None else _current.session
 
 
 def stop() -> None:

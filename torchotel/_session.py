@@ -27,7 +27,7 @@ from torchotel.exporters.runfile import RunFile
 from torchotel.exporters.sdk import SdkEngine
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
-from torchotel.telemetry.context import current_span
+from torchotel.telemetry.context import current_span, make_current
 from torchotel.telemetry.identities import Identities, make_sampler
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
@@ -73,12 +73,23 @@ class Session:
         self._record = self._make_record() if exporters is None else None
         self._exporters = self._make_exporters() if exporters is None else exporters
         sdk = [exporter for exporter in self._exporters if isinstance(exporter, SdkEngine)]
-        self._starter: SpanStarter = sdk[0] if sdk else Identities(make_sampler("parentbased_always_on", 1.0))
+        self._starter: SpanStarter = sdk[0] if sdk else Identities(make_sampler(config.sampler, config.sampler_ratio))
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)
         self._worker = Worker(buffer, builder, self._exporters, self._starter, self._write_line, self._first_step)
-        self._capture = Capture(buffer.put, Detail(config.detail), shapes=config.shapes, user_span=current_span)
+        self._capture = Capture(
+            buffer.put,
+            Detail(config.detail),
+            shapes=config.shapes,
+            user_span=current_span,
+            start_span=self._starter.start,
+            make_current=make_current,
+        )
+        guarded = self._capture.guard.guarded
+        self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
+        self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
+        self.ask_detail = guarded(self._capture.ask_detail)
         self._describe(finished=False)
         self._worker.start()
         if model is not None:
@@ -98,6 +109,14 @@ class Session:
         """Bring out what has ended; False where it could not be in time."""
         self._capture.flush()
         return self._worker.flush(timeout_s)
+
+    def pause(self) -> None:
+        """Take every hook out, and hand over what there is."""
+        self._capture.pause()
+
+    def resume(self) -> None:
+        """Put them back."""
+        self._capture.resume()
 
     def detach(self) -> None:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""

@@ -3,9 +3,9 @@
 import copy
 import gc
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel
 
-from torchotel._records import Unit
+from torchotel._records import Record, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 
@@ -57,7 +57,7 @@ def trees(run: Run) -> list[tuple[str, Any]]:
 def captured() -> Iterator[Capture]:
     """Capture the block in detail, and look at what is remembered meanwhile."""
     units: list[Unit] = []
-    capture = Capture(units.append, Detail("all"))
+    capture = Capture(cast("Callable[[Record], None]", units.append), Detail("all"))
     capture.install()
     try:
         yield capture

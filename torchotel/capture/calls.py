@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
 LONGEST_MESSAGE = 4096
 MOST_CALLERS = 64
+
+Note = TypeVar("Note", CallNote, CallNote | None)
 
 _new = cast("Callable[[type[ModuleCall], tuple[Any, ...]], ModuleCall]", tuple.__new__)
 _is_grad_enabled = torch.is_grad_enabled
@@ -149,6 +151,17 @@ class CallRecorder:
             if not thread.stack:
                 self._leave(thread, now_ns, None)
 
+    def shown_path(self, thread: ThreadState, module: Module) -> str | None:
+        """Return the path of an open call's module; None for one whose calls are left out."""
+        state = self._state_of(thread, module)
+        return None if state.skipped else state.path
+
+    @staticmethod
+    def _with_id(thread: ThreadState, frame: Frame, note: Note) -> CallNote | Note:
+        """Note the id that was given out while the call ran."""
+        given = thread.given_ids.pop(id(frame), None)
+        return note if given is None else (note or CallNote())._replace(span_id=given.span_id)
+
     def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
         """Close what an interrupt left open, and tell whether this call is to be recorded.
 
@@ -202,6 +215,8 @@ class CallRecorder:
                 site, starts, ends = self._look_closely(thread, state, frame, args, kwargs, output)
         if not state.skipped:
             note = RECOMPUTED if thread.recompute else None
+            if thread.given_ids:
+                note = self._with_id(thread, frame, note)
             thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note)))
 
     def _site_of_one(
@@ -257,14 +272,15 @@ class CallRecorder:
         state = self._state_of(thread, module)
         with without_torch_function():
             site = self._sites.find(state, module, tensors_in(args), [])
-        note = CallNote(error, recompute=thread.recompute)
+        note = self._with_id(thread, frame, CallNote(error, recompute=thread.recompute))
         thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note))
         return error
 
     def _add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
         module, _, start_ns = frame
         site = self._sites.unseen(self._state_of(thread, module), module)
-        thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, INTERRUPTED))
+        note = self._with_id(thread, frame, INTERRUPTED)
+        thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))
 
     def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
         """Find the call that ends; those above it were interrupted. None where it was never opened."""

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from time import perf_counter_ns
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
 
 from torchotel._guard import Guard
-from torchotel._records import ModelInfo, SpanReference, Unit
-from torchotel.capture.calls import CallRecorder
+from torchotel._records import Log, ModelInfo, Record, SpanReference
+from torchotel.capture.calls import CallRecorder, error_of
 from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
 from torchotel.capture.events import Events
+from torchotel.capture.gradients import Gradients
+from torchotel.capture.held import Held, hold
 from torchotel.capture.hooks import ModuleHooks
+from torchotel.capture.live import LiveSpans, MakeCurrent, StartSpan
+from torchotel.capture.logged import Logged, LogReader
 from torchotel.capture.outermost import Outermost
 from torchotel.capture.parts import Part, join
 from torchotel.capture.paths import Paths
 from torchotel.capture.sites import Sites
 from torchotel.capture.thread import ThreadState
+from torchotel.capture.watch import Watches
 
 
 class Capture:
@@ -29,16 +34,22 @@ class Capture:
         hand_over: Gets each finished step or evaluation, on the thread that ran it.
         detail: Which of them are recorded in detail.
         shapes: Whether shapes and dtypes are recorded.
+        gradient_norms: When they are taken: "auto" (on detailed steps), True (on every step), n for every n-th, False.
         user_span: Answers with the user's span that is current on the calling thread.
+        start_span: Fixes the ids of a span that is asked for while it runs.
+        make_current: Makes current what asks.
     """
 
     def __init__(
         self,
-        hand_over: Callable[[Unit], None],
+        hand_over: Callable[[Record], None],
         detail: Detail,
         *,
         shapes: bool = True,
+        gradient_norms: str | bool | int = "auto",
         user_span: Callable[[], SpanReference | None] = lambda: None,
+        start_span: StartSpan | None = None,
+        make_current: MakeCurrent | None = None,
     ) -> None:
         self._hand_over, self.detail, self._user_span = hand_over, detail, user_span
         self._local = threading.local()
@@ -50,6 +61,10 @@ class Capture:
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.calls_dropped = 0
         self.model: ModelInfo | None = None
+        self.gradients = Gradients(self.paths, setting=gradient_norms)
+        self.watches = Watches(self.thread)
+        self.live = LiveSpans(self, start_span, make_current)
+        self.log_reader = LogReader()
         self.outermost = outermost = Outermost(self)
         self.calls = CallRecorder(
             self.paths, Sites(shapes=shapes), self.thread, outermost.enter, outermost.leave, self.guard.fault
@@ -66,6 +81,7 @@ class Capture:
         """Put hooks and seams in; they see the next event."""
         self.installed = True
         self.events.install()
+        self.watches.install()
         self.compiling.install()
         self.hooks.install()
 
@@ -75,6 +91,7 @@ class Capture:
         self.hooks.remove()
         self.compiling.uninstall()
         self.events.uninstall()
+        self.watches.uninstall()
         for thread in list(self.threads):
             self.outermost.drop_exit_hook(thread)
 
@@ -83,23 +100,83 @@ class Capture:
         self.hooks.renew_lock()
         self.uninstall()
 
+    def pause(self) -> None:
+        """Take everything out and hand over what there is, until `resume`."""
+        self.uninstall()
+        self.end()
+
+    def resume(self) -> None:
+        """Put everything back, unless it went for its own faults."""
+        if not self.installed and not self.guard.is_off:
+            self.install()
+
     def flush(self) -> None:
         """Hand over what has ended on the calling thread."""
         thread = self.thread()
         self.outermost.settle(thread)
         thread.machine.hand_over_finished()
+        self.live.leave_step(thread)
+        thread.held.release_all(self._hand_over)
         self._retire_ended()
 
     def end(self) -> None:
         """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
         for thread in list(self.threads):
-            self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
-            thread.machine.end()
+            self._end(thread)
+        self.live.leave_step(self.thread())
+
+    def _end(self, thread: ThreadState) -> None:
+        self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
+        thread.machine.end()
+        thread.held.release_all(self._hand_over)
 
     def learn(self, model: Module) -> None:
         """Name the modules of a model before its first call."""
         self.paths.learn(model)
         self.compiling.learn(model)
+
+    # ---- what the user says
+
+    def step_begins(self) -> None:
+        """Open an explicit step on the calling thread."""
+        thread = self.thread()
+        thread.explicit_steps += 1
+        if self.installed and thread.explicit_steps == 1:  # one inside another is part of it
+            self.outermost.settle(thread)
+            thread.machine.step_begins(perf_counter_ns())
+            self.live.enter(thread)
+
+    def step_ends(self, exception: BaseException | None) -> None:
+        """Close it."""
+        thread = self.thread()
+        thread.explicit_steps -= 1
+        if thread.explicit_steps:
+            return
+        self.outermost.settle(thread)
+        thread.machine.step_ends(perf_counter_ns(), error_of(exception) if exception is not None else None)
+        self.live.leave_step(thread)
+        self.hooks.arm()
+
+    def ask_detail(self, steps: int) -> None:
+        """Record the next steps in detail, whatever the setting; from any thread."""
+        parts = [thread.machine.open_part for thread in list(self.threads)]
+        began = any(part is not None and not part.evaluates and part.detailed is not None for part in parts)
+        self.detail.ask(self.numbers["step"] + began, steps)
+
+    def log(self, given: Mapping[str, object]) -> None:
+        """Take values in for the step that is current on the calling thread, else for the last one."""
+        if not self.installed:
+            return
+        thread, values = self.thread(), self.log_reader.read(given)
+        part = thread.machine.open_part
+        logged = part.logged if part is not None and not part.evaluates else thread.held.last_step()
+        if logged is not None:
+            logged.add(values)
+        elif values:
+            late = Held(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
+            late.logged.add(values)
+            thread.held.add(late)
+            thread.held.release(self._hand_over)
 
     # ---- threads
 
@@ -109,7 +186,7 @@ class Capture:
             return self._local.state  # type: ignore[no-any-return] # threading.local holds anything
         except AttributeError:
             self._retire_ended()
-            thread = self._local.state = ThreadState(self._emit, self._user_span)
+            thread = self._local.state = ThreadState(self._emit, self._user_span, self._begins)
             self.threads.add(thread)
             return thread
 
@@ -124,13 +201,19 @@ class Capture:
                 continue  # another thread hands it over
             self.forwarding.discard(thread)
             self.hooks.forget(thread)
-            self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
-            thread.machine.end()
+            self._end(thread)
 
     # ---- hand-over
 
-    def _emit(self, kind: str, parts: list[Part]) -> None:
+    def _emit(self, thread: ThreadState, kind: str, parts: list[Part]) -> None:
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
-        self._hand_over(join(kind, number, parts, self.detail.reason(number)))
+        unit = join(kind, number, parts, self.detail.reason(number))
+        thread.held.add(hold(unit, parts))
+        if kind == "evaluation":
+            thread.held.release(self._hand_over)  # nobody logs to it, and the next request may be hours away
+
+    def _begins(self, thread: ThreadState) -> None:
+        """Hand over what ended before: whatever is logged from now on belongs to what begins."""
+        thread.held.release(self._hand_over)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from torchotel._records import Registration
 from torchotel.capture import seams
 from torchotel.capture.calls import error_of
+from torchotel.capture.imports import after_import
 from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
@@ -39,7 +41,14 @@ class Events:
             seams.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)),
             seams.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)),
             seams.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)),
+            self._after_scaling(torch.amp.GradScaler),
         ]
+        self._undos.append(
+            after_import(
+                "torch.distributed.fsdp.sharded_grad_scaler",
+                lambda module: self._undos.append(self._after_scaling(module.ShardedGradScaler)),
+            )
+        )
         self._handles = [
             register_optimizer_step_pre_hook(outside(guarded(self._optimizer_begins))),
             register_optimizer_step_post_hook(outside(guarded(self._optimizer_ends))),
@@ -69,8 +78,9 @@ class Events:
             self._capture.outermost.settle(thread)
         thread.in_backward += 1
         thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
+        self._capture.live.enter(thread)
 
-    def _backward_ends(self, exception: BaseException | None) -> None:
+    def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
         thread = self._capture.thread()
         if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
@@ -79,6 +89,8 @@ class Events:
         if not thread.in_backward:
             return  # it began before we came
         thread.in_backward -= 1
+        if exception is None and accumulates and not thread.in_backward:
+            self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
         error = error_of(exception) if exception is not None else None
         thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)
         self._capture.hooks.arm()
@@ -93,7 +105,10 @@ class Events:
             self._capture.outermost.settle(thread)
             self.settle_optimizer(thread)
             thread.fetch_start_ns = perf_counter_ns()
-        thread.in_fetch += 1
+            thread.in_fetch = 1
+            self._capture.live.enter(thread)
+        else:
+            thread.in_fetch += 1
 
     def _fetch_ends(self, outcome: str) -> None:
         now_ns = perf_counter_ns()
@@ -107,6 +122,7 @@ class Events:
             thread.machine.fetched(thread.fetch_start_ns, now_ns)
         elif outcome == "ended":
             thread.machine.iterator_ended()
+        self._capture.live.leave_step(thread)
         self._capture.hooks.arm()
 
     # ---- optimizer
@@ -120,6 +136,7 @@ class Events:
         thread = self._capture.thread()
         self._capture.outermost.settle(thread)
         thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
+        self._capture.live.enter(thread)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.thread()
@@ -132,8 +149,20 @@ class Events:
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
         thread = self._capture.thread()
+        thread.scaler = None
         if self._capture.installed and not thread.optimizer_steps:
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
+
+    def _after_scaling(self, scaler: type) -> seams.Undo:
+        guarded = self._capture.guard.guarded
+        return seams.after_scaling(scaler, guarded(self._loss_scaled), guarded(self._scale_updated))
+
+    def _loss_scaled(self, scaler: torch.amp.GradScaler) -> None:
+        if scaler.is_enabled():
+            self._capture.thread().scaler = weakref.ref(scaler)
+
+    def _scale_updated(self, scaler: torch.amp.GradScaler) -> None:
+        self._capture.thread().scaler = None
 
     # ---- registration
 

@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from torchotel._records import Error
 from torchotel.capture.calls import error_of
+from torchotel.capture.parts import Part
 from torchotel.capture.seams import (
     called_because_forward_raised,
     calls_in_progress,
@@ -61,7 +62,7 @@ class Outermost:
         if torch.utils.data.get_worker_info() is not None:  # a spawned worker ran the user's script again
             self._capture.uninstall()
             return False
-        detailed = self._forward_begins(thread)
+        detailed = self._forward_begins(thread, module)
         if self._capture.model is None:
             with without_torch_function():
                 self._capture.model = self._capture.paths.describe(module)
@@ -76,19 +77,27 @@ class Outermost:
             thread.muted_from = len(thread.calls)
         return True
 
-    def _forward_begins(self, thread: ThreadState) -> bool:
+    def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
         """Tell the step machine; return whether the step is recorded in detail."""
         self._capture.events.settle_optimizer(thread)
         grad = torch.is_grad_enabled()
         part = thread.machine.forward_begins(perf_counter_ns(), grad=grad)
+        if grad:
+            self._capture.gradients.note_model(part, module)
         thread.in_forward = True
+        self._capture.live.enter(thread, forward=True)
         self._capture.forwarding.add(thread)
         if len(self._capture.forwarding) == 1:  # with several the one-shot stays, so that none misses its forward
             self._capture.hooks.disarm()
         if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
-            kind = "step" if grad or part.trained else "evaluation"
-            part.detailed = self._capture.detail.of(self._capture.numbers[kind] + (part.ahead if kind == "step" else 0))
+            part.detailed = self._is_detailed(part, grad=grad)
         return part.detailed
+
+    def _is_detailed(self, part: Part, *, grad: bool) -> bool:
+        numbers, detail = self._capture.numbers, self._capture.detail
+        if grad or part.trained or part.explicit:
+            return detail.of_step(numbers["step"] + part.ahead)
+        return detail.of(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
         """Take in the end of an outermost call."""
@@ -102,7 +111,9 @@ class Outermost:
         forward = thread.in_forward
         thread.reset_call()
         if forward:
+            self._capture.live.leave_forward(thread)
             thread.machine.forward_ends(now_ns, error)
+            self._capture.live.leave_step(thread)
         self._capture.hooks.arm()
 
     def _recompute(self, thread: ThreadState) -> None:

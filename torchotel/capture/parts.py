@@ -1,11 +1,60 @@
 """The pieces that steps and evaluations are put together from."""
 
 import threading
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns, time_ns
+from typing import Protocol, TypeVar
 
-from torchotel._records import Error, ModuleCall, Phase, Registration, SpanReference, Stamp, Unit
+from torch.nn import Module
+
+from torchotel._records import (
+    Error,
+    GradientNorms,
+    LogValue,
+    ModuleCall,
+    Phase,
+    Registration,
+    SpanReference,
+    Stamp,
+    TensorGradient,
+    Unit,
+)
+from torchotel.capture.logged import Logged
+from torchotel.capture.readings import Reading
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Awaited(Protocol[T_co]):
+    """What is computed on a device and read when it has come."""
+
+    def ready(self) -> bool:
+        """Tell whether it has come, without waiting."""
+
+    def wait(self) -> None:
+        """Wait until it has."""
+
+    def result(self) -> T_co:
+        """Return what has come."""
+
+
+@dataclass(slots=True, eq=False)
+class Identity:
+    """The ids of a step's root, fixed when they are first asked for; the parts of a step share it."""
+
+    reference: SpanReference | None = None
+    unix_offset_ns: int = 0
+    """That of the first asking, for all times of the step."""
+    used: bool = False
+    """A step has been handed over with it: parts that turn out to be steps of their own get others."""
+
+    def take(self) -> SpanReference | None:
+        """Return the ids for the one step that they belong to."""
+        reference = None if self.used else self.reference
+        self.used = True
+        return reference
 
 
 @dataclass(slots=True)
@@ -18,7 +67,12 @@ class Part:
     start_ns: int
     end_ns: int
     fetched: bool = False
+    explicit: bool = False
+    """Opened by `torchotel.step()`: nothing but its end closes it."""
     user_span: SpanReference | None = None
+    identity: Identity = field(default_factory=Identity)
+    forward_id: int = 0
+    """Span id of the forward phase that is open, where it was asked for."""
     ahead: int = 0
     """Steps that are expected to end before the one that this part will belong to."""
     detailed: bool | None = None
@@ -27,6 +81,8 @@ class Part:
     forwards_with_grad: int = 0
     opened_without_grad: bool = False
     """Opened by a forward with gradients off: an evaluation that ends with it."""
+    models: dict[int, weakref.ref[Module]] = field(default_factory=dict)
+    """The outermost modules that ran with gradients on, by `id()`."""
     forward_start_ns: int | None = None
     forward_end_ns: int = 0
     error: Error | None = None
@@ -36,11 +92,22 @@ class Part:
     calls: list[ModuleCall] = field(default_factory=list)
     stamps: list[Stamp] = field(default_factory=list)
     registrations: list[Registration] = field(default_factory=list)
+    logged: Logged = field(default_factory=Logged)
+    learning_rate: LogValue | Reading | None = None
+    """The optimizer's, which holds where none is logged."""
+    gradients: Awaited[GradientNorms | None] | None = None
+    """Norms as the last backward left them."""
+    watched: list[Awaited[TensorGradient]] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
         """Whether an optimizer has stepped."""
         return bool(self.optimizers)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is an evaluation as far as can be told: it has forwarded, never with gradients on."""
+        return self.forwards > 0 and not (self.forwards_with_grad or self.trained)
 
     @property
     def trained(self) -> bool:
@@ -51,8 +118,8 @@ class Part:
         """Close the forward phase, if one is open: at the backward's start, or with its last forward."""
         if self.forward_start_ns is not None:
             end_ns = self.forward_end_ns if now_ns is None else now_ns
-            self.phases.append(Phase("forward", self.forward_start_ns, end_ns, self.error))
-            self.forward_start_ns = None
+            self.phases.append(Phase("forward", self.forward_start_ns, end_ns, self.error, span_id=self.forward_id))
+            self.forward_start_ns, self.forward_id = None, 0
 
 
 def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
@@ -65,17 +132,19 @@ def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
         reason: Why it has its detail, where it has.
     """
     detailed = any(part.detailed for part in parts)
+    identity = next((part.identity for part in parts if part.identity.reference is not None), parts[0].identity)
     unit = Unit(
         kind=kind,
         number=number,
         start_ns=parts[0].start_ns,
         end_ns=max(part.end_ns for part in parts),
-        unix_offset_ns=time_ns() - perf_counter_ns(),
+        unix_offset_ns=identity.unix_offset_ns or time_ns() - perf_counter_ns(),
         thread=threading.get_ident(),
         detailed=detailed,
         reason=reason if detailed else None,
         user_span=parts[0].user_span,
         grad=any(part.forwards_with_grad or part.trained for part in parts),
+        identity=identity.take(),
     )
     for part in parts:
         unit.phases += part.phases

@@ -7,7 +7,7 @@ programs that it must get right are tabled in the documentation; `tests/capture/
 from collections.abc import Callable, Hashable
 
 from torchotel._records import Error, Phase, SpanReference
-from torchotel.capture.parts import Part
+from torchotel.capture.parts import Identity, Part
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
 MOST_FORWARDS = 1024  # forwards without a backward after which they count as an evaluation
@@ -22,6 +22,7 @@ class StepMachine:
         take: Moves what was recorded since the last call into the part that ends.
         emit: Gets "step" or "evaluation" and its parts, in order.
         user_span: Answers with the user's span that is current.
+        begins: Called when something new opens: what was handed over before has had its last word.
     """
 
     def __init__(
@@ -29,10 +30,12 @@ class StepMachine:
         take: Callable[[Part], None],
         emit: Callable[[str, list[Part]], None],
         user_span: Callable[[], SpanReference | None],
+        begins: Callable[[], None] = lambda: None,
     ) -> None:
-        self._take, self._emit, self._user_span = take, emit, user_span
+        self._take, self._emit, self._user_span, self._begins = take, emit, user_span, begins
         self._parts: list[Part] = []  # closed parts of the step that is not handed over yet
         self._open: Part | None = None
+        self._next = Identity()  # of what the fetch that runs will open
         self._cycle: set[Hashable] = set()  # optimizers of the last step: what one step takes
         self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
         self._stepping: list[tuple[Hashable, str, int, Part, int]] = []
@@ -50,8 +53,8 @@ class StepMachine:
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """Take in a fetch that yielded."""
         part = self._open
-        inside = self._running or self._stepping
-        if part is None or not (inside or _only_fetched(part)):
+        inside = self._inside()
+        if part is None or self._fetch_opens(part):
             self._close_open()
             if self._pending_finished():
                 self._hand_over()
@@ -65,14 +68,15 @@ class StepMachine:
     def iterator_ended(self) -> None:
         """Take in a fetch that found its iterator at the end."""
         part = self._open
-        if part is not None and not part.trained and not (self._running or self._stepping):
+        self._next = Identity()
+        if part is not None and not part.trained and not self._inside():
             self._close_open()
         self.hand_over_finished()
 
     def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
         """Take in the start of an outermost forward; return the part that it belongs to."""
         part = self._open
-        if not (self._stepping and part is not None):
+        if part is None or not (self._stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
         part.forwards += 1
         part.forwards_with_grad += grad
@@ -88,13 +92,13 @@ class StepMachine:
             return
         part.forward_end_ns = part.end_ns = now_ns
         part.error = part.error or error
-        if part.opened_without_grad and not part.trained:
+        if part.opened_without_grad and not (part.trained or part.explicit):
             self._close_open()
 
     def backward_begins(self, now_ns: int, *, in_forward: bool) -> None:
         """Take in the start of a run of the autograd engine; one inside a forward is part of that forward."""
         part = self._open
-        if part is None or (part.finished and not (self._running or self._stepping or in_forward)):
+        if part is None or (part.finished and not (self._inside() or in_forward)):
             part = self._begin_after_step(now_ns)
         if not (self._running or in_forward):
             part.forward_ends(now_ns)
@@ -121,7 +125,7 @@ class StepMachine:
     def optimizer_begins(self, now_ns: int, key: Hashable, kind: str) -> None:
         """Take in the start of an optimizer's step; nested ones (wrappers) count with the outermost."""
         part = self._open
-        if not (self._stepping or self._running) and (part is None or key in part.optimizers):
+        if not self._inside() and (part is None or key in part.optimizers):
             part = self._begin_after_step(now_ns)
         if part is None:
             return
@@ -155,18 +159,62 @@ class StepMachine:
             self._open.end_ns = now_ns
             self._optimizer_done(self._open, key)
 
+    def step_begins(self, now_ns: int) -> None:
+        """Take in the start of an explicit step; it takes in the fetch just before it."""
+        if self._open is not None and not _only_fetched(self._open):
+            self._close_open()
+        if self._parts:
+            self._hand_over()
+            if self._open is not None:
+                self._open.identity = Identity()
+        part = self._open or self._begin(now_ns)
+        part.explicit = True
+
+    def step_ends(self, now_ns: int, error: Error | None) -> None:
+        """Take in the end of an explicit step."""
+        part = self._open
+        if part is None or not part.explicit:
+            return  # closed by `end`
+        self.abandon_stepping(now_ns)
+        part.end_ns, part.error = max(part.end_ns, now_ns), part.error or error
+        part.forward_ends()
+        self._close_open()
+        self._hand_over()
+
     # ---- hand-over
 
     def hand_over_finished(self) -> None:
         """Hand over the step that its optimizer has finished, and an evaluation that waits for its next fetch."""
         part = self._open
-        if self._running or self._stepping:
+        if self._inside():
             return
-        if part is not None and part.forwards and not (part.trained or part.forwards_with_grad):
+        if part is not None and part.evaluates:
             self._close_open()
         if self._pending_finished() or (self._open is not None and self._open.finished):
             self._close_open()
             self._hand_over()
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of the step that is not handed over yet, in order; the last is the open one, if there is one."""
+        return self._parts if self._open is None else [*self._parts, self._open]
+
+    @property
+    def open_part(self) -> Part | None:
+        """What is open, else the last part of a step that waits to be handed over."""
+        return self._open or (self._parts[-1] if self._parts else None)
+
+    def current(self, fetch_start_ns: int | None) -> tuple[Identity, int] | None:
+        """Return the identity and the start of what is current; None for nothing.
+
+        Args:
+            fetch_start_ns: Start of the fetch that runs, if one does: what it will open is current already.
+        """
+        part = self._open
+        if fetch_start_ns is not None and (part is None or self._fetch_opens(part)):
+            goes_on = part is not None and part.trained and not part.finished
+            return (part.identity, part.start_ns) if part is not None and goes_on else (self._next, fetch_start_ns)
+        return None if part is None else (part.identity, part.start_ns)
 
     @property
     def stepping(self) -> bool:
@@ -224,8 +272,11 @@ class StepMachine:
         if self._pending_finished() and self._one_optimizer() and not self._has_fetch():
             self._hand_over()
         part = self._begin(now_ns)
-        if self._pending_finished() and len(self._cycle) <= 1:
-            part.ahead = 1
+        if self._pending_finished():
+            if len(self._cycle) <= 1:
+                part.ahead = 1
+            else:
+                part.identity = self._parts[-1].identity
         return part
 
     def _optimizer_done(self, part: Part, key: Hashable) -> None:
@@ -248,6 +299,15 @@ class StepMachine:
         finished = [part for part in (*self._parts, self._open) if part is not None and part.finished]
         return len(finished) > 1
 
+    def _inside(self) -> bool:
+        """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
+        explicit = self._open is not None and self._open.explicit
+        return explicit or bool(self._running or self._stepping)
+
+    def _fetch_opens(self, part: Part) -> bool:
+        """Tell whether a fetch that yields opens another part than the one that is open."""
+        return not (self._inside() or _only_fetched(part))
+
     def _has_fetch(self) -> bool:
         return any(part.fetched for part in self._parts)
 
@@ -257,18 +317,25 @@ class StepMachine:
     # ---- parts
 
     def _begin(self, now_ns: int, *, fetched: bool = False) -> Part:
-        self._open = Part(now_ns, now_ns, fetched, self._user_span())
-        return self._open
+        self._begins()
+        part = self._open = Part(now_ns, now_ns, fetched, user_span=self._user_span())
+        if self._parts and not self._pending_finished():
+            part.identity = self._parts[-1].identity
+        elif fetched:
+            part.identity, self._next = self._next, Identity()
+        return part
 
     def _close_open(self) -> None:
         part, self._open = self._open, None
         if part is None:
             return
         self._take(part)
-        if part.trained:
+        if part.forward_id:
+            part.forward_ends()  # somebody's span is below it already
+        if part.trained or part.explicit:
             part.forward_ends()
             self._parts.append(part)
-            if self._by_hand:
+            if self._by_hand and not part.explicit:
                 self._hand_over_each()
         elif part.forwards:
             self._emit("evaluation", [part])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
+from torch.amp import GradScaler
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from torchotel._records import ModuleCall, Registration, SpanReference
 from torchotel.capture.backward import BackwardStamps
-from torchotel.capture.parts import Part
+from torchotel.capture.held import HeldSteps
+from torchotel.capture.parts import Identity, Part
 from torchotel.capture.steps import StepMachine
+from torchotel.capture.watch import PendingGradient
 
 Frame: TypeAlias = tuple[Module, int, int]
 """An open call: the module, the sequence number of the first node that it can make, its start."""
@@ -24,13 +29,19 @@ MOST_REGISTRATIONS = 128
 class ThreadState:
     """Steps are found thread by thread, so each thread that forwards, fetches or steps has one of these."""
 
-    def __init__(self, emit: Callable[[str, list[Part]], None], user_span: Callable[[], SpanReference | None]) -> None:
+    def __init__(
+        self,
+        emit: Callable[[ThreadState, str, list[Part]], None],
+        user_span: Callable[[], SpanReference | None],
+        begins: Callable[[ThreadState], None] = lambda _: None,
+    ) -> None:
         self.thread = threading.current_thread()
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
         self.backward = BackwardStamps()
-        self.machine = StepMachine(self._take, emit, user_span)
+        self.machine = StepMachine(self._take, partial(emit, self), user_span, partial(begins, self))
+        self.held = HeldSteps()
         self.in_forward = False
         self.in_backward = 0
         self.traced_backwards = 0
@@ -38,6 +49,9 @@ class ThreadState:
         self.in_fetch = 0
         self.fetch_start_ns = 0
         self.optimizer_steps = 0
+        self.scaler: weakref.ref[GradScaler] | None = None
+        """What the loss was scaled by since gradients were last unscaled."""
+        self.watched: list[PendingGradient] = []
         self.recompute = False
         """The outermost call that runs is a recomputation."""
         self.muted_from: int | None = None
@@ -51,10 +65,26 @@ class ThreadState:
         self.owner: ThreadState | None = None
         """On a thread of the autograd engine: the thread whose backward it serves."""
 
+        self.given_ids: dict[int, SpanReference] = {}
+        """Ids that were given out for open calls, by the `id()` of their frame."""
+        self.explicit_steps = 0
+        """`torchotel.step()` blocks that are open, one in another."""
+        self.asking = False
+        self.entered: object = None
+        """Identity of the step that was made current."""
+        self.leave_step: Callable[[], None] | None = None
+        self.leave_forward: Callable[[], None] | None = None
+
+    def current(self) -> tuple[Identity, int] | None:
+        """Return the identity and the start of the step or evaluation that is current; None for nothing."""
+        fetches = self.in_fetch > 0 and not self.in_forward
+        return self.machine.current(self.fetch_start_ns if fetches else None)
+
     def reset_call(self) -> None:
         """Forget what belonged to one outermost call."""
         self.in_forward = self.recompute = self.unordered = False
         self.device = self.muted_from = None
+        self.given_ids.clear()
         self.backward.clear()
         if self.owner is not None:
             self.owner, self.backward = None, BackwardStamps()
@@ -63,6 +93,8 @@ class ThreadState:
         if part.detailed:
             part.calls, part.stamps = self.calls.copy(), self.backward.log.copy()
         part.registrations = self.registrations.copy()
+        part.watched = [*self.watched]
         self.calls.clear()
         self.backward.log.clear()
         self.registrations.clear()
+        self.watched.clear()

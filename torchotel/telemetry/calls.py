@@ -125,7 +125,7 @@ def forward_template(site: CallSite) -> SpanTemplate:
     attributes[names.GRAD_ENABLED] = site.grad_enabled
     if site.compiled:
         attributes[names.COMPILED] = True
-    return SpanTemplate(f"forward {site.module.path}", attributes)
+    return SpanTemplate(names.FORWARD_PREFIX + site.module.path, attributes)
 
 
 def backward_template(site: CallSite) -> SpanTemplate:
@@ -134,4 +134,4 @@ def backward_template(site: CallSite) -> SpanTemplate:
         _common(site, "backward"),
         {names.GRAD_INPUT_SHAPES: site.grad_input_shapes, names.GRAD_OUTPUT_SHAPES: site.grad_output_shapes},
     )
-    return SpanTemplate(f"backward {site.module.path}", attributes)
+    return SpanTemplate(names.BACKWARD_PREFIX + site.module.path, attributes)

@@ -1,13 +1,112 @@
-"""What of OpenTelemetry's context is current; the session hands capture this as a plain callback."""
+"""The current span: the user's, which we read, and ours while a step lasts.
+
+Nothing is ever detached by its token: steps and the user's `with span:` blocks overlap, and a token would bring back
+a span that has ended. What was current before is put back only where ours is current still; where it is not, the
+user's own exit may bring ours back later, and then it stands for whatever is current on the thread by then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.context import attach
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, TraceFlags
 
 from torchotel._records import SpanReference
 
+Ask = Callable[[], SpanReference | None]
+
 
 def current_span() -> SpanReference | None:
-    """Return the user's span that is current on the calling thread."""
-    context = trace.get_current_span().get_span_context()
+    """Return the user's span that is current on the calling thread; a step of this thread stands for what is below."""
+    span = trace.get_current_span()
+    while isinstance(span, LiveSpan) and span.thread == threading.get_ident():
+        span = span.outer
+    return reference_of(span.get_span_context())
+
+
+def reference_of(context: SpanContext) -> SpanReference | None:
+    """Return the ids of a span context; None where it has none."""
     if not context.is_valid:
         return None
     return SpanReference(context.trace_id, context.span_id, context.trace_flags.sampled, context.is_remote)
+
+
+class LiveSpan(NonRecordingSpan):
+    """Stands for what is innermost at the moment that it is asked: a module call, a step, or what was there before.
+
+    Args:
+        ask: Answers with the ids of what is innermost; None for nothing.
+        key: What it was made for.
+        outer: The span that was current before.
+    """
+
+    def __init__(self, ask: Ask, key: object, outer: Span) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
+        self.key, self.thread = key, threading.get_ident()
+        self._ask, self._outer, self._outer_recorded = ask, outer, outer.is_recording()
+
+    @property
+    def outer(self) -> Span:
+        """The span that was current before; none where it has ended since."""
+        ended = self._outer_recorded and not self._outer.is_recording()
+        return INVALID_SPAN if ended else self._outer
+
+    def get_span_context(self) -> SpanContext:
+        """Return the ids of what is innermost, which are its own from now on."""
+        reference = self._ask()
+        if reference is None:
+            return self.outer.get_span_context()
+        flags = TraceFlags(TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT)
+        return SpanContext(reference.trace_id, reference.span_id, is_remote=False, trace_flags=flags)
+
+    # What users say of "the current span" is meant for theirs: ours has its say already.
+
+    def is_recording(self) -> bool:
+        """Tell whether the user's span below records."""
+        return self.outer.is_recording()
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Set it on the user's span below."""
+        self.outer.set_attribute(key, value)
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Set them on the user's span below."""
+        self.outer.set_attributes(attributes)
+
+    def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+        """Add it to the user's span below."""
+        self.outer.add_event(name, attributes, timestamp)
+
+    def record_exception(self, exception: BaseException, *args: Any, **kwargs: Any) -> None:
+        """Record it on the user's span below."""
+        self.outer.record_exception(exception, *args, **kwargs)
+
+    def set_status(self, status: Any, description: str | None = None) -> None:
+        """Set it on the user's span below."""
+        self.outer.set_status(status, description)
+
+
+def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
+    """Make a live span current on the calling thread; return what ends that, None where it is current already.
+
+    Args:
+        ask: Answers with the ids of what is innermost.
+        key: What the span is made for; one that was made for something else makes room.
+    """
+    outer = trace.get_current_span()
+    if isinstance(outer, LiveSpan) and outer.thread == threading.get_ident():
+        if outer.key is key:
+            return None
+        outer = outer.outer
+    live = LiveSpan(ask, key, outer)
+    attach(trace.set_span_in_context(live))
+
+    def leave() -> None:
+        if trace.get_current_span() is live:
+            attach(trace.set_span_in_context(live.outer))
+
+    return leave

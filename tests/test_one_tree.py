@@ -1,0 +1,321 @@
+"""The step is current while it lasts: the user's spans, logs and `with` blocks, with either engine."""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from receiver import receiver
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import torchotel
+
+ENGINES = ["otlp", "sdk"]
+
+
+class Look:
+    """The user's tracer, and one tree of what left by it and by torchotel."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("user")
+        self.spans: dict[str, tuple[str, str]] = {}
+        """Name and parent by span id."""
+        self.traces: dict[str, set[str]] = {}
+
+    def add(self, name: str, trace_id: str, span_id: str, parent_id: str) -> None:
+        """Take a span from either side."""
+        self.spans[span_id] = (name, parent_id)
+        self.traces.setdefault(trace_id, set()).add(name)
+
+    def above(self, name: str) -> list[list[str]]:
+        """Give the names above each span of this name, the nearest first; every parent must be there."""
+        found = []
+        for own, parent in self.spans.values():
+            if own == name:
+                found.append(list[str]())
+                while parent:
+                    above, parent = self.spans[parent]
+                    found[-1].append(above)
+        return found
+
+
+@contextmanager
+def looked(engine: str, **settings: Any) -> Iterator[Look]:
+    """Run the block under torchotel, with the user's own tracer beside it or as its engine."""
+    look = Look()
+    with receiver() as server:
+        given = {"tracer_provider": look.provider} if engine == "sdk" else {}
+        handle = torchotel.instrument(
+            endpoint=server.url.removesuffix("/v1/traces"), detail="all", metrics_exporter="none", **given, **settings
+        )
+        yield look
+        handle.shutdown()
+        stats = handle.stats()
+        assert stats["internal_errors"] == 0
+        assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
+        for span in server.spans:
+            look.add(span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
+    for ended in look.exporter.get_finished_spans():
+        look.add(ended.name, *_ids(ended))
+
+
+def _ids(span: ReadableSpan) -> tuple[str, str, str]:
+    context = span.get_span_context()
+    assert context is not None
+    parent = f"{span.parent.span_id:016x}" if span.parent is not None else ""
+    return f"{context.trace_id:032x}", f"{context.span_id:016x}", parent
+
+
+class Asks(nn.Module):
+    """A layer whose forward opens a span of the user's."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.tracer = tracer
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.tracer.start_as_current_span("lookup"), self.tracer.start_as_current_span("inner lookup"):
+            return self.linear(x)  # type: ignore[no-any-return] # torch has it so
+
+
+def _train(model: nn.Module, steps: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_span_opened_in_a_forward_is_the_modules_child(engine: str) -> None:
+    """What is innermost answers, and the user's own spans nest among themselves."""
+    with looked(engine) as look:
+        _train(nn.Sequential(nn.Linear(4, 4), Asks(look.tracer)), steps=2)
+    way = ["forward 1", "forward Sequential", "torch.forward", "torch.step"]
+    assert look.above("lookup") == [way, way]
+    assert look.above("inner lookup") == [["lookup", *way]] * 2
+    assert look.above("forward 1.linear") == [way] * 2
+    assert len([names for names in look.traces.values() if "lookup" in names]) == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_span_opened_in_a_step_is_the_steps_child(engine: str) -> None:
+    """Before the forward, after it, in the backward and after the optimizer."""
+    with looked(engine) as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(list(torch.ones(2, 4)), batch_size=1):
+            with look.tracer.start_as_current_span("prepare"):
+                pass
+            loss = model(batch).sum()
+            loss.register_hook(lambda _: look.tracer.start_span("in backward").end())
+            with look.tracer.start_as_current_span("loss"):
+                loss.backward()
+            optimizer.step()
+            look.tracer.start_span("after").end()
+    for name in ("prepare", "loss", "after"):
+        assert look.above(name) == [["torch.step"]] * 2
+    assert look.above("in backward") == [["loss", "torch.step"]] * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_module_called_in_a_users_block_within_a_step_still_answers(engine: str) -> None:
+    """The user's block is the step's child, and so is what the module's forward opens the module's."""
+    with looked(engine) as look:
+        model = Asks(look.tracer)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(list(torch.ones(2, 4)), batch_size=1):
+            with look.tracer.start_as_current_span("block") as block:
+                model(batch).sum().backward()
+                assert trace.get_current_span() is block
+            optimizer.step()
+    assert look.above("block") == [["torch.step"]] * 2
+    assert look.above("lookup") == [["forward Asks", "torch.forward", "torch.step"]] * 2
+
+
+class Rows(Dataset[Tensor]):
+    """A dataset that reads a database under a span."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self.tracer = tracer
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Tensor:
+        with self.tracer.start_as_current_span(f"row {index}"):
+            return torch.ones(4)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_span_opened_in_a_fetch_is_in_the_step_that_the_fetch_opens(engine: str) -> None:
+    """Not in the step before, which has ended."""
+    with looked(engine) as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(Rows(look.tracer)):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert [look.above(f"row {i}") for i in range(3)] == [[["torch.step"]]] * 3
+    own = [next(names for names in look.traces.values() if f"row {i}" in names) for i in range(3)]
+    assert all(sum(name.startswith("row") for name in names) == 1 for names in own)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_accumulated_batches_are_one_tree(engine: str) -> None:
+    """Ids that are given out in the second fetch are the first's step's."""
+    with looked(engine) as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number, batch in enumerate(DataLoader(Rows(look.tracer))):
+            model(batch).sum().backward()
+            if number % 3 == 2:
+                optimizer.step()
+    assert [look.above(f"row {i}") for i in range(3)] == [[["torch.step"]]] * 3
+    assert len([names for names in look.traces.values() if "torch.step" in names]) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_evaluation_under_a_users_span_is_one_tree(engine: str) -> None:
+    """A request holds the evaluation, which holds the module, which holds what it opens; the request stays current."""
+    with looked(engine) as look:
+        model = Asks(look.tracer).eval()
+        for _ in range(2):
+            with look.tracer.start_as_current_span("request") as request, torch.no_grad():
+                model(torch.ones(1, 4))
+                assert trace.get_current_span() is request
+    assert look.above("lookup") == [["forward Asks", "torch.evaluation", "request"]] * 2
+    assert len(look.traces) == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_forward_that_no_backward_follows_keeps_the_ids_that_it_gave(engine: str) -> None:
+    """With gradients on it might have been a step; it is an evaluation in its own trace."""
+    with looked(engine) as look:
+        model = Asks(look.tracer)
+        model(torch.ones(1, 4))
+    assert look.above("lookup") == [["forward Asks", "torch.forward", "torch.evaluation"]]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_excluded_module_that_was_asked_is_there(engine: str) -> None:
+    """Somebody's span is below it."""
+    with looked(engine, exclude="*linear,1", max_spans=10) as look:
+        _train(nn.Sequential(nn.Linear(4, 4), Asks(look.tracer)))
+    assert look.above("lookup") == [["forward 1", "forward Sequential", "torch.forward", "torch.step"]]
+
+
+def test_blocks_around_and_across_steps_leave_the_right_span_current() -> None:
+    """Around: the user's comes back. Across: neither a step nor a block that has ended is ever current."""
+    with looked("otlp") as look:
+        model = nn.Linear(4, 4)
+        assert not trace.get_current_span().get_span_context().is_valid
+        with look.tracer.start_as_current_span("around") as around:
+            _train(model, steps=3)
+            handle = torchotel.instrument()
+            handle.flush()
+            assert trace.get_current_span() is around
+        assert not trace.get_current_span().get_span_context().is_valid
+        opened = look.tracer.start_as_current_span("across")
+        _train(model)
+        across = opened.__enter__()
+        _train(model)
+        opened.__exit__(None, None, None)
+        handle.flush()
+        assert not trace.get_current_span().get_span_context().is_valid
+        assert across.get_span_context().is_valid
+        with look.tracer.start_as_current_span("ends first") as ends_first:
+            model(torch.ones(2, 4))  # a candidate that outlives the block
+        assert not ends_first.is_recording()
+        _train(model)
+        handle.flush()
+        assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_what_users_set_on_the_current_span_reaches_theirs() -> None:
+    """In a step the span below ours takes it, as it does without torchotel."""
+    with looked("otlp") as look, look.tracer.start_as_current_span("mine"):
+        for batch in DataLoader(list(torch.ones(1, 4))):
+            nn.Linear(4, 4)(batch)
+            assert trace.get_current_span().is_recording()
+            trace.get_current_span().set_attribute("k", 1)
+            trace.get_current_span().add_event("happened")
+    (mine,) = [span for span in look.exporter.get_finished_spans() if span.name == "mine"]
+    assert dict(mine.attributes or {}) == {"k": 1}
+    assert [event.name for event in mine.events] == ["happened"]
+
+
+def test_a_context_handed_to_another_thread_answers_with_the_step() -> None:
+    """Not with whatever module happens to run meanwhile."""
+    with looked("otlp") as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(list(torch.ones(2, 4))):
+            model(batch).sum().backward()
+            look.tracer.start_span("here").end()
+            from contextvars import copy_context
+
+            context = copy_context()
+            elsewhere = threading.Thread(target=context.run, args=(lambda: look.tracer.start_span("there").end(),))
+            elsewhere.start()
+            elsewhere.join()
+            optimizer.step()
+    assert look.above("there") == [["torch.step"]] * 2
+
+
+def test_nothing_is_fixed_unless_somebody_asks() -> None:
+    """Without an asker no id is given out, and the current span is put back at the end."""
+    with looked("otlp") as look:
+        _train(nn.Linear(4, 4), steps=3)
+    assert all(len(names) > 1 for names in look.traces.values() if "torch.step" in names)
+
+
+def test_log_records_carry_the_ids(caplog: pytest.LogCaptureFixture) -> None:
+    """What a logging handler reads of the context is the step's, or the module's."""
+    seen: list[tuple[str, str]] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            context = trace.get_current_span().get_span_context()
+            seen.append((f"{context.trace_id:032x}", f"{context.span_id:016x}"))
+
+    logger = logging.getLogger("user")
+    handler = Handler()
+    logger.addHandler(handler)
+
+    class Speaks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            logger.warning("in forward")
+            return super().forward(x)
+
+    with looked("otlp") as look:
+        model = Speaks(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in DataLoader(list(torch.ones(1, 4))):
+            model(batch).sum().backward()
+            logger.warning("in step")
+            optimizer.step()
+    logger.removeHandler(handler)
+    assert [look.spans[span][0] for _, span in seen] == ["forward Speaks", "torch.step"]
+    assert seen[0][0] == seen[1][0]
+
+
+def test_a_database_read_without_a_loader() -> None:
+    """A plain use of sqlite inside a step changes nothing."""
+    with looked("otlp") as look, sqlite3.connect(":memory:") as connection:
+        connection.execute("select 1").fetchall()
+        _train(nn.Linear(4, 4))
+    assert ["torch.step"] in look.above("torch.forward")

@@ -1,0 +1,75 @@
+"""What a program says of its own training: `log`, `watch`, `step`. Without `instrument()` all of it does nothing."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchotel._session import Session
+
+
+def log(**values: object) -> None:
+    """Log values of the current training step, else of the last one.
+
+    A tensor of one element is read a step later, without a synchronisation. `loss`, `lr`, `samples`, `tokens` and
+    `epoch` are known; any other name becomes the step's attribute `torch.log.<name>` and the gauge `torch_log{name}`.
+    `samples` and `tokens` add up within a step. What can't be taken is left out with a warning; nothing is raised.
+
+    Args:
+        **values: Numbers, tensors of one element; strings too under names that are not known.
+    """
+    session = _running()
+    if session is not None:
+        session.log(values)
+
+
+def watch(tensor: Tensor, name: str) -> None:
+    """Report the gradient of an intermediate tensor, whenever a backward computes it.
+
+    It becomes an event of the backward's span, with shape and L2 norm, and the gauge `torch_tensor_gradient_norm`.
+    To be called in each step, where the tensor is made; its gradient is left as it is, and the tensor is not kept.
+
+    Args:
+        tensor: One that requires grad.
+        name: What to call it: `attention.probs`.
+    """
+    session = _running()
+    if session is not None:
+        session.watch(tensor, name)
+
+
+class step:  # noqa: N801  # reads as a function: `with torchotel.step():`
+    """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`.
+
+    Whatever runs inside is one step, which takes in the fetch of its batch just before it. A block inside another is
+    part of it. An exception that leaves the block is noted on the step.
+
+    Args:
+        **values: Logged of the step, as by `log`.
+    """
+
+    def __init__(self, **values: object) -> None:
+        self._values = values
+        self._session: Session | None = None
+
+    def __enter__(self) -> None:
+        self._session = _running()
+        if self._session is not None:
+            self._session.step_begins()
+            self._session.log(self._values)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.step_ends(error)
+
+
+def _running() -> Session | None:
+    handle = sys.modules.get("torchotel._handle")  # importing it would bring in torch
+    return None if handle is None else handle.running()

@@ -1,0 +1,92 @@
+"""Finished steps that are not handed over yet: their numbers are on their way, or a last word may come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from torchotel._records import GradientNorms, Log, Record, TensorGradient, Unit
+from torchotel.capture.logged import Logged
+from torchotel.capture.parts import Awaited, Part
+
+MOST_WAITING = 2
+
+HandOver: TypeAlias = Callable[[Record], None]
+
+
+@dataclass(slots=True)
+class Held:
+    """A record, and what is still to come of it."""
+
+    record: Record
+    logged: Logged
+    gradients: Awaited[GradientNorms | None] | None = None
+    watched: Sequence[Awaited[TensorGradient]] = field(default_factory=list)
+
+    def ready(self) -> bool:
+        """Tell whether all of it can be read."""
+        return self.logged.ready() and all(awaited.ready() for awaited in self._awaited())
+
+    def wait(self) -> None:
+        """Wait until it can."""
+        self.logged.wait()
+        for awaited in self._awaited():
+            awaited.wait()
+
+    def finish(self) -> Record:
+        """Return the record with what has come."""
+        record = self.record
+        if isinstance(record, Log):
+            return record._replace(values=self.logged.values())
+        record.values = self.logged.values()
+        record.gradients = self.gradients.result() if self.gradients is not None else None
+        record.tensor_gradients = [gradient.result() for gradient in self.watched]
+        return record
+
+    def _awaited(self) -> list[Awaited[object]]:
+        return [*self.watched] if self.gradients is None else [self.gradients, *self.watched]
+
+
+def hold(unit: Unit, parts: Sequence[Part]) -> Held:
+    """Gather what is to come of a step's parts; the last backward's norms are the step's."""
+    logged = Logged()
+    rates = [part.learning_rate for part in parts if part.learning_rate is not None]
+    if rates:
+        logged.add({"lr": rates[-1]})
+    for part in parts:
+        logged.merge(part.logged)
+    gradients = [part.gradients for part in parts if part.gradients is not None]
+    watched = [gradient for part in parts for gradient in part.watched]
+    return Held(unit, logged, gradients[-1] if gradients else None, watched)
+
+
+class HeldSteps:
+    """The records of one thread, in order; at most two steps wait for their numbers."""
+
+    def __init__(self) -> None:
+        self._held: deque[Held] = deque()
+
+    def add(self, held: Held) -> None:
+        """Hold a record."""
+        self._held.append(held)
+
+    def last_step(self) -> Logged | None:
+        """Return what the last step has logged, where it is here still."""
+        for held in reversed(self._held):
+            if isinstance(held.record, Unit) and held.record.kind == "step":
+                return held.logged
+        return None
+
+    def release(self, hand_over: HandOver) -> None:
+        """Hand over in order what is ready, and the oldest where too many wait."""
+        while self._held and (len(self._held) > MOST_WAITING or self._held[0].ready()):
+            hand_over(self._held.popleft().finish())
+
+    def release_all(self, hand_over: HandOver) -> None:
+        """Wait for what is to come and hand over everything."""
+        while self._held:
+            held = self._held.popleft()
+            held.wait()
+            hand_over(held.finish())

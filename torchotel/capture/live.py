@@ -1,0 +1,130 @@
+"""The ids of what is innermost on a thread, fixed when somebody asks for them while it runs.
+
+A database read inside `forward` is to be a child of that module's span, which is built much later. So whoever asks
+gets ids that the step, its forward phase and the open module calls then keep; as long as nobody does, it costs nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter_ns, time_ns
+from typing import TYPE_CHECKING, TypeAlias
+
+from torchotel import _names as names
+from torchotel._records import SpanReference
+from torchotel.capture.parts import Identity, Part
+
+if TYPE_CHECKING:
+    from torchotel.capture.capture import Capture
+    from torchotel.capture.thread import ThreadState
+
+StartSpan: TypeAlias = Callable[[str, SpanReference | None, int], SpanReference]
+"""Fixes the ids of a span by its name, its parent and its start in unix time."""
+Leave: TypeAlias = Callable[[], None]
+MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], Leave | None]
+"""Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
+
+
+class LiveSpans:
+    """Answer for the threads of a capture, and keep what answers current while a step lasts.
+
+    Args:
+        capture: Whose threads.
+        start_span: Fixes ids.
+        make_current: Puts into the context what answers.
+    """
+
+    def __init__(self, capture: Capture, start_span: StartSpan | None, make_current: MakeCurrent | None) -> None:
+        self._capture, self._start_span, self._make_current = capture, start_span, make_current
+
+    # ---- keeping it current
+
+    def enter(self, thread: ThreadState, *, forward: bool = False) -> None:
+        """Make the thread's step current, once; for a forward also over a span that the user has opened in the step."""
+        current = thread.current()
+        if self._make_current is None or current is None:
+            return
+        identity = current[0]
+        if thread.entered is identity and not forward:
+            return
+        leave = self._make_current(lambda: self._answer(thread, identity), identity)
+        if leave is None:
+            return
+        if thread.entered is identity:
+            thread.leave_forward = leave
+        else:
+            thread.entered, thread.leave_step = identity, leave
+
+    def leave_forward(self, thread: ThreadState) -> None:
+        """Bring back the user's span that the forward began in."""
+        if thread.leave_forward is not None:
+            leave, thread.leave_forward = thread.leave_forward, None
+            leave()
+
+    def leave_step(self, thread: ThreadState) -> None:
+        """Bring back what was current before the step, where nothing of the thread is open any more."""
+        if thread.leave_step is not None and not thread.machine.in_step:
+            leave, thread.leave_step, thread.entered = thread.leave_step, None, None
+            leave()
+
+    # ---- answering
+
+    def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
+        """Answer with what is innermost; another thread that the context was handed to gets the step."""
+        if not self._capture.installed or thread.asking:
+            return None
+        if threading.get_ident() != thread.thread.ident:
+            return identity.reference
+        thread.asking = True  # a processor of the user's may ask again while it is told of the span
+        try:
+            return self._innermost(thread)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
+            self._capture.guard.fault()
+            return None
+        finally:
+            thread.asking = False
+
+    def _innermost(self, thread: ThreadState) -> SpanReference | None:
+        current = thread.current()
+        if current is None or self._start_span is None:
+            return None
+        identity, start_ns = current
+        part = thread.machine.open_part
+        if part is not None and part.identity is not identity:
+            part = None  # a fetch runs that will open another
+        if part is not None:
+            part.end_ns = max(part.end_ns, perf_counter_ns())
+        if identity.reference is None:
+            identity.unix_offset_ns = time_ns() - perf_counter_ns()
+            evaluates = part is not None and part.evaluates
+            name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
+            user_span = part.user_span if part is not None and evaluates else None
+            identity.reference = self._start_span(name, user_span, start_ns + identity.unix_offset_ns)
+        recorded = part is not None and thread.in_forward and thread.stack
+        if part is None or not recorded or thread.recompute or thread.muted_from is not None:
+            return identity.reference
+        return self._innermost_call(thread, part, identity.reference, identity.unix_offset_ns)
+
+    def _innermost_call(
+        self, thread: ThreadState, part: Part, root: SpanReference, unix_offset_ns: int
+    ) -> SpanReference:
+        """Fix the ids of all open calls: the span of an inner one may need its parent's at once."""
+        assert self._start_span is not None  # noqa: S101  # says so to the type checker
+        parent = root
+        if part.forward_start_ns is not None and not part.opened_without_grad:
+            if not part.forward_id:
+                forward = self._start_span(names.SPAN_FORWARD, root, part.forward_start_ns + unix_offset_ns)
+                part.forward_id = forward.span_id
+            parent = root._replace(span_id=part.forward_id, remote=False)
+        for frame in thread.stack:
+            reference = thread.given_ids.get(id(frame))
+            if reference is None:
+                path = self._capture.calls.shown_path(thread, frame[0])
+                if path is None:
+                    continue
+                start_ns = frame[2] + unix_offset_ns
+                reference = self._start_span(names.FORWARD_PREFIX + path, parent, start_ns)
+                thread.given_ids[id(frame)] = reference
+            parent = reference
+        return parent

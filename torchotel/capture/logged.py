@@ -1,0 +1,132 @@
+"""What the user logs of a step: numbers, read a step later where they are on a device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from torchotel._records import LogValue
+from torchotel.capture.readings import Reading, read_later
+
+_logger = logging.getLogger("torchotel")
+
+FRACTIONS = frozenset({"loss", "lr"})
+COUNTS = frozenset({"samples", "tokens"})
+"""They add up within a step: one `log` for each part of an accumulated batch."""
+WHOLE = COUNTS | {"epoch"}
+MOST_NAMES = 64
+LONGEST_TEXT = 256
+
+
+class Logged:
+    """The values of one step."""
+
+    __slots__ = ("_readings", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[str, LogValue] = {}
+        self._readings: list[tuple[str, Reading]] = []
+
+    def add(self, values: Mapping[str, LogValue | Reading]) -> None:
+        """Take in what was logged: the last of a name counts, and counts add up."""
+        for name, value in values.items():
+            if isinstance(value, Reading):
+                self._readings.append((name, value))
+            else:
+                self._set(name, value)
+
+    def merge(self, later: Logged) -> None:
+        """Take in what a later part of the same step has logged."""
+        self.add(later._values)
+        self._readings += later._readings
+
+    def ready(self) -> bool:
+        """Tell whether all that was logged can be read."""
+        return all(reading.ready() for _, reading in self._readings)
+
+    def wait(self) -> None:
+        """Wait until it can."""
+        for _, reading in self._readings:
+            reading.wait()
+
+    def values(self) -> dict[str, LogValue]:
+        """Return what has come."""
+        for name, reading in self._readings:
+            for number in reading.values():
+                converted = _number(name, number)
+                if converted is not None:
+                    self._set(name, converted)
+        self._readings.clear()
+        return self._values
+
+    def _set(self, name: str, value: LogValue) -> None:
+        before = self._values.get(name) if name in COUNTS else None
+        both = isinstance(before, int) and isinstance(value, int)
+        self._values[name] = before + value if both else value  # type: ignore[operator] # both are whole numbers
+
+
+class LogReader:
+    """Check what the user logs; what can't be taken is warned of once a name, and the program goes on."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._complained: set[str] = set()
+
+    def read(self, given: Mapping[str, object]) -> dict[str, LogValue | Reading]:
+        """Return what can be taken of the given values."""
+        taken = {}
+        for name, value in given.items():
+            self._names.add(name)
+            if len(self._names) > MOST_NAMES:
+                self._names.discard(name)
+                self._complain("another name", f"log() takes {MOST_NAMES} names; {name!r} and later ones are left out")
+                continue
+            read = _read(name, value)
+            if read is None:
+                self._complain(name, f"log({name}=…) got {_shown(value)}; takes {_takes(name)}. It is left out")
+            else:
+                taken[name] = read
+        return taken
+
+    def _complain(self, name: str, message: str) -> None:
+        if name not in self._complained:
+            self._complained.add(name)
+            _logger.warning("%s", message)
+
+
+def _read(name: str, value: Any) -> LogValue | Reading | None:
+    if isinstance(value, Tensor):
+        return read_later([value.detach()]) if value.numel() == 1 and not value.is_complex() else None
+    if isinstance(value, str):
+        return None if name in FRACTIONS or name in WHOLE else value[:LONGEST_TEXT]
+    item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
+    try:
+        return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)
+    except Exception:  # noqa: BLE001  # an object of the user's may raise anything
+        return None
+
+
+def _number(name: str, value: object) -> LogValue | None:
+    if not isinstance(value, bool | int | float):
+        return None
+    if name in FRACTIONS:
+        return float(value)
+    if name in WHOLE:
+        return int(value) if value == value and abs(value) != float("inf") else None  # noqa: PLR0124  # NaN
+    return value
+
+
+def _takes(name: str) -> str:
+    if name in WHOLE:
+        return "a whole number, or a tensor with one element"
+    text = "" if name in FRACTIONS else ", a string"
+    return f"a number{text}, or a tensor with one element"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__}"
