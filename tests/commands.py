@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 SILENT = {"OTEL_TRACES_EXPORTER": "none"}
+ANY_PORT = {"OTEL_EXPORTER_PROMETHEUS_PORT": "0"}  # tests of several checkouts may run on one machine
 TIMEOUT_S = 900  # a limit for what hangs, not for what a busy machine does slowly
 
 
 def environment(**more: str) -> dict[str, str]:
     """Take this process's environment without its settings of telemetry."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TORCHOTEL_"))}
-    return {**kept, **more}
+    return {**kept, **ANY_PORT, **more}
 
 
 def torchotel(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:

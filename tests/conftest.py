@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,11 +37,26 @@ def _our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchotel")]
 
 
+def _listening() -> set[str]:
+    """Give the sockets of this process that take connections, where the system tells them."""
+    taking: set[str] = set()
+    own: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
+            taking |= {f"socket:[{words[9]}]" for words in map(str.split, lines) if words[3] == "0A"}
+    for entry in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # the folder's own is closed by now
+            own.add(str(entry.readlink()))
+    return taking & own
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
-    """Compare hooks, patches and threads with what was there before."""
+def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compare hooks, patches, threads and listening ports with what was there before."""
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")  # whoever else runs on this machine
     torch.manual_seed(0)
-    before = _global_state()
+    before, ports = _global_state(), _listening()
     yield
     torchotel.uninstrument()
     assert _global_state() == before
@@ -47,6 +64,7 @@ def _nothing_left_behind() -> Iterator[None]:
         if thread.name.startswith("torchotel"):
             thread.join(5)
     assert _our_threads() == []
+    assert _listening() == ports
 
 
 @pytest.fixture

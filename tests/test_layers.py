@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_settings"}
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
-SESSION = {"_handle", "_session"}
+SESSION = {"_handle", "_session", "_stats"}
 FRONT = {"__init__", "__main__", "_annotate", "_instrument", "cli", "instrumentor", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -23,8 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": WORDS | WAIST | {"telemetry"},
     "exporters": WORDS | WAIST | {"telemetry", "exporters"},
     "_worker": WORDS | WAIST | {"telemetry"},
-    "_session": WORDS | WAIST | {"capture", "telemetry", "exporters", "_worker"},
-    "_handle": WORDS | {"_session"},
+    "_publisher": WORDS | WAIST | {"telemetry", "exporters"},
+    "_session": WORDS | WAIST | {"capture", "telemetry", "exporters", "_publisher", "_stats", "_worker"},
+    "_stats": set(),
+    "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
     **dict.fromkeys(FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters"}),
 }

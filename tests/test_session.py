@@ -232,7 +232,8 @@ def test_disabled_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(torch.autograd)["_engine_run_backward"] is engine
     assert not nn_module._global_forward_pre_hooks
     assert handle.flush() is True
-    assert set(handle.stats().values()) == {0}
+    assert set(handle.stats().values()) == {0, None}
+    assert handle.prometheus_port is None
     handle.shutdown()
 
 

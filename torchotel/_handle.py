@@ -6,6 +6,7 @@ import atexit
 import logging
 import multiprocessing.util
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,7 +17,8 @@ from torch.utils.data import get_worker_info
 
 from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._session import COUNTS, Session
+from torchotel._session import Session
+from torchotel._stats import Stats, no_stats
 
 SHUTDOWN_S = 10.0
 
@@ -30,12 +32,18 @@ class Handle:
         self.config = config
         self._given, self._zero_code = given, zero_code
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
-        self._stats: Mapping[str, int] = dict.fromkeys(COUNTS, 0)
+        self._stats = no_stats()
         off = config.disabled or get_worker_info() is not None
         self._session = None if off else Session(config, model)
-        atexit.register(self.shutdown)
+        atexit.register(self._exit)
         if multiprocessing.parent_process() is not None:  # such a child ends without atexit
-            multiprocessing.util.Finalize(self, self.shutdown, exitpriority=0)
+            multiprocessing.util.Finalize(self, self._exit, exitpriority=0)
+
+    @property
+    def prometheus_port(self) -> int | None:
+        """The port of the scrape endpoint that is really bound; None where there is none."""
+        session = self._session
+        return None if session is None else session.prometheus_port
 
     def flush(self, timeout_s: float = 10) -> bool:
         """Export all that ended on this thread and all that other threads handed over.
@@ -47,23 +55,27 @@ class Handle:
         return session is None or session.flush(timeout_s)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
-        """Flush, remove every hook, stop the threads, close files; a second call does nothing."""
+        """Flush, remove every hook, stop the threads, close ports and files; a second call does nothing."""
+        self.end(timeout_s, finished=True)
+
+    def end(self, timeout_s: float = SHUTDOWN_S, *, finished: bool) -> None:
+        """Shut down, and say whether the run came to a normal end."""
         _forget(self)
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
-                session.stop(timeout_s)
+                session.stop(timeout_s, finished=finished)
                 self._stats = session.stats()
-        atexit.unregister(self.shutdown)
+        atexit.unregister(self._exit)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> Stats:
         """Count what became of spans, and steps, evaluations and errors, as far as the worker has come.
 
         After `shutdown()`, and after a `flush()` that returned True, `spans_recorded` is
         `spans_exported + spans_dropped + spans_sampled_out`.
         """
         session = self._session
-        return dict(self._stats if session is None else session.stats())
+        return self._stats.copy() if session is None else session.stats()
 
     def detail(self, *, steps: int) -> None:
         """Record the next steps in detail, whatever the setting; may be called from any thread.
@@ -121,13 +133,17 @@ class Handle:
         """What runs, if anything does."""
         return self._session
 
+    def _exit(self) -> None:
+        # What ended the program, where python has printed it.
+        self.end(finished=getattr(sys, "last_value", None) is None)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.shutdown()
+        self.end(finished=error is None)
 
     def detach(self) -> None:
         """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""

@@ -17,7 +17,10 @@ from opentelemetry.trace import TracerProvider
 from torchotel import _names as names
 from torchotel._buffer import Buffer
 from torchotel._config import Config, own_folder
+from torchotel._errors import ConfigError
+from torchotel._publisher import Publisher
 from torchotel._records import Unit
+from torchotel._stats import Stats
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
@@ -29,23 +32,12 @@ from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span, make_current
 from torchotel.telemetry.identities import Identities, make_sampler
+from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
-COUNTS = (
-    "spans_recorded",
-    "spans_exported",
-    "spans_dropped",
-    "spans_sampled_out",
-    "export_errors",
-    "steps",
-    "evaluations",
-    "steps_detailed",
-    "calls_dropped",
-    "internal_errors",
-)
 REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
 
@@ -58,14 +50,17 @@ class Session:
         exporters: Where traces go instead of where the configuration says.
 
     Raises:
-        ConfigError: The run file's folder can't be used; nothing was installed.
+        ConfigError: A folder or an address can't be used; nothing was installed.
     """
 
     def __init__(
         self, config: Config, model: torch.nn.Module | None, exporters: Sequence[TraceExporter] | None = None
     ) -> None:
         self._config = config
-        self._stats = ExportStats()
+        self._metrics = Metrics(
+            self._outcomes, lambda: self._stats.read().errors, module_histograms=config.module_histograms
+        )
+        self._stats = ExportStats(self._metrics.exported)
         self._run_id = find_run_id(config.run_id, os.environ)
         self._resource = describe_process(config.service_name, _script_name(), self._run_id, os.environ, _versions())
         self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
@@ -77,7 +72,16 @@ class Session:
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)
-        self._worker = Worker(buffer, builder, self._exporters, self._starter, self._write_line, self._first_step)
+        self._worker = Worker(
+            buffer,
+            builder,
+            self._exporters,
+            self._starter,
+            self._metrics,
+            self._prepare,
+            self._write_line,
+            self._first_step,
+        )
         self._capture = Capture(
             buffer.put,
             Detail(config.detail),
@@ -90,11 +94,17 @@ class Session:
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
+        self._publisher = self._publish()
         self._describe(finished=False)
         self._worker.start()
         if model is not None:
             self._capture.learn(model)
         self._capture.install()
+
+    @property
+    def prometheus_port(self) -> int | None:
+        """The port of the scrape endpoint that is really bound, or None."""
+        return self._publisher.port
 
     @property
     def began(self) -> bool:
@@ -108,7 +118,9 @@ class Session:
     def flush(self, timeout_s: float) -> bool:
         """Bring out what has ended; False where it could not be in time."""
         self._capture.flush()
-        return self._worker.flush(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        complete = self._worker.flush(timeout_s)
+        return self._publisher.flush(deadline_s) and complete
 
     def pause(self) -> None:
         """Take every hook out, and hand over what there is."""
@@ -121,6 +133,7 @@ class Session:
     def detach(self) -> None:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
         self._capture.detach()
+        self._publisher.detach()
 
     def discard(self) -> None:
         """End before anything was seen, and leave no run file behind."""
@@ -128,8 +141,13 @@ class Session:
         if self._record is not None:
             self._record.discard()
 
-    def stop(self, timeout_s: float) -> None:
-        """Take every hook out, bring out what is left, end the threads, close files."""
+    def stop(self, timeout_s: float, *, finished: bool = True) -> None:
+        """Take every hook out, bring out what is left, end the threads, close ports and files.
+
+        Args:
+            timeout_s: For all of it.
+            finished: Whether this is a normal end of the run.
+        """
         self._capture.uninstall()
         self._capture.end()
         deadline_s = time.monotonic() + timeout_s
@@ -138,23 +156,26 @@ class Session:
             if exporter is self._record:
                 self._describe(finished=True)
             exporter.shutdown(max(deadline_s, time.monotonic() + 0.1))
+        # Last, since it says what became of the spans.
+        self._publisher.shutdown(max(deadline_s, time.monotonic() + 0.1), finished=finished)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> Stats:
         """Count spans, steps and errors."""
         counts = self._stats.read()
-        values = (
-            self._worker.spans_recorded,
-            counts.exported,
-            counts.dropped + self._worker.spans_dropped,
-            counts.sampled_out + self._worker.spans_sampled_out,
-            sum(counts.errors.values()),
-            self._worker.counts["step"],
-            self._worker.counts["evaluation"],
-            self._worker.detailed,
-            self._capture.calls_dropped,
-            self._capture.guard.faults + self._worker.guard.faults,
+        guards = self._capture.guard, self._worker.guard, self._publisher.guard
+        return Stats(
+            spans_recorded=self._worker.spans_recorded,
+            spans_exported=counts.exported,
+            spans_dropped=counts.dropped + self._worker.spans_dropped,
+            spans_sampled_out=counts.sampled_out + self._worker.spans_sampled_out,
+            export_errors=sum(counts.errors.values()),
+            steps=self._worker.counts["step"],
+            evaluations=self._worker.counts["evaluation"],
+            steps_detailed=self._worker.detailed,
+            calls_dropped=self._capture.calls_dropped,
+            internal_errors=sum(guard.faults for guard in guards),
+            overhead_ratio=self._metrics.overhead_ratio(),
         )
-        return dict(zip(COUNTS, values, strict=True))
 
     def _make_record(self) -> RunFile | None:
         config = self._config
@@ -199,7 +220,31 @@ class Session:
             rest=_rest,
         )
 
+    def _publish(self) -> Publisher:
+        try:
+            return Publisher(self._config, self._metrics, self._resource, package_version(), os.environ)
+        except ConfigError:
+            for exporter in self._exporters:
+                exporter.shutdown(time.monotonic())
+            if self._record is not None:
+                self._record.discard()
+            raise
+
+    def _prepare(self) -> None:
+        self._publisher.prepare()
+
+    def _outcomes(self) -> dict[str, int]:
+        """Count spans by what became of them; what the buffer lost never came to an exporter."""
+        counts = self._stats.read()
+        return {
+            "exported": counts.exported,
+            "dropped_queue": counts.dropped_queue + self._worker.spans_dropped,
+            "dropped_export": counts.dropped - counts.dropped_queue,
+            "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
+        }
+
     def _first_step(self, unit: Unit) -> Trace | None:
+        self._publisher.first_step()
         self._describe(finished=False)
         if self._resource[names.RANK] != 0:
             return None  # its ids are the same on all ranks

@@ -16,6 +16,7 @@ from torchotel._records import Log, Record, Unit
 from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.keeping import Keeper
 from torchotel.telemetry.lines import log_line, unit_line
+from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.nonfinite import find_nonfinite
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
@@ -44,6 +45,8 @@ class Worker:
         builder: Makes their traces.
         exporters: Where the traces go.
         starter: Gives roots their ids, and says whether they are sampled.
+        metrics: Counts every step and evaluation.
+        on_start: Called first, on the thread.
         on_line: Gets the line of each step, for `metrics.jsonl`.
         on_first: Called before the first step; returns the trace of the run, on the rank that sends it.
     """
@@ -54,13 +57,18 @@ class Worker:
         builder: TraceBuilder,
         exporters: Sequence[TraceExporter],
         starter: SpanStarter,
+        metrics: Metrics,
+        on_start: Callable[[], None],
         on_line: Callable[[Mapping[str, object]], None],
         on_first: Callable[[Unit], Trace | None],
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
         self._starter, self._on_line, self._on_first = starter, on_line, on_first
+        self._on_start = on_start
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard = Guard("the worker", limit=1000)
+        self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
+        self._measure_log = self.guard.guarded(metrics.log)
         self._ended = threading.Event()
         self._deadline_s = math.inf
         self._began = False
@@ -95,6 +103,7 @@ class Worker:
         self._thread.join(timeout_s + LAST_RECORD_S)
 
     def _run(self) -> None:
+        self._on_start()
         for exporter in self._exporters:
             exporter.prepare()
         while not self._ended.is_set():
@@ -152,6 +161,7 @@ class Worker:
 
     def _export(self, record: Record) -> None:
         if isinstance(record, Log):
+            self._measure_log(record)
             self._on_line(log_line(record))
             return
         self.counts[record.kind] += 1
@@ -174,7 +184,9 @@ class Worker:
         )
         self._on_line(unit_line(unit, root.trace_id, nonfinite))
         # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
-        if root.sampled or (late is not None and self._starter.keeps_late and parent is None):
+        sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
+        self._measure(unit, timed, root if sent and self._exporters else None)
+        if sent:
             self._send(self._builder.build(unit, timed, root, attributes))
         elif self._exporters:
             self.spans_recorded += unit.span_estimate()

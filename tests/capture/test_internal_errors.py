@@ -13,6 +13,7 @@ from torch.nn.modules import module as nn_module
 from training import Model, step_tree
 
 import torchotel
+from torchotel._stats import Stats
 
 Detail = Literal["all", "off"]
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
@@ -58,7 +59,7 @@ def learnt(model: nn.Module, steps: int) -> list[Tensor]:
     return list(parameters)
 
 
-def instrumented(model: nn.Module, detail: Detail, steps: int) -> tuple[list[Tensor], dict[str, int], list[Seen]]:
+def instrumented(model: nn.Module, detail: Detail, steps: int) -> tuple[list[Tensor], Stats, list[Seen]]:
     with receiver() as server:
         with torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail=detail) as handle:
             got = learnt(model, steps)

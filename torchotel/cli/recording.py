@@ -41,7 +41,7 @@ def run_recorded(program: Program, given: Mapping[str, Any]) -> int:
     if os.getpid() != process:
         return code  # a child that the program forked has come out here too
     try:
-        handle.shutdown()
+        handle.end(finished=code == 0)
         sys.stderr.flush()
         _show(config, handle.stats(), home)
     except BrokenPipeError:

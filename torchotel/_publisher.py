@@ -1,0 +1,86 @@
+"""Every way out of metrics that the configuration asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Mapping
+
+from torchotel._config import Config, own_port
+from torchotel._guard import Guard
+from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.prometheus import RegistryOutlet
+from torchotel.exporters.scraping import EndpointOutlet
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.spans import Attributes
+
+
+class Publisher:
+    """Bring metrics out by each of their ways; a fault of one is nobody else's.
+
+    Args:
+        config: Which ways are wanted.
+        metrics: What is shown and sent.
+        resource: Attributes of the resource.
+        version: Of torchotel, for the scope.
+        environ: Where the launcher tells the local rank.
+
+    Raises:
+        ConfigError: The endpoint's address or the discovery folder can't be used.
+    """
+
+    def __init__(
+        self, config: Config, metrics: Metrics, resource: Attributes, version: str, environ: Mapping[str, str]
+    ) -> None:
+        self.guard = Guard("the ways out of metrics", limit=1000)
+        self._metrics = metrics
+        self._endpoint: EndpointOutlet | None = None
+        self._outlets: list[MetricsOutlet] = []
+        if "prometheus" not in config.metrics_exporter:
+            return
+        if config.prometheus_registry is not None:
+            self._outlets.append(RegistryOutlet(config.prometheus_registry, metrics, resource))
+        elif config.prometheus_port is not None:
+            self._endpoint = EndpointOutlet(
+                config.prometheus_host,
+                own_port(config.prometheus_port, environ),
+                metrics,
+                resource,
+                config.discovery_dir,
+                # A spawned loader worker runs the user's script again.
+                wait=multiprocessing.parent_process() is not None,
+            )
+            self._outlets.append(self._endpoint)
+
+    @property
+    def port(self) -> int | None:
+        """The port of the scrape endpoint that is really bound, or None."""
+        return None if self._endpoint is None else self._endpoint.port
+
+    def prepare(self) -> None:
+        """Load what is slow to load; called on the worker before there is anything to count."""
+        for outlet in self._outlets:
+            self.guard.guarded(outlet.prepare)()
+
+    def first_step(self) -> None:
+        """Begin what had to wait until this process trains; called on the worker."""
+        for outlet in self._outlets:
+            self.guard.guarded(outlet.first_step)()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Bring out the present state; False where it could not be by `deadline_s` of `time.monotonic()`."""
+        done = [self.guard.guarded(outlet.flush)(deadline_s) for outlet in self._outlets]
+        return all(done)
+
+    def shutdown(self, deadline_s: float, *, finished: bool) -> None:
+        """Bring out the last state, with what became of the run, and let go of threads, ports and files."""
+        if finished:
+            self._metrics.finish()
+        for outlet in self._outlets:
+            self.guard.guarded(outlet.shutdown)(deadline_s)
+
+    def detach(self) -> None:
+        """Be off in a forked child, and leave alone what is the parent's."""
+        for outlet in self._outlets:
+            with contextlib.suppress(Exception):  # the guard's lock may be held by a thread that is not here
+                outlet.detach()

@@ -1,0 +1,43 @@
+"""A file that tells Prometheus where this process is scraped (file_sd)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+
+WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
+
+
+class DiscoveryFile:
+    """One target in a folder that Prometheus watches: `file_sd_configs: [{files: ["FOLDER/*.json"]}]`.
+
+    Args:
+        folder: Made where it is not there.
+
+    Raises:
+        OSError: The folder can't be made or written to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied", os.fspath(folder))
+        # Several hosts may share the folder.
+        self.path = folder / f"torchotel-{socket.gethostname()}-{os.getpid()}.json"
+
+    def write(self, host: str, port: int) -> None:
+        """Name the target; Prometheus sees the whole file or none."""
+        name = socket.gethostname() if host in WILDCARDS else host
+        address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+        new = self.path.with_name(f".{self.path.name}.new")
+        # Labels would collide with those of target_info.
+        new.write_text(json.dumps([{"targets": [address], "labels": {}}]) + "\n")
+        new.replace(self.path)
+
+    def remove(self) -> None:
+        """Take the target back."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)

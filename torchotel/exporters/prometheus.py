@@ -1,0 +1,146 @@
+"""Metrics as Prometheus reads them: families for a registry of prometheus_client."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as PrometheusExemplar
+from prometheus_client.utils import floatToGoString
+
+from torchotel._guard import Guard
+from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.telemetry.accumulators import Distribution, Family
+from torchotel.telemetry.exemplars import Exemplar
+from torchotel.telemetry.instruments import Instrument
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.spans import Attributes
+
+
+class MetricsCollector(Collector):
+    """Show metrics to a registry; never raises, and once closed shows nothing.
+
+    Args:
+        metrics: What is shown.
+        target: Labels of `target_info`; None: it isn't shown.
+    """
+
+    def __init__(self, metrics: Metrics, target: dict[str, str] | None) -> None:
+        self._metrics: Metrics | None = metrics
+        self._target = target
+        self._guard = Guard("the collector of metrics", limit=1000)
+
+    def describe(self) -> Iterable[Metric]:
+        """Say nothing: without this, registering would scrape."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of a scrape."""
+        return self._guard.guarded(self._collect)() or ()
+
+    def close(self) -> None:
+        """Let go of the metrics."""
+        self._metrics = None
+
+    def _collect(self) -> list[Metric]:
+        metrics = self._metrics
+        if metrics is None:
+            return []
+        target = [] if self._target is None else [InfoMetricFamily("target", "Target metadata", self._target)]
+        families = (family for family in metrics.collect() if family.points or family.distributions)
+        return [*target, *(_metric(family) for family in families)]
+
+
+class RegistryOutlet(MetricsOutlet):
+    """Metrics in a registry of the user's.
+
+    Args:
+        registry: Where they are collected; its own target info stays the only one.
+        metrics: What is shown.
+        resource: Attributes of the resource.
+    """
+
+    def __init__(self, registry: CollectorRegistry, metrics: Metrics, resource: Attributes) -> None:
+        get_target = getattr(registry, "get_target_info", None)
+        taken = get_target is not None and get_target()
+        self._collector = MetricsCollector(metrics, None if taken else target_labels(resource))
+        self._registry: CollectorRegistry | None = registry
+        registry.register(self._collector)
+
+    def prepare(self) -> None:
+        """Do nothing: all is there."""
+
+    def first_step(self) -> None:
+        """Do nothing: all is there."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Do nothing: a scrape reads the present state."""
+        return True
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Leave the registry."""
+        self._collector.close()
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            registry.unregister(self._collector)
+
+    def detach(self) -> None:
+        """Show nothing; the registry's lock may be held by a thread that is not here."""
+        self._collector.close()
+
+
+def target_labels(resource: Attributes) -> dict[str, str]:
+    """Return the resource as labels; where two names fall together their values are joined, as OpenTelemetry has it."""
+    labels: dict[str, str] = {}
+    for name in sorted(resource):
+        value = resource[name]
+        text = value if isinstance(value, str) else json.dumps(value)
+        safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
+        safe = f"key_{safe}" if safe[0].isdecimal() else safe
+        labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
+    return labels
+
+
+def _metric(family: Family) -> Metric:
+    instrument = family.instrument
+    if instrument.kind == "histogram":
+        return _histogram(instrument, family.distributions)
+    name = instrument.prometheus_name
+    metric = Metric(name, instrument.description, instrument.kind, instrument.prometheus_unit)
+    sample = f"{name}_total" if instrument.kind == "counter" else name
+    keys = _keys(instrument)
+    for labels, value in family.points:
+        metric.add_sample(sample, dict(zip(keys, labels, strict=True)), value)
+    return metric
+
+
+def _histogram(instrument: Instrument, distributions: Iterable[Distribution]) -> Metric:
+    metric = HistogramMetricFamily(
+        instrument.prometheus_name,
+        instrument.description,
+        labels=_keys(instrument),
+        unit=instrument.prometheus_unit,
+    )
+    bounds = [*map(floatToGoString, instrument.bounds), "+Inf"]
+    for one in distributions:
+        buckets: list[tuple[str, float] | tuple[str, float, PrometheusExemplar]] = []
+        for bucket, count in enumerate(accumulate(one.counts)):
+            exemplar = one.exemplars.get(bucket)
+            plain = bounds[bucket], float(count)
+            buckets.append(plain if exemplar is None else (*plain, _exemplar(exemplar)))
+        metric.add_metric(one.labels, buckets, one.sum)
+    return metric
+
+
+def _exemplar(exemplar: Exemplar) -> PrometheusExemplar:
+    ids = {"trace_id": f"{exemplar.trace_id:032x}", "span_id": f"{exemplar.span_id:016x}"}
+    return PrometheusExemplar(ids, exemplar.value, exemplar.unix_s)
+
+
+def _keys(instrument: Instrument) -> tuple[str, ...]:
+    return tuple(key.replace(".", "_") for key in instrument.labels)

@@ -1,0 +1,90 @@
+"""A small HTTP server that Prometheus scrapes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+THREAD_NAME = "torchotel-scrape"
+POLL_S = 0.1
+"""How long `close` waits for the loop to see it."""
+REQUEST_S = 10.0
+"""A client that says nothing for so long is left."""
+
+
+class ScrapeServer:
+    """Serve a registry until `close`; text or OpenMetrics, as the client asks.
+
+    Args:
+        registry: What is served, at any path.
+        host: Address that is listened on.
+        port: 0: any free one.
+
+    Raises:
+        OSError: The address can't be had.
+    """
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        self._server = _Server(host, port)
+        self._server.set_app(make_wsgi_app(registry))
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name=THREAD_NAME, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the port, cut off who is still connected, and end the threads."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._server.cut_off()
+
+    def detach(self) -> None:
+        """Close this process's copy of the port: a forked child would keep it open."""
+        self._server.socket.close()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_S
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self._connected: dict[socket.socket, threading.Thread] = {}
+        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__((str(address[0]), port), _Handler)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's would ask the DNS for our name, for seconds where that is down
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        thread = threading.current_thread()
+        thread.name = THREAD_NAME
+        self._connected[request] = thread
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            del self._connected[request]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that goes away is not our user's business."""
+
+    def cut_off(self) -> None:
+        for request, thread in list(self._connected.items()):
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+            thread.join(1)

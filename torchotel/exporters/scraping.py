@@ -1,0 +1,148 @@
+"""Metrics on a port of our own, with a file that says where."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from torchotel._errors import ConfigError
+from torchotel.exporters.discovery import DiscoveryFile
+from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.prometheus import MetricsCollector, target_labels
+from torchotel.exporters.scrape_server import ScrapeServer
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.spans import Attributes
+
+_TAKEN = {errno.EADDRINUSE, errno.EACCES, errno.EPERM}
+
+_logger = logging.getLogger("torchotel")
+
+
+class EndpointOutlet(MetricsOutlet):
+    """A scrape endpoint and its target file.
+
+    Args:
+        host: Address that is listened on.
+        port: 0: any free one; also taken where the port is another program's.
+        metrics: What is shown.
+        resource: Attributes of the resource.
+        folder: Where the target file goes; None: there is none.
+        wait: Begin with the first step only: this process may be a loader's worker.
+
+    Raises:
+        ConfigError: The address or the folder can't be used.
+    """
+
+    def __init__(
+        self, host: str, port: int, metrics: Metrics, resource: Attributes, folder: Path | None, *, wait: bool
+    ) -> None:
+        self._host, self._wanted = host, port
+        self._file = _open(folder)
+        self._collector = MetricsCollector(metrics, target_labels(resource))
+        self._registry = CollectorRegistry()
+        self._registry.register(self._collector)
+        self._server: ScrapeServer | None = None
+        self._ended = False
+        if not wait:
+            self._begin()
+
+    @property
+    def port(self) -> int | None:
+        """The port that is really bound; None before and after."""
+        server = self._server
+        return None if server is None else server.port
+
+    def prepare(self) -> None:
+        """Do nothing: all is there."""
+
+    def first_step(self) -> None:
+        """Begin, where that had to wait."""
+        if self._server is None and not self._ended:
+            try:
+                self._begin()
+            except ConfigError as error:
+                _logger.warning("No scrape endpoint in this process: %s", error)
+
+    def flush(self, deadline_s: float) -> bool:
+        """Do nothing: a scrape reads the present state."""
+        return True
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Take the target back and close the port."""
+        self._ended = True
+        server, self._server = self._server, None
+        if server is not None:
+            if self._file is not None:
+                self._file.remove()
+            server.close()
+        self._collector.close()
+
+    def detach(self) -> None:
+        """Close the copy of the port; the file is the parent's."""
+        self._ended = True
+        server, self._server = self._server, None
+        if server is not None:
+            server.detach()
+        self._collector.close()
+
+    def _begin(self) -> None:
+        server = self._listen()
+        if not _is_loopback(self._host):
+            _logger.warning(
+                "Metrics are served on %s:%d to everybody who can reach it: names of modules and logged values are "
+                "among them.",
+                self._host,
+                server.port,
+            )
+        try:
+            if self._file is not None:
+                self._file.write(self._host, server.port)
+        except OSError as error:
+            server.close()
+            raise _unusable(self._file.path.parent if self._file else None, error) from error
+        self._server = server
+
+    def _listen(self) -> ScrapeServer:
+        try:
+            try:
+                return ScrapeServer(self._registry, self._host, self._wanted)
+            except OSError as error:
+                if error.errno not in _TAKEN or not self._wanted:
+                    raise
+            server = ScrapeServer(self._registry, self._host, 0)
+        except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
+            takes = f"an address of this machine that can be listened on ({error})"
+            raise ConfigError("prometheus_host", self._host, takes) from error
+        _logger.warning(
+            "Port %d is taken; metrics are at http://%s:%d/metrics. Choose another with prometheus_port "
+            "(OTEL_EXPORTER_PROMETHEUS_PORT); 0 takes any free one.",
+            self._wanted,
+            self._host,
+            server.port,
+        )
+        return server
+
+
+def _open(folder: Path | None) -> DiscoveryFile | None:
+    if folder is None:
+        return None
+    try:
+        return DiscoveryFile(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path | None, error: OSError) -> ConfigError:
+    return ConfigError("discovery_dir", os.fspath(folder or ""), f"a folder that can be written to ({error.strerror})")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

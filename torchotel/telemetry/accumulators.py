@@ -1,0 +1,106 @@
+"""Numbers by instrument and labels: a dictionary each, since an update must cost next to nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import NamedTuple, TypeAlias
+
+from torchotel.telemetry.exemplars import Exemplar
+from torchotel.telemetry.instruments import Instrument
+
+Labels: TypeAlias = tuple[str, ...]
+"""Values of an instrument's labels, in their order."""
+
+NO_LABELS: Labels = ()
+MOST_CHARACTERS = 256
+
+
+class Point(NamedTuple):
+    """The value of a counter or a gauge."""
+
+    labels: Labels
+    value: float
+
+
+class Distribution(NamedTuple):
+    """The state of a histogram."""
+
+    labels: Labels
+    counts: Sequence[int]
+    """Observations in each bucket, not in those below it; one bucket more than there are bounds."""
+    sum: float
+    exemplars: Mapping[int, Exemplar]
+    """By bucket."""
+
+
+class Family(NamedTuple):
+    """All that is known of one instrument at one moment; a histogram has distributions, all others points."""
+
+    instrument: Instrument
+    points: Sequence[Point] = ()
+    distributions: Sequence[Distribution] = ()
+
+
+@dataclass(slots=True)
+class _Buckets:
+    counts: list[int]
+    sum: float = 0.0
+
+
+@dataclass(slots=True)
+class Accumulators:
+    """Counters, gauges and histograms; whoever shares them between threads holds a lock."""
+
+    _values: dict[Instrument, dict[Labels, float]] = field(default_factory=dict)
+    _buckets: dict[Instrument, dict[Labels, _Buckets]] = field(default_factory=dict)
+
+    def of(self, instrument: Instrument) -> dict[Labels, float]:
+        """Return the values of a counter or a gauge, to be changed in place."""
+        return self._values.setdefault(instrument, {})
+
+    def add(self, instrument: Instrument, amount: float, labels: Labels = NO_LABELS) -> None:
+        """Add to a counter; what would make it smaller, or no number, is left out."""
+        if amount >= 0 and isfinite(amount):
+            values = self.of(instrument)
+            values[labels] = values.get(labels, 0.0) + amount
+
+    def set(
+        self, instrument: Instrument, value: float, labels: Labels = NO_LABELS, *, limit: int | None = None
+    ) -> None:
+        """Set a gauge; beyond `limit` series no further one is begun."""
+        values = self.of(instrument)
+        if limit is None or labels in values or len(values) < limit:
+            values[labels] = value
+
+    def observe(self, instrument: Instrument, value: float, labels: Labels = NO_LABELS) -> int:
+        """Count into a histogram and return the bucket."""
+        buckets = self.buckets(instrument, labels)
+        bucket = bisect_left(instrument.bounds, value)
+        buckets.counts[bucket] += 1
+        buckets.sum += value
+        return bucket
+
+    def buckets(self, instrument: Instrument, labels: Labels = NO_LABELS) -> _Buckets:
+        """Return a histogram's series, which begins empty."""
+        series = self._buckets.setdefault(instrument, {})
+        found = series.get(labels)
+        if found is None:
+            found = series[labels] = _Buckets([0] * (len(instrument.bounds) + 1))
+        return found
+
+    def points(self, instrument: Instrument) -> list[Point]:
+        """Read a counter or a gauge; what is not finite is left out."""
+        return [Point(*item) for item in self._values.get(instrument, {}).items() if isfinite(item[1])]
+
+    def distributions(self, instrument: Instrument) -> list[Distribution]:
+        """Read a histogram, without exemplars."""
+        series = self._buckets.get(instrument, {})
+        return [Distribution(labels, tuple(one.counts), one.sum, {}) for labels, one in series.items()]
+
+
+def label(text: str) -> str:
+    """Return a label's value that every format can carry, of a sane length."""
+    return text[:MOST_CHARACTERS].encode("utf-8", "replace").decode()

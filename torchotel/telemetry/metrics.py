@@ -1,0 +1,249 @@
+"""From records to metrics: what every way out reads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf, isfinite
+from typing import NamedTuple
+
+from torchotel._records import Log, LogValue, ModuleInfo, SpanReference, Unit
+from torchotel.telemetry import instruments as table
+from torchotel.telemetry.accumulators import NO_LABELS, Accumulators, Distribution, Family, Labels, Point, label
+from torchotel.telemetry.exemplars import Exemplar, Exemplars
+from torchotel.telemetry.instruments import Instrument
+from torchotel.telemetry.overhead import Overhead
+from torchotel.telemetry.phases import PHASES, phase_times_s
+from torchotel.telemetry.timing import Timed
+
+MOST_MODULES = 2048  # each has a forward and a backward
+MOST_NAMES = 64  # of logged values, and of watched tensors
+OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
+GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}
+COUNTERS = {"samples": table.SAMPLES, "tokens": table.TOKENS}
+LATER = frozenset({"epoch"})
+"""Known values that are no metric."""
+
+_logger = logging.getLogger("torchotel")
+
+
+class Observation(NamedTuple):
+    """One value that a histogram counted."""
+
+    instrument: Instrument
+    value: float
+    labels: Labels
+    span: SpanReference | None
+    """The root of the trace that shows it; None: no such trace is sent."""
+
+
+class Metrics:
+    """Count steps, evaluations, module calls and what was logged; any thread may read at any time.
+
+    Args:
+        outcomes: Reads how many spans met each of `OUTCOMES`.
+        errors: Reads how often exports failed, by type.
+        module_histograms: Whether the durations of module calls are kept as a histogram too.
+    """
+
+    def __init__(
+        self,
+        outcomes: Callable[[], Mapping[str, int]],
+        errors: Callable[[], Mapping[str, int]],
+        *,
+        module_histograms: bool = False,
+    ) -> None:
+        self._outcomes, self._errors = outcomes, errors
+        self._module_histograms = module_histograms
+        self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
+        self._numbers = Accumulators()
+        self._exemplars = Exemplars()
+        self._overhead = Overhead()
+        self._modules: dict[ModuleInfo, tuple[Labels, Labels]] = {}
+        self._steps = self._detailed = 0
+        self._bad_loss = -1
+        """The last step whose loss was not finite: a later log of the same step counts no second time."""
+        self._full = False
+        self._observers: list[Callable[[Observation], None]] = []
+        self._begin()
+
+    def observe_with(self, observer: Callable[[Observation], None]) -> None:
+        """Hand every value that a histogram counts from now on to `observer`, on the worker."""
+        self._observers.append(observer)
+
+    def add(self, unit: Unit, timed: Timed, span: SpanReference | None) -> None:
+        """Count a step or an evaluation.
+
+        Args:
+            unit: The record.
+            timed: Its module calls.
+            span: The root of its trace, where that is about to be sent.
+        """
+        observed: list[Observation] = []
+        with self._lock:
+            if unit.kind == "step":
+                self._add_step(unit, span, observed)
+                self._add_calls(timed, span, observed)
+            else:
+                self._numbers.add(table.EVALUATIONS, unit.folded or 1)
+                self._numbers.add(table.EVALUATION_TIME, (unit.folded_ns or unit.end_ns - unit.start_ns) / 1e9)
+            self._add_values(unit.values, unit.number)
+            self._add_readings(unit)
+        for observation in observed:  # without the lock: a reader of theirs may be at our numbers
+            for observer in self._observers:
+                observer(observation)
+
+    def log(self, record: Log) -> None:
+        """Count what was logged when its step had been handed over."""
+        with self._lock:
+            self._add_values(record.values, record.step)
+
+    def exported(self, traces: Iterable[int]) -> None:
+        """Take note of traces that arrived; from any thread."""
+        with self._lock:
+            self._exemplars.arrive(traces)
+
+    def finish(self) -> None:
+        """Take note of a normal end."""
+        with self._lock:
+            self._numbers.set(table.RUN_FINISHED, 1)
+
+    def overhead_ratio(self) -> float | None:
+        """Return the share of step time that detail costs; None until it can be told."""
+        with self._lock:
+            return self._overhead.ratio()
+
+    def points(self, instrument: Instrument) -> Sequence[Point]:
+        """Read a counter or a gauge."""
+        if instrument is table.SPANS:
+            counts = self._outcomes()
+            return [Point((outcome,), counts.get(outcome, 0)) for outcome in OUTCOMES]
+        if instrument is table.EXPORT_ERRORS:
+            return [Point((label(kind),), count) for kind, count in self._errors().items()]
+        if instrument is table.OVERHEAD_RATIO:
+            ratio = self.overhead_ratio()
+            return [] if ratio is None else [Point(NO_LABELS, ratio)]
+        with self._lock:
+            return self._numbers.points(instrument)
+
+    def distributions(self, instrument: Instrument) -> Sequence[Distribution]:
+        """Read a histogram."""
+        with self._lock:
+            read = self._numbers.distributions(instrument)
+            if instrument is table.STEP_DURATION:
+                return [one._replace(exemplars=self._exemplars.read()) for one in read]
+            return read
+
+    def collect(self) -> list[Family]:
+        """Read all that there is, as of one moment but for what exporters count."""
+        with self._lock:
+            return [Family(one, self.points(one), self.distributions(one)) for one in table.TABLE]
+
+    def _begin(self) -> None:
+        for instrument in table.TABLE:
+            if instrument.kind == "counter" and not instrument.labels:
+                self._numbers.add(instrument, 0)
+        for phase in (*PHASES, "other"):
+            self._numbers.add(table.PHASE_TIME, 0, (phase,))
+        self._numbers.buckets(table.STEP_DURATION)
+        self._numbers.set(table.RUN_FINISHED, 0)
+
+    def _add_step(self, unit: Unit, span: SpanReference | None, observed: list[Observation]) -> None:
+        duration_s = (unit.end_ns - unit.start_ns) / 1e9
+        end_s = (unit.end_ns + unit.unix_offset_ns) / 1e9
+        self._numbers.add(table.STEPS, 1)
+        bucket = self._numbers.observe(table.STEP_DURATION, duration_s)
+        observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
+        if span is not None:
+            self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
+        for phase, time_s in phase_times_s(unit).items():
+            self._numbers.add(table.PHASE_TIME, time_s, (phase,))
+        ends = self._numbers.of(table.STEP_LAST_END_TIME)
+        ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads come in any order
+        self._steps += 1
+        self._detailed += unit.detailed
+        self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
+        self._overhead.add(unit.end_ns - unit.start_ns, detailed=unit.detailed)
+
+    def _add_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
+        for index in range(timed.own, len(timed.calls)):
+            if not timed.hidden[index]:
+                call = timed.calls[index]
+                self._add_call(call.site.module, 0, call.end_ns - call.start_ns, span, observed)
+        for run in timed.runs:
+            if not timed.hidden[run.call]:
+                module = timed.calls[run.call].site.module
+                self._add_call(module, 1, run.end_ns - run.start_ns, span, observed)
+
+    def _add_call(
+        self,
+        module: ModuleInfo,
+        direction: int,
+        duration_ns: int,
+        span: SpanReference | None,
+        observed: list[Observation],
+    ) -> None:
+        labels = (self._modules.get(module) or self._label(module))[direction]
+        times, duration_s = self._numbers.of(table.MODULE_TIME), duration_ns / 1e9
+        if labels not in times and len(times) >= 2 * MOST_MODULES:
+            self._tell_full()
+            return
+        calls = self._numbers.of(table.MODULE_CALLS)
+        times[labels] = times.get(labels, 0.0) + duration_s
+        calls[labels] = calls.get(labels, 0.0) + 1
+        if self._module_histograms:
+            self._numbers.observe(table.MODULE_DURATION, duration_s, labels)
+            observed.append(Observation(table.MODULE_DURATION, duration_s, labels, span))
+
+    def _label(self, module: ModuleInfo) -> tuple[Labels, Labels]:
+        if len(self._modules) >= MOST_MODULES:  # models that come and go
+            self._modules.clear()
+        shared = label(module.model), label(module.path), label(module.type)
+        found = self._modules[module] = (*shared, "forward"), (*shared, "backward")
+        return found
+
+    def _tell_full(self) -> None:
+        if not self._full:
+            self._full = True
+            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MOST_MODULES)
+
+    def _add_values(self, values: Mapping[str, LogValue], step: int) -> None:
+        for name, value in values.items():
+            if isinstance(value, str):
+                continue
+            number = _number(value)
+            if name in GAUGES:
+                self._numbers.set(GAUGES[name], number)
+            elif name in COUNTERS:
+                self._numbers.add(COUNTERS[name], number)
+            elif name not in LATER:
+                self._numbers.set(table.LOG, number, (label(name),), limit=MOST_NAMES)
+            if name == "loss" and not isfinite(number) and step != self._bad_loss:
+                self._bad_loss = step
+                self._numbers.add(table.LOSS_NONFINITE, 1)
+
+    def _add_readings(self, unit: Unit) -> None:
+        """Take gradient norms and memory, which are as they were at the end of the step."""
+        if (norms := unit.gradients) is not None:
+            self._numbers.set(table.GRADIENT_NORM, norms.total)
+            for module, norm in norms.modules:
+                labels = (self._modules.get(module) or self._label(module))[0][:2]
+                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MOST_MODULES)
+            if not all(isfinite(norm) for norm in (norms.total, *(norm for _, norm in norms.modules))):
+                self._numbers.add(table.GRADIENT_NONFINITE, 1)
+        for tensor in unit.tensor_gradients:
+            if tensor.norm is not None:
+                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),), limit=MOST_NAMES)
+        for memory in unit.memory:
+            device = (label(memory.device),)
+            self._numbers.set(table.MEMORY_ALLOCATED, memory.allocated, device)
+            self._numbers.set(table.MEMORY_RESERVED, memory.reserved, device)
+            self._numbers.set(table.MEMORY_PEAK, memory.peak, device)
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number may be larger than any float
+        return inf if value > 0 else -inf

@@ -1,0 +1,30 @@
+"""What detail costs: measured against the steps without it, while the training runs."""
+
+from collections import deque
+from statistics import median
+
+WINDOW = 1024  # steps; with one detailed step in 64 it holds 16 of them
+
+
+class Overhead:
+    """Compare detailed steps with the others over a recent window."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._steps: deque[tuple[int, bool]] = deque(maxlen=window)
+
+    def add(self, duration_ns: int, *, detailed: bool) -> None:
+        """Take note of a step."""
+        self._steps.append((duration_ns, detailed))
+
+    def ratio(self) -> float | None:
+        """Return the share of step time that detail costs; None until steps of both kinds were seen.
+
+        The share of detailed steps, times what the median one of them takes longer than the median one without.
+        """
+        steps = list(self._steps)
+        detailed = [duration_ns for duration_ns, is_detailed in steps if is_detailed]
+        others = [duration_ns for duration_ns, is_detailed in steps if not is_detailed]
+        if not detailed or not others or not median(others):
+            return None
+        longer = median(detailed) / median(others) - 1
+        return max(0.0, len(detailed) / len(steps) * longer)
