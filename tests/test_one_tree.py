@@ -1,81 +1,16 @@
 """The step is current while it lasts: the user's spans, logs and `with` blocks, with either engine."""
 
-import logging
-import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextvars import copy_context
 
 import pytest
 import torch
+from looked import ENGINES, looked
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from receiver import receiver
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import torchotel
-
-ENGINES = ["otlp", "sdk"]
-
-
-class Look:
-    """The user's tracer, and one tree of what left by it and by torchotel."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.tracer = self.provider.get_tracer("user")
-        self.spans: dict[str, tuple[str, str]] = {}
-        """Name and parent by span id."""
-        self.traces: dict[str, set[str]] = {}
-
-    def add(self, name: str, trace_id: str, span_id: str, parent_id: str) -> None:
-        """Take a span from either side."""
-        self.spans[span_id] = (name, parent_id)
-        self.traces.setdefault(trace_id, set()).add(name)
-
-    def above(self, name: str) -> list[list[str]]:
-        """Give the names above each span of this name, the nearest first; every parent must be there."""
-        found = []
-        for own, parent in self.spans.values():
-            if own == name:
-                found.append(list[str]())
-                while parent:
-                    above, parent = self.spans[parent]
-                    found[-1].append(above)
-        return found
-
-
-@contextmanager
-def looked(engine: str, **settings: Any) -> Iterator[Look]:
-    """Run the block under torchotel, with the user's own tracer beside it or as its engine."""
-    look = Look()
-    with receiver() as server:
-        given = {"tracer_provider": look.provider} if engine == "sdk" else {}
-        handle = torchotel.instrument(
-            endpoint=server.url.removesuffix("/v1/traces"), detail="all", metrics_exporter="none", **given, **settings
-        )
-        yield look
-        handle.shutdown()
-        stats = handle.stats()
-        assert stats["internal_errors"] == 0
-        assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
-        for span in server.spans:
-            look.add(span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
-    for ended in look.exporter.get_finished_spans():
-        look.add(ended.name, *_ids(ended))
-
-
-def _ids(span: ReadableSpan) -> tuple[str, str, str]:
-    context = span.get_span_context()
-    assert context is not None
-    parent = f"{span.parent.span_id:016x}" if span.parent is not None else ""
-    return f"{context.trace_id:032x}", f"{context.span_id:016x}", parent
 
 
 class Asks(nn.Module):
@@ -266,8 +201,6 @@ def test_a_context_handed_to_another_thread_answers_with_the_step() -> None:
         for batch in DataLoader(list(torch.ones(2, 4))):
             model(batch).sum().backward()
             look.tracer.start_span("here").end()
-            from contextvars import copy_context
-
             context = copy_context()
             elsewhere = threading.Thread(target=context.run, args=(lambda: look.tracer.start_span("there").end(),))
             elsewhere.start()
@@ -281,41 +214,3 @@ def test_nothing_is_fixed_unless_somebody_asks() -> None:
     with looked("otlp") as look:
         _train(nn.Linear(4, 4), steps=3)
     assert all(len(names) > 1 for names in look.traces.values() if "torch.step" in names)
-
-
-def test_log_records_carry_the_ids(caplog: pytest.LogCaptureFixture) -> None:
-    """What a logging handler reads of the context is the step's, or the module's."""
-    seen: list[tuple[str, str]] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            context = trace.get_current_span().get_span_context()
-            seen.append((f"{context.trace_id:032x}", f"{context.span_id:016x}"))
-
-    logger = logging.getLogger("user")
-    handler = Handler()
-    logger.addHandler(handler)
-
-    class Speaks(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            logger.warning("in forward")
-            return super().forward(x)
-
-    with looked("otlp") as look:
-        model = Speaks(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in DataLoader(list(torch.ones(1, 4))):
-            model(batch).sum().backward()
-            logger.warning("in step")
-            optimizer.step()
-    logger.removeHandler(handler)
-    assert [look.spans[span][0] for _, span in seen] == ["forward Speaks", "torch.step"]
-    assert seen[0][0] == seen[1][0]
-
-
-def test_a_database_read_without_a_loader() -> None:
-    """A plain use of sqlite inside a step changes nothing."""
-    with looked("otlp") as look, sqlite3.connect(":memory:") as connection:
-        connection.execute("select 1").fetchall()
-        _train(nn.Linear(4, 4))
-    assert ["torch.step"] in look.above("torch.forward")

@@ -168,8 +168,9 @@ class Capture:
         if not self.installed:
             return
         thread, values = self.thread(), self.log_reader.read(given)
-        part = thread.machine.open_part
-        logged = part.logged if part is not None and not part.evaluates else thread.held.last_step()
+        # A thread that trains nothing speaks of the one that does.
+        others = [other for other in list(self.threads) if other is not thread and other.machine.in_step]
+        logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
         if logged is not None:
             logged.add(values)
         elif values:
@@ -217,3 +218,9 @@ class Capture:
     def _begins(self, thread: ThreadState) -> None:
         """Hand over what ended before: whatever is logged from now on belongs to what begins."""
         thread.held.release(self._hand_over)
+
+
+def _current_log(thread: ThreadState) -> Logged | None:
+    """Return where values go: to the step that is open, else to the last one while it is here."""
+    part = thread.machine.open_part
+    return part.logged if part is not None and not part.evaluates else thread.held.last_step()

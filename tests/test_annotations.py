@@ -1,0 +1,286 @@
+"""What a program says of its own training: `log`, `step`, `detail(steps=)`, `pause` and `resume`."""
+
+import json
+import logging
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import recorded
+from torch import nn
+from torch.utils.data import DataLoader
+
+import torchotel
+
+
+class Loop:
+    """A model with its optimizer."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.03125)
+
+    def step(self, batch: torch.Tensor | None = None) -> torch.Tensor:
+        """Train one step; give its loss."""
+        loss: torch.Tensor = self.model(torch.ones(2, 4) if batch is None else batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+def fail(loop: Loop) -> None:
+    """Train a step and raise."""
+    loop.step()
+    raise KeyError("gone")
+
+
+def _lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_logged_values_are_attributes_of_their_step(tmp_path: Path) -> None:
+    """Known ones by their own names, others as `torch.log.<name>`; counts add up and are no attributes."""
+    loop = Loop()
+    with recorded(record=tmp_path / "run") as run:
+        for number in range(2):
+            loss = loop.step()
+            torchotel.log(loss=loss, lr=0.125, epoch=number, samples=2, tokens=np.int64(8))
+            torchotel.log(samples=torch.tensor(3), accuracy=np.float32(0.5), phase="warm", warm=True)
+    for number, step in enumerate(run.steps):
+        assert {k: v for k, v in step.attributes.items() if k.startswith(("torch.l", "torch.epoch"))} == {
+            "torch.loss": pytest.approx(step.attributes["torch.loss"]),
+            "torch.learning_rate": 0.125,
+            "torch.epoch": number,
+            "torch.log.accuracy": 0.5,
+            "torch.log.phase": "warm",
+            "torch.log.warm": True,
+        }
+    values = [line["values"] for line in _lines(tmp_path / "run")]
+    assert [(value["samples"], value["tokens"]) for value in values] == [(5, 8)] * 2  # type: ignore[index] # a dict
+    assert run.steps[0].attributes["torch.loss"] > run.steps[1].attributes["torch.loss"]
+
+
+def test_without_lr_it_is_the_optimizers() -> None:
+    """Read at its step; a tensor too."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.0625)
+        loop.step()
+    assert [step.attributes["torch.learning_rate"] for step in run.steps] == [0.03125, 0.0625]
+
+
+def test_a_value_is_read_as_it_was_when_it_was_logged() -> None:
+    """The tensor may be overwritten right after."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        value = torch.tensor(3.0)
+        torchotel.log(loss=value)
+        value.zero_()
+    assert run.steps[0].attributes["torch.loss"] == 3.0
+
+
+def test_after_the_loaders_end_a_value_goes_to_the_last_step() -> None:
+    """It waits for a last word until something new opens."""
+    loop = Loop()
+    with recorded() as run:
+        for batch in DataLoader(list(torch.ones(2, 4))):
+            loop.step(batch)
+        torchotel.log(epoch=7)
+    assert [step.attributes.get("torch.epoch") for step in run.steps] == [None, 7]
+
+
+def test_a_value_of_a_step_that_is_gone_has_a_line_of_its_own(tmp_path: Path) -> None:
+    """After the validation of an epoch, which has handed over the last training step."""
+    loop = Loop()
+    with recorded(record=tmp_path / "run"):
+        for batch in DataLoader(list(torch.ones(2, 4))):
+            loop.step(batch)
+        with torch.no_grad():
+            for batch in DataLoader(list(torch.ones(2, 4))):
+                loop.model(batch)
+        torchotel.log(accuracy=0.75)
+    late = [line for line in _lines(tmp_path / "run") if line["kind"] == "log"]
+    assert [(line["number"], line["values"]) for line in late] == [(1, {"accuracy": 0.75})]
+
+
+def test_a_thread_that_trains_nothing_speaks_of_the_one_that_does() -> None:
+    """A progress bar's thread, or an asynchronous logger."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        other = threading.Thread(target=torchotel.log, kwargs={"seen": 3})
+        other.start()
+        other.join()
+        loop.step()
+    assert [step.attributes.get("torch.log.seen") for step in run.steps] == [3, None]
+
+
+def test_what_cannot_be_logged_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is raised into the program."""
+    loop = Loop()
+    with recorded() as run:
+        for _ in range(2):
+            loop.step()
+            torchotel.log(loss=torch.ones(3), lr="fast", epoch=math.nan, odd=object(), fine=1)
+    assert run.steps[0].attributes["torch.log.fine"] == 1
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [message.partition(" got ")[0] for message in warned] == [
+        "log(loss=…)",
+        "log(lr=…)",
+        "log(epoch=…)",
+        "log(odd=…)",
+    ]
+    assert "a tensor of shape (3,)" in warned[0]
+
+
+def test_ever_new_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is a series in Prometheus."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        torchotel.log(**{f"name{number}": number for number in range(100)})
+    assert len([name for name in run.steps[0].attributes if name.startswith("torch.log.")]) == 64
+    assert len(caplog.records) == 1
+
+
+def test_a_loss_that_is_not_a_number_is_named_and_its_step_kept() -> None:
+    """It is no attribute: one NaN breaks Jaeger's search."""
+    loop = Loop()
+    with recorded("off") as run:
+        loop.step()
+        torchotel.log(loss=math.nan)
+        loop.step()
+    first, second = run.steps
+    assert first.attributes["torch.nonfinite"] == ["loss"]
+    assert first.attributes["torch.kept.reason"] == "nan"
+    assert "torch.loss" not in first.attributes
+    assert "torch.nonfinite" not in second.attributes
+
+
+def test_without_instrument_nothing_happens() -> None:
+    """Neither torch is loaded nor anything done."""
+    program = """
+import sys, torchotel
+torchotel.log(loss=1)
+torchotel.watch(None, "x")
+with torchotel.step(epoch=1):
+    pass
+assert "torch" not in sys.modules and "opentelemetry" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_explicit_step_is_what_its_block_holds() -> None:
+    """It takes in the fetch just before it, several optimizer steps, an evaluation; what is outside is as ever."""
+    loop = Loop()
+    with recorded() as run:
+        for number, batch in enumerate(DataLoader(list(torch.ones(2, 4)))):
+            with torchotel.step(epoch=number):
+                loop.step(batch)
+                loop.step(batch)
+                with torch.no_grad():
+                    loop.model(batch)
+        with torch.no_grad():
+            loop.model(torch.ones(2, 4))
+        loop.step()
+    phases = ["torch.forward", "torch.backward", "torch.optimizer.step"]
+    inside = ["torch.data", *phases, *phases, "torch.forward"]
+    seen = [[child.name for child in step.children] for step in run.steps]
+    assert seen == [["torch.data", *inside], inside, phases]  # the first fetch makes the iterator
+    assert [step.attributes.get("torch.epoch") for step in run.steps] == [0, 1, None]
+    assert len(run.evaluations) == 1
+
+
+def test_explicit_steps_that_hold_little() -> None:
+    """Nothing at all, a forward alone, one in another; each block is one step."""
+    loop = Loop()
+    with recorded() as run:
+        with torchotel.step():
+            pass
+        with torchotel.step():
+            loop.model(torch.ones(2, 4))
+        with torchotel.step(), torchotel.step(epoch=2):
+            loop.step()
+        loop.step()
+    assert [len(step.children) for step in run.steps] == [0, 1, 3, 3]
+    assert run.steps[2].attributes["torch.epoch"] == 2
+    assert run.evaluations == []
+
+
+def test_an_exception_fails_its_explicit_step() -> None:
+    """It passes on as it is."""
+    loop = Loop()
+    with recorded() as run:
+        with pytest.raises(KeyError, match="gone"), torchotel.step():
+            fail(loop)
+        loop.step()
+    failed, following = run.steps
+    assert failed.failed
+    assert failed.attributes["error.type"] == "KeyError"
+    assert failed.attributes["torch.kept.reason"] == "error"
+    assert not following.failed
+
+
+def test_flush_inside_an_explicit_step_leaves_it_open() -> None:
+    """It is one step all the same."""
+    loop = Loop()
+    with recorded() as run, torchotel.step():
+        loop.step()
+        run.handle.flush()
+        loop.step()
+    assert len(run.steps) == 1
+    assert len(run.steps[0].children) == 6
+
+
+def test_the_next_steps_in_detail_on_request() -> None:
+    """Whatever the setting, from another thread too; then the setting holds again."""
+    loop = Loop()
+    with recorded("off") as run:
+        loop.step()
+        asks = threading.Thread(target=run.handle.detail, kwargs={"steps": 2})
+        asks.start()
+        asks.join()
+        for _ in range(4):
+            loop.step()
+    detailed = [bool(step.find_all("forward Linear")) for step in run.steps]
+    assert detailed == [False, True, True, False, False]
+
+
+def test_a_bad_number_of_steps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The handle raises nothing."""
+    with recorded("off") as run:
+        run.handle.detail(steps=0)
+        Loop().step()
+    assert "whole number" in caplog.text
+    assert not run.steps[0].find_all("forward Linear")
+
+
+def test_pause_takes_the_hooks_out_and_resume_puts_them_back() -> None:
+    """What was open is handed over; steps in between are not seen, and numbers go on."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        run.handle.pause()
+        run.handle.pause()
+        assert not torch.nn.modules.module._global_forward_pre_hooks
+        loop.step()
+        torchotel.log(loss=1.0)
+        run.handle.resume()
+        run.handle.resume()
+        loop.step()
+        loop.step()
+    assert [step.attributes["torch.step.number"] for step in run.steps] == [0, 1, 2]
+    assert all(step.find_all("backward Linear") for step in run.steps)
+    assert not any("torch.loss" in step.attributes for step in run.steps)
+    run.handle.pause()
+    run.handle.resume()
+    run.handle.detail(steps=3)
+    assert not torch.nn.modules.module._global_forward_pre_hooks
