@@ -51,7 +51,7 @@ def looked(engine: str, **settings: Any) -> Iterator[Look]:
     """Run the block under torchotel, with the user's own tracer beside it or as its engine."""
     look = Look()
     with receiver() as server:
-        given = {"tracer_provider": look.provider} if engine == "sdk" else {}
+        given: dict[str, Any] = {"tracer_provider": look.provider} if engine == "sdk" else {}
         handle = torchotel.instrument(
             endpoint=server.url.removesuffix("/v1/traces"), detail="all", metrics_exporter="none", **given, **settings
         )

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from receiver import receiver
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
 import torchotel
 from torchotel._handle import Handle
@@ -127,3 +128,8 @@ def recorded(detail: Any = "all", **settings: Any) -> Iterator[Run]:
         assert len({span.span_id for span in server.spans}) == len(server.spans)
         run.spans = list(server.spans)
         run.roots = roots(server.spans)
+
+
+def rows(count: int) -> DataLoader[Tensor]:
+    """Give a loader of batches of one row of four ones."""
+    return DataLoader(cast("Dataset[Tensor]", list(torch.ones(count, 4))))

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import recorded
+from support import recorded, rows
 from torch import nn
-from torch.utils.data import DataLoader
 
 import torchotel
 
@@ -91,7 +90,7 @@ def test_after_the_loaders_end_a_value_goes_to_the_last_step() -> None:
     """It waits for a last word until something new opens."""
     loop = Loop()
     with recorded() as run:
-        for batch in DataLoader(list(torch.ones(2, 4))):
+        for batch in rows(2):
             loop.step(batch)
         torchotel.log(epoch=7)
     assert [step.attributes.get("torch.epoch") for step in run.steps] == [None, 7]
@@ -101,10 +100,10 @@ def test_a_value_of_a_step_that_is_gone_has_a_line_of_its_own(tmp_path: Path) ->
     """After the validation of an epoch, which has handed over the last training step."""
     loop = Loop()
     with recorded(record=tmp_path / "run"):
-        for batch in DataLoader(list(torch.ones(2, 4))):
+        for batch in rows(2):
             loop.step(batch)
         with torch.no_grad():
-            for batch in DataLoader(list(torch.ones(2, 4))):
+            for batch in rows(2):
                 loop.model(batch)
         torchotel.log(accuracy=0.75)
     late = [line for line in _lines(tmp_path / "run") if line["kind"] == "log"]
@@ -182,7 +181,7 @@ def test_an_explicit_step_is_what_its_block_holds() -> None:
     """It takes in the fetch just before it, several optimizer steps, an evaluation; what is outside is as ever."""
     loop = Loop()
     with recorded() as run:
-        for number, batch in enumerate(DataLoader(list(torch.ones(2, 4)))):
+        for number, batch in enumerate(rows(2)):
             with torchotel.step(epoch=number):
                 loop.step(batch)
                 loop.step(batch)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from looked import ENGINES, looked
 from opentelemetry import trace
+from support import rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -52,7 +53,7 @@ def test_a_span_opened_in_a_step_is_the_steps_child(engine: str) -> None:
     with looked(engine) as look:
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in DataLoader(list(torch.ones(2, 4)), batch_size=1):
+        for batch in rows(2):
             with look.tracer.start_as_current_span("prepare"):
                 pass
             loss = model(batch).sum()
@@ -72,7 +73,7 @@ def test_a_module_called_in_a_users_block_within_a_step_still_answers(engine: st
     with looked(engine) as look:
         model = Asks(look.tracer)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in DataLoader(list(torch.ones(2, 4)), batch_size=1):
+        for batch in rows(2):
             with look.tracer.start_as_current_span("block") as block:
                 model(batch).sum().backward()
                 assert trace.get_current_span() is block
@@ -183,7 +184,7 @@ def test_blocks_around_and_across_steps_leave_the_right_span_current() -> None:
 def test_what_users_set_on_the_current_span_reaches_theirs() -> None:
     """In a step the span below ours takes it, as it does without torchotel."""
     with looked("otlp") as look, look.tracer.start_as_current_span("mine"):
-        for batch in DataLoader(list(torch.ones(1, 4))):
+        for batch in rows(1):
             nn.Linear(4, 4)(batch)
             assert trace.get_current_span().is_recording()
             trace.get_current_span().set_attribute("k", 1)
@@ -198,7 +199,7 @@ def test_a_context_handed_to_another_thread_answers_with_the_step() -> None:
     with looked("otlp") as look:
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for batch in DataLoader(list(torch.ones(2, 4))):
+        for batch in rows(2):
             model(batch).sum().backward()
             look.tracer.start_span("here").end()
             context = copy_context()
