@@ -72,6 +72,10 @@ def _parse_seconds(text: str) -> object:
     return seconds
 
 
+def _parse_milliseconds(text: str) -> object:
+    return float(text) / 1000
+
+
 def _check_url(value: object) -> object:
     url = _check_text(value)
     assert isinstance(url, str)  # noqa: S101 - says so to the type checker
@@ -193,6 +197,7 @@ TEXT = Kind("a string that is not empty", _check_text)
 FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
 OTEL_FLAG = Kind("True or False", _check_flag, _parse_otel_flag)
 SECONDS = Kind("a number of seconds above 0", _check_seconds, _parse_seconds)
+MILLISECONDS = Kind("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
 URL = Kind("an http:// or https:// URL with a host", _check_url)
 BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url)
 HEADERS = Kind("a mapping of header names to strings of one line", _check_headers, _parse_headers, _show_headers)

@@ -67,6 +67,8 @@ class Config:
         "gzip"
     )
     """Of request bodies with metrics: the argument `compression`, or its own variables."""
+    metrics_interval_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_INTERVAL")] = 60.0
+    """Time between two pushes of metrics. By its variable only, which has milliseconds."""
     timeout_s: Annotated[float, otlp(checks.SECONDS, "TIMEOUT")] = 10.0
     """Longest wait for an answer to one request."""
     certificate: Annotated[str | None, otlp(_FILE, "CERTIFICATE")] = None

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from torchotel._config import Config, own_port
 from torchotel._guard import Guard
+from torchotel.exporters.otel_metrics import ProviderOutlet
+from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus import RegistryOutlet
 from torchotel.exporters.scraping import EndpointOutlet
@@ -36,15 +38,32 @@ class Publisher:
         self._metrics = metrics
         self._endpoint: EndpointOutlet | None = None
         self._outlets: list[MetricsOutlet] = []
-        if "prometheus" not in config.metrics_exporter:
-            return
+        if "prometheus" in config.metrics_exporter:
+            self._serve(config, resource, environ)
+        if config.meter_provider is not None:
+            made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
+            self._outlets += [] if made is None else [made]
+        if "otlp" in config.metrics_exporter:
+            self._outlets.append(
+                OtlpMetricsOutlet(
+                    config.metrics_endpoint,
+                    headers=config.metrics_headers,
+                    compression=config.metrics_compression,
+                    interval_s=config.metrics_interval_s,
+                    resource=resource,
+                    metrics=metrics,
+                    version=version,
+                )
+            )
+
+    def _serve(self, config: Config, resource: Attributes, environ: Mapping[str, str]) -> None:
         if config.prometheus_registry is not None:
-            self._outlets.append(RegistryOutlet(config.prometheus_registry, metrics, resource))
+            self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource))
         elif config.prometheus_port is not None:
             self._endpoint = EndpointOutlet(
                 config.prometheus_host,
                 own_port(config.prometheus_port, environ),
-                metrics,
+                self._metrics,
                 resource,
                 config.discovery_dir,
                 # A spawned loader worker runs the user's script again.

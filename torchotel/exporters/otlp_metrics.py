@@ -1,0 +1,141 @@
+"""Metrics pushed to an OTLP endpoint by a MeterProvider of our own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from torchotel import _names as names
+from torchotel.exporters.otel_metrics import ProviderOutlet
+from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.telemetry.metrics import MOST_MODULES, Metrics
+from torchotel.telemetry.spans import Attributes
+
+THREAD_NAME = "torchotel-metrics"
+
+_logger = logging.getLogger("torchotel")
+
+
+class OtlpMetricsOutlet(MetricsOutlet):
+    """Push metrics at an interval, and once more at the end.
+
+    The SDK's exporter reads its own variables for timeout, certificates and temporality.
+
+    Args:
+        endpoint: Full URL, ending in `/v1/metrics`.
+        headers: Sent with each request.
+        compression: "gzip" or "none".
+        interval_s: Time between two pushes.
+        resource: Attributes of the resource.
+        metrics: What is sent.
+        version: Of torchotel, for the scope.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        headers: Mapping[str, str],
+        compression: str,
+        interval_s: float,
+        resource: Attributes,
+        metrics: Metrics,
+        version: str,
+    ) -> None:
+        self._endpoint, self._headers, self._compression = endpoint, headers, compression
+        self._interval_s, self._resource, self._metrics, self._version = interval_s, resource, metrics, version
+        self._instruments: ProviderOutlet | None = None
+        self._pusher: _Pusher | None = None
+        self._close: Callable[[float], None] | None = None
+
+    def prepare(self) -> None:
+        """Load the SDK's metrics and begin; it takes some tenths of a second, so not on the training thread."""
+        from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # see above
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+
+        try:
+            # More than the SDK's 2000 series of an instrument would be added up under no name.
+            views = [View(instrument_name="torch.module.*", aggregation_cardinality_limit=2 * MOST_MODULES)]
+        except TypeError:  # a version without a limit
+            views = []
+        exporter = OTLPMetricExporter(
+            self._endpoint, headers=dict(self._headers), compression=Compression(self._compression)
+        )
+        # Without a thread of the SDK's: that would come up again in every forked child.
+        reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
+        resource = Resource(self._resource, names.SCHEMA_URL)
+        provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
+        self._close = provider.shutdown
+        self._instruments = ProviderOutlet(provider, self._metrics, self._version)
+        self._pusher = _Pusher(reader.collect, self._interval_s)
+
+    def first_step(self) -> None:
+        """Do nothing: all is there."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Push the present state; False where that was not done by `deadline_s`."""
+        return self._pusher is None or self._pusher.push(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Push the last state by `deadline_s`, and let go of the provider."""
+        pusher, self._pusher = self._pusher, None
+        if pusher is not None:
+            pusher.end(deadline_s)
+        if self._close is not None:
+            self._close(max(0.0, deadline_s - time.monotonic()) * 1000 + 100)
+        if self._instruments is not None:
+            self._instruments.shutdown(deadline_s)
+
+    def detach(self) -> None:
+        """Forget the thread, which is not here."""
+        self._pusher = None
+        if self._instruments is not None:
+            self._instruments.detach()
+
+
+class _Pusher:
+    """A thread that pushes at an interval, when asked, and at the end."""
+
+    def __init__(self, push: Callable[[], None], interval_s: float) -> None:
+        self._push, self._interval_s = push, interval_s
+        self._changed = threading.Condition()
+        self._asked = self._done = 0
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def push(self, deadline_s: float) -> bool:
+        """Push now; False where that was not done by `deadline_s`."""
+        with self._changed:
+            self._asked += 1
+            asked = self._asked
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._done >= asked, max(0.0, deadline_s - time.monotonic()))
+
+    def end(self, deadline_s: float) -> None:
+        """Push for the last time; an attempt under way at `deadline_s` ends by itself."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked > self._done or self._ended, self._interval_s)
+                asked, ended = self._asked, self._ended
+            try:
+                self._push()
+            except Exception:
+                _logger.exception("Could not push metrics")
+            with self._changed:
+                self._done = asked
+                self._changed.notify_all()
