@@ -3,6 +3,7 @@
 from torchotel.report.read import Run, RunError, SpanLine, UnitLine, open_run
 from torchotel.report.summary import LayerTime, PhaseTime, Summary, summarise
 from torchotel.report.tables import render
+from torchotel.report.tracked import Track, Tracked
 
 __all__ = [
     "LayerTime",
@@ -11,6 +12,8 @@ __all__ = [
     "RunError",
     "SpanLine",
     "Summary",
+    "Track",
+    "Tracked",
     "UnitLine",
     "open_run",
     "render",

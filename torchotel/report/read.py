@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -17,10 +17,10 @@ class RunError(Exception):
 
 
 class UnitLine(NamedTuple):
-    """One line of `metrics.jsonl`: a step or an evaluation."""
+    """One line of `metrics.jsonl`: a step, an evaluation, or what was logged when its step was gone."""
 
     kind: str
-    """step | evaluation."""
+    """step | evaluation | log."""
     number: int
     start_unix_ns: int
     duration_s: float
@@ -30,6 +30,13 @@ class UnitLine(NamedTuple):
     trace_id: str
     error_type: str | None
     error_message: str | None
+    values: Mapping[str, Value] = {}
+    """What was logged; a number that was not finite is None."""
+    gradient_norm: float | None = None
+    gradient_norms: Mapping[str, Mapping[str, float | None]] = {}
+    """By model and path."""
+    nonfinite: Sequence[str] = ()
+    """What was NaN or infinite."""
 
 
 class SpanLine(NamedTuple):
@@ -128,6 +135,10 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
         trace_id=str(line.get("trace_id") or ""),
         error_type=error.get("type"),
         error_message=error.get("message"),
+        values=line.get("values") or {},
+        gradient_norm=line.get("gradient_norm"),
+        gradient_norms=line.get("gradient_norms") or {},
+        nonfinite=tuple(map(str, line.get("nonfinite") or ())),
     )
 
 

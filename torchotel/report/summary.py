@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torchotel import _names as names
 from torchotel.report.read import SpanLine, UnitLine
+from torchotel.report.tracked import Tracked, Tracks
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
@@ -55,6 +56,10 @@ class Summary:
     forward: Sequence[LayerTime]
     """Slowest by self time first: by total time the root would always win."""
     backward: Sequence[LayerTime]
+    tracked: Tracked
+    """What was logged, and the norms of gradients."""
+    samples_per_second: float | None = None
+    """Over the time of all steps, where samples were logged."""
 
 
 def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
@@ -62,12 +67,15 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     steps = []
+    tracks = Tracks()
     for unit in units:
         counts[unit.kind] += 1
+        tracks.add(unit)
         if unit.error_type:
             errors[unit.error_type] += 1
         if unit.kind == "step":
             steps.append(unit)
+    tracked, seconds = tracks.result(), sum(step.duration_s for step in steps)
     layers = _Layers()
     for span in spans:
         layers.add(span)
@@ -79,6 +87,8 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         phases=_phases(steps),
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),
+        tracked=tracked,
+        samples_per_second=tracked.totals["samples"] / seconds if "samples" in tracked.totals and seconds else None,
     )
 
 

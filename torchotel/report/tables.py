@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchotel.report.summary import LayerTime, Summary
+from torchotel.report.tracked import Track, Tracked
 
 _MINUTE_S = 60
 
@@ -23,6 +24,7 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
             for phase in summary.phases
         ]
         parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1))
+    parts += _tracked(summary.tracked, top)
     for direction, layers in (("forward", summary.forward), ("backward", summary.backward)):
         if layers:
             parts.append(f"slowest layers, {direction}\n{_layers(layers, top)}")
@@ -65,6 +67,9 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
     steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail"
     rows.append(("steps", steps if summary.steps else "0"))
     rows.append(("evaluations", f"{summary.evaluations:,}"))
+    for name, total in summary.tracked.totals.items():
+        rate = summary.samples_per_second if name == "samples" else None
+        rows.append((name, f"{total:,}" + (f", {rate:,.4g} a second" if rate is not None else "")))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
         rows.append(("errors", errors))
@@ -74,6 +79,25 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
     if info.get("finished") is False:
         rows.append(("end", "the run has not ended, or was cut short"))
     return "\n".join(f"{name:<12}{text}" for name, text in rows)
+
+
+def _tracked(tracked: Tracked, top: int) -> list[str]:
+    """Lay out what was logged and the norms; what went NaN or infinite stands before them."""
+    parts = []
+    if tracked.nonfinite:
+        rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[:top]]
+        parts.append(table(("NaN or infinite", "steps"), rows, left=1))
+    if tracked.values:
+        parts.append(_tracks("logged", tracked.values))
+    if tracked.gradient is not None:
+        parts.append(_tracks("gradient norm", [tracked.gradient, *tracked.layers[:top]]))
+    return parts
+
+
+def _tracks(title: str, tracks: Sequence[Track]) -> str:
+    head = (title, "first", "last", "smallest", "largest", "steps")
+    rows = [(track.name, *(f"{value:.4g}" for value in track[2:]), f"{track.steps:,}") for track in tracks]
+    return table(head, rows, left=1)
 
 
 def _layers(layers: Sequence[LayerTime], top: int) -> str:
