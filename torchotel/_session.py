@@ -137,7 +137,7 @@ class Session:
 
     def discard(self) -> None:
         """End before anything was seen, and leave no run file behind."""
-        self.stop(0)
+        self.stop(0, finished=False)
         if self._record is not None:
             self._record.discard()
 

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 
 from torchotel.exporters.stats import ExportStats
@@ -23,8 +24,8 @@ class ProviderFlush:
     succeeded where it gave up: a dead endpoint is found in their log, not in our counts.
     """
 
-    def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
-        self._provider, self._stats = provider, stats
+    def __init__(self, provider: TracerProvider | MeterProvider, stats: ExportStats | None = None) -> None:
+        self._provider, self._stats = provider, stats or ExportStats()
         self._thread: threading.Thread | None = None
         self._complained = False
 
@@ -40,7 +41,9 @@ class ProviderFlush:
             self._stats.error(type(error).__name__)
             if not self._complained:
                 self._complained = True
-                _logger.exception("The tracer provider could not be flushed; further failures are only counted")
+                _logger.exception(
+                    "%s could not be flushed; further failures are only counted", type(self._provider).__name__
+                )
             return False
 
     def by(self, deadline_s: float) -> bool:

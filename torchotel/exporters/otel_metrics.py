@@ -10,6 +10,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider
 from opentelemetry.metrics import Observation as OtelObservation
 
 from torchotel import _names as names
+from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.telemetry.accumulators import Labels
 from torchotel.telemetry.identities import context_of
@@ -35,11 +36,11 @@ _sources: WeakKeyDictionary[MeterProvider, _Source] = WeakKeyDictionary()
 """An instrument that a provider has already keeps its first callback, so a later session must be read by that one."""
 
 
-class ProviderOutlet(MetricsOutlet):
+class ProviderInstruments:
     """Counters and gauges that a provider reads when it wants to, and histograms that get every value.
 
     Args:
-        provider: Its readers and views apply, and it is never shut down.
+        provider: Its readers and views apply.
         metrics: What is shown.
         version: Of torchotel, for the scope.
     """
@@ -53,24 +54,10 @@ class ProviderOutlet(MetricsOutlet):
             self._create(instrument)
         metrics.observe_with(self._record)
 
-    def prepare(self) -> None:
-        """Do nothing: all is there."""
-
-    def first_step(self) -> None:
-        """Do nothing: all is there."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: whoever reads the provider gets the present state."""
-        return True
-
-    def shutdown(self, deadline_s: float) -> None:
+    def close(self) -> None:
         """Show nothing any more."""
         self._source.metrics = None
         self._histograms.clear()
-
-    def detach(self) -> None:
-        """Show nothing: a reader of the provider's may go on in the child."""
-        self._source.metrics = None
 
     def _create(self, instrument: Instrument) -> None:
         name, unit, description = instrument.name, instrument.unit, instrument.description
@@ -91,6 +78,39 @@ class ProviderOutlet(MetricsOutlet):
             histogram.record(
                 observation.value, _attributes(observation.instrument, observation.labels), context=context
             )
+
+
+class ProviderOutlet(MetricsOutlet):
+    """Metrics through a provider of the user's, which is flushed and never shut down.
+
+    Args:
+        provider: Its readers and views apply.
+        metrics: What is shown.
+        version: Of torchotel, for the scope.
+    """
+
+    def __init__(self, provider: MeterProvider, metrics: Metrics, version: str) -> None:
+        self._instruments = ProviderInstruments(provider, metrics, version)
+        self._flush = ProviderFlush(provider)
+
+    def prepare(self) -> None:
+        """Do nothing: all is there."""
+
+    def first_step(self) -> None:
+        """Do nothing: all is there."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Have the provider's readers bring out the present state."""
+        return self._flush.by(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Have them bring out the last state, and show nothing any more."""
+        self._flush.by(deadline_s)
+        self._instruments.close()
+
+    def detach(self) -> None:
+        """Show nothing: a reader of the provider's may go on in the child."""
+        self._instruments.close()
 
 
 def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:

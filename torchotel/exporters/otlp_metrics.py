@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from torchotel import _names as names
-from torchotel.exporters.otel_metrics import ProviderOutlet
+from torchotel.exporters.otel_metrics import ProviderInstruments
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.telemetry.metrics import MOST_MODULES, Metrics
 from torchotel.telemetry.spans import Attributes
@@ -47,7 +47,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
     ) -> None:
         self._endpoint, self._headers, self._compression = endpoint, headers, compression
         self._interval_s, self._resource, self._metrics, self._version = interval_s, resource, metrics, version
-        self._instruments: ProviderOutlet | None = None
+        self._instruments: ProviderInstruments | None = None
         self._pusher: _Pusher | None = None
         self._close: Callable[[float], None] | None = None
 
@@ -73,7 +73,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
         resource = Resource(self._resource, names.SCHEMA_URL)
         provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
         self._close = provider.shutdown
-        self._instruments = ProviderOutlet(provider, self._metrics, self._version)
+        self._instruments = ProviderInstruments(provider, self._metrics, self._version)
         self._pusher = _Pusher(reader.collect, self._interval_s)
 
     def first_step(self) -> None:
@@ -91,13 +91,13 @@ class OtlpMetricsOutlet(MetricsOutlet):
         if self._close is not None:
             self._close(max(0.0, deadline_s - time.monotonic()) * 1000 + 100)
         if self._instruments is not None:
-            self._instruments.shutdown(deadline_s)
+            self._instruments.close()
 
     def detach(self) -> None:
         """Forget the thread, which is not here."""
         self._pusher = None
         if self._instruments is not None:
-            self._instruments.detach()
+            self._instruments.close()
 
 
 class _Pusher:
