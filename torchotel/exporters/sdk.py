@@ -25,7 +25,7 @@ from torchotel.exporters.started import StartedSpans
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id
-from torchotel.telemetry.spans import Attributes, Span, SpanStarter, Trace, TraceExporter
+from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanStarter, Trace, TraceExporter
 
 REST_SPANS = 16
 """Spans that are replayed without a rest, about 0.2 ms."""
@@ -147,11 +147,9 @@ class SdkEngine(TraceExporter, SpanStarter):
                 live.update_name(span.template.name)
                 live.set_attributes(attributes)
                 for link in span.links:
-                    live.add_link(self._linked(link.trace_id, link.span_id), speakable(link.attributes))
+                    live.add_link(*self._linked(link))
                 return live
-            links = [
-                LiveLink(self._linked(link.trace_id, link.span_id), speakable(link.attributes)) for link in span.links
-            ]
+            links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
             live = self._tracer.start_span(
                 span.template.name, context, SpanKind.INTERNAL, attributes, links, span.start_ns
             )
@@ -174,8 +172,9 @@ class SdkEngine(TraceExporter, SpanStarter):
             self.stats.sampled_out(1)
             return
         try:
-            for event in own_events(span):
-                live.add_event(event.name, speakable(event.attributes), event.time_ns)
+            if span.events or span.error is not None:
+                for event in own_events(span):
+                    live.add_event(event.name, speakable(event.attributes), event.time_ns)
             if span.error is not None:
                 live.set_status(StatusCode.ERROR, speakable_text(span.error.message))
             live.end(span.end_ns)
@@ -194,8 +193,9 @@ class SdkEngine(TraceExporter, SpanStarter):
             del self._renamed[next(iter(self._renamed))]
         self._renamed[trace.trace_id, trace.root.span_id] = live.get_span_context()
 
-    def _linked(self, trace_id: int, span_id: int) -> SpanContext:
-        return self._renamed.get((trace_id, span_id)) or SpanContext(trace_id, span_id, is_remote=False)
+    def _linked(self, link: SpanLink) -> tuple[SpanContext, Attributes]:
+        ids = link.trace_id, link.span_id
+        return self._renamed.get(ids) or SpanContext(*ids, is_remote=False), speakable(link.attributes)
 
     def _failed(self, error: Exception) -> None:
         self.stats.error(type(error).__name__)

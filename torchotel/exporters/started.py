@@ -33,6 +33,8 @@ class StartedSpans:
 
     def take(self, span_id: int) -> Span | None:
         """Return a span that is kept, for its end."""
+        if span_id not in self._spans:  # nearly always
+            return None
         with self._lock:
             return self._spans.pop(span_id, None)
 
