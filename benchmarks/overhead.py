@@ -56,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> None:
     workload = models.make(options.model)
     with Sink() as sink:
         pairs, received = _interleave(modes(workload, sink), workload, sink, options.steps, options.rounds)
-    behind = worker.measure(workload, options.rounds)
+        behind = worker.measure(workload, options.rounds, f"{sink.endpoint}/v1/traces")
     plain, packed = worker.request_bytes_per_span(workload)
     rows = {name: _row(measured, workload.calls, received.get(name)) for name, measured in pairs.items()}
     worker_rows = {name: _spread(times) for name, times in behind.items()}

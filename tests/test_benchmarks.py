@@ -30,6 +30,9 @@ def test_prints_a_figure_for_every_instrument(tmp_path: Path) -> None:
         "compress with gzip",
         "encode as JSON",
         "the SDK's encoder, for comparison",
+        "encode and send, whole",
+        "replay through the SDK's tracer",
+        "replay, and the SDK sends, whole",
     ]
     rows = {line[:37].rstrip(): line[37:].split() for line in done.stdout.splitlines()}
     for name, figures in {**result["modes"], **result["worker"]}.items():
