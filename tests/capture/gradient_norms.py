@@ -1,0 +1,94 @@
+"""Training under a capture of its own, and its gradients in double precision."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from torchotel._records import GradientNorms, Record, Unit
+from torchotel.capture.capture import Capture
+from torchotel.capture.detail import Detail
+
+
+class Recorded:
+    """What a capture handed over."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    @property
+    def steps(self) -> list[Unit]:
+        """Give the training steps."""
+        return [record for record in self.records if isinstance(record, Unit) and record.kind == "step"]
+
+    @property
+    def norms(self) -> list[GradientNorms | None]:
+        """Give the gradient norms of each step."""
+        return [step.gradients for step in self.steps]
+
+    @property
+    def paths(self) -> list[list[str]]:
+        """Give the paths of the modules with norms, of each step."""
+        return [[info.path for info, _ in norms.modules] if norms else [] for norms in self.norms]
+
+    @property
+    def totals(self) -> list[float]:
+        """Give the norms over all parameters; every step must have one."""
+        return [norms.total for norms in self.norms if norms is not None]
+
+
+@contextmanager
+def captured(
+    *, gradient_norms: str | bool | int = True, detail: str | int = "off"
+) -> Iterator[tuple[Recorded, Capture]]:
+    """Record the block; nothing of ours may have failed."""
+    recorded = Recorded()
+    capture = Capture(recorded.records.append, Detail(detail), gradient_norms=gradient_norms)
+    capture.install()
+    try:
+        yield recorded, capture
+    finally:
+        capture.uninstall()
+        capture.end()
+    assert capture.guard.faults == capture.gradients.guard.faults == capture.watches.guard.faults == 0
+
+
+def true_norm(tensors: Iterable[Tensor | None]) -> float:
+    """Give the L2 norm over all tensors in double precision."""
+    found = [torch.linalg.vector_norm(_exact(tensor)).item() for tensor in tensors if tensor is not None]
+    return math.hypot(*found)
+
+
+def gradient_norm(*models: nn.Module) -> float:
+    """Give the norm of all gradients that models have."""
+    parameters = {id(p): p for model in models for p in model.parameters()}
+    return true_norm(p.grad for p in parameters.values())
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
+
+
+def net(*, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Make two layers."""
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+
+
+def trained(
+    model: nn.Module,
+    *,
+    steps: int = 3,
+    loss: Callable[[nn.Module], Tensor] = lambda model: model(torch.randn(5, 4)).square().sum(),
+) -> list[float]:
+    """Train with SGD; give the true norm before each optimizer step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    true = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model).backward()
+        true.append(gradient_norm(model))
+        optimizer.step()
+    return true
