@@ -54,10 +54,14 @@ def train(model: nn.Module, batches: Batches, arguments: argparse.Namespace) -> 
         for epoch in range(arguments.epochs):
             for images, labels in batches:
                 optimizer.zero_grad()
-                loss = cross_entropy(model(images), labels)
+                scores = model(images)
+                loss = cross_entropy(scores, labels)
                 loss.backward()
                 optimizer.step()
                 schedule.step()
+                right = (scores.argmax(1) == labels).float().mean()
+                # Tensors are read a step later: logging never waits for a device. The learning rate comes by itself.
+                torchotel.log(loss=loss, accuracy=right, epoch=epoch, samples=len(labels))
                 progress.update(task, advance=1, description=f"epoch {epoch + 1}, loss {loss.item():.3f}")
 
 
@@ -92,7 +96,9 @@ def main() -> None:
     train_batches, test_batches = load(arguments)
     model = resnet18(weights=None, num_classes=10)
     train(model, train_batches, arguments)
-    print(f"test accuracy {accuracy(model, test_batches):.1%}")
+    share = accuracy(model, test_batches)
+    torchotel.log(test_accuracy=share)
+    print(f"test accuracy {share:.1%}")
 
 
 if __name__ == "__main__":

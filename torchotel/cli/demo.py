@@ -4,18 +4,24 @@ torchvision's ResNet-18 learns scikit-learn's 1,797 digits in about a minute on 
 OTLP endpoint where something listens there, and to a run file in any case.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
 import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from torchotel._config import Config
 from torchotel.cli.program import Program
 from torchotel.cli.recording import run_recorded, settings
 from torchotel.cli.run import add_settings, given
+
+if TYPE_CHECKING:
+    from torchotel._handle import Handle
 
 EXAMPLE = "digits_resnet.py"
 
@@ -47,7 +53,13 @@ def call(arguments: argparse.Namespace) -> int:
     os.environ["TORCHOTEL_DETAIL"] = str(config.detail)
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = config.traces_endpoint
     os.environ["OTEL_TRACES_EXPORTER"] = "none" if silent else config.traces_exporter
-    return run_recorded(program, {})
+    return run_recorded(program, {}, started=_say_where_metrics_are)
+
+
+def _say_where_metrics_are(handle: Handle) -> None:
+    port = handle.prometheus_port
+    if port is not None:
+        print(f"While it runs, its metrics are at http://{handle.config.prometheus_host}:{port}/metrics\n", flush=True)
 
 
 def find_example() -> Path:

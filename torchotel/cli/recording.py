@@ -1,17 +1,22 @@
 """Run a program with a recording, then say what it did and where to look."""
 
+from __future__ import annotations
+
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchotel._config import Config, own_folder
 from torchotel.cli.program import Program
 from torchotel.report import open_run, render, summarise
+
+if TYPE_CHECKING:
+    from torchotel._handle import Handle
 
 RUNS = Path("torchotel-runs")
 """Where recordings go that were given no folder."""
@@ -28,8 +33,14 @@ def settings(given: Mapping[str, Any], program: Program) -> Config:
     return Config.read({**given, "record": folder.absolute()}, os.environ)
 
 
-def run_recorded(program: Program, given: Mapping[str, Any]) -> int:
-    """Instrument, run the program, print a summary and where to look; give the program's exit code."""
+def run_recorded(program: Program, given: Mapping[str, Any], started: Callable[[Handle], None] = lambda _: None) -> int:
+    """Instrument, run the program, print a summary and where to look; give the program's exit code.
+
+    Args:
+        program: What to run.
+        given: Settings that were said.
+        started: Called before the program is.
+    """
     config = settings(given, program)
     home = Path.cwd()  # where the user's shell still is when the program has changed its own
     program.prepare()
@@ -37,6 +48,7 @@ def run_recorded(program: Program, given: Mapping[str, Any]) -> int:
 
     handle = _handle.start({**given, "record": config.record}, None, zero_code=True)
     process = os.getpid()
+    started(handle)
     code = program.run()
     if os.getpid() != process:
         return code  # a child that the program forked has come out here too
