@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, cast
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -39,6 +40,13 @@ class Received(NamedTuple):
         return [span for scope in scopes for span in scope.spans]
 
 
+class Pushed(NamedTuple):
+    """One request with metrics."""
+
+    headers: Mapping[str, str]
+    message: ExportMetricsServiceRequest
+
+
 class Receiver(ThreadingHTTPServer):
     """Keep all that comes; answer with what `answers` holds first, then with 200."""
 
@@ -52,7 +60,22 @@ class Receiver(ThreadingHTTPServer):
         """All requests, in the order of their coming."""
         self.spans: list[Span] = []
         """Spans of the requests that were answered with 2xx."""
+        self.pushed: list[Pushed] = []
+        """Requests with metrics, which are kept apart and taken with 200."""
         self._changed = threading.Condition()
+
+    def keep(self, pushed: Pushed) -> None:
+        """Keep a request with metrics."""
+        with self._changed:
+            self.pushed.append(pushed)
+            self._changed.notify_all()
+
+    def wait_for_pushed(self, n_requests: int, timeout_s: float = 10.0) -> list[Pushed]:
+        """Give the requests with metrics when there are `n_requests` of them."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: len(self.pushed) >= n_requests, timeout_s)
+            assert came, f"{len(self.pushed)} of {n_requests} requests with metrics came in {timeout_s} s"
+            return list(self.pushed)
 
     def take(self, received: Received) -> Answer:
         """Keep a request and choose its answer."""
@@ -86,15 +109,21 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
-        message = ExportTraceServiceRequest.FromString(body)
-        received = Received(self.path, dict(self.headers), message, time.monotonic())
-        answer = cast("Receiver", self.server).take(received)
+        answer = self._take(body)
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         self.wfile.write(answer.body)
+
+    def _take(self, body: bytes) -> Answer:
+        server = cast("Receiver", self.server)
+        if self.path == "/v1/metrics":
+            server.keep(Pushed(dict(self.headers), ExportMetricsServiceRequest.FromString(body)))
+            return Answer(200)
+        message = ExportTraceServiceRequest.FromString(body)
+        return server.take(Received(self.path, dict(self.headers), message, time.monotonic()))
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""

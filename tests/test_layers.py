@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "torchotel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_settings"}
+WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_process", "_settings"}
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
 SESSION = {"_handle", "_session", "_stats"}

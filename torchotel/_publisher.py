@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Mapping
 
 from torchotel._config import Config, own_port
 from torchotel._guard import Guard
+from torchotel._process import is_child
 from torchotel.exporters.otel_metrics import ProviderOutlet
 from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet
 from torchotel.exporters.outlets import MetricsOutlet
@@ -67,7 +67,7 @@ class Publisher:
                 resource,
                 config.discovery_dir,
                 # A spawned loader worker runs the user's script again.
-                wait=multiprocessing.parent_process() is not None,
+                wait=is_child(),
             )
             self._outlets.append(self._endpoint)
 

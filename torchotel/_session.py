@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from torchotel import _names as names
 from torchotel._buffer import Buffer
 from torchotel._config import Config, own_folder
 from torchotel._errors import ConfigError
+from torchotel._process import is_child
 from torchotel._publisher import Publisher
 from torchotel._records import Unit
 from torchotel._stats import Stats
@@ -179,7 +179,7 @@ class Session:
 
     def _make_record(self) -> RunFile | None:
         config = self._config
-        if config.record is None or multiprocessing.parent_process() is not None:
+        if config.record is None or is_child():
             return None  # the folder is the parent's: a spawned loader worker runs the user's script again
         # Where spans go both ways, those sent are the ones that are counted.
         stats = self._stats if config.traces_exporter == "none" else None

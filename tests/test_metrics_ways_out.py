@@ -1,0 +1,218 @@
+"""One set of metrics, whichever way it leaves: names, labels and values are the same on all of them."""
+
+import math
+import urllib.error
+
+import pytest
+import torch
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from receiver import Receiver
+from scrapes import OPENMETRICS, Series, pushed_exemplars, pushed_series, scrape, value
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchotel
+from torchotel._handle import Handle
+
+STEPS = 6
+SEEN = {
+    "torch_step_duration_seconds_bucket": {"le"},
+    "torch_step_duration_seconds_sum": set(),
+    "torch_step_duration_seconds_count": set(),
+    "torch_phase_time_seconds_total": {"phase"},
+    "torch_module_time_seconds_total": {"model", "module", "type", "direction"},
+    "torch_module_calls_total": {"model", "module", "type", "direction"},
+    "torch_module_duration_seconds_bucket": {"model", "module", "type", "direction", "le"},
+    "torch_module_duration_seconds_sum": {"model", "module", "type", "direction"},
+    "torch_module_duration_seconds_count": {"model", "module", "type", "direction"},
+    "torch_module_gradient_norm": {"model", "module"},
+    "torch_gradient_norm": set(),
+    "torch_tensor_gradient_norm": {"tensor"},
+    "torch_gradient_nonfinite_total": set(),
+    "torch_loss_nonfinite_total": set(),
+    "torch_steps_total": set(),
+    "torch_samples_total": set(),
+    "torch_evaluations_total": set(),
+    "torch_loss": set(),
+    "torch_learning_rate": set(),
+    "torch_step_last_end_time_seconds": set(),
+    "torch_run_finished": set(),
+    "torch_tokens_total": set(),
+    "torch_log": {"name"},
+    "torch_evaluation_time_seconds_total": set(),
+    "torchotel_spans_total": {"outcome"},
+    "torchotel_overhead_ratio": set(),
+    "torchotel_detail_ratio": set(),
+}
+"""All rows of the conventions but those that need a GPU or a failing endpoint."""
+
+
+class Watched(nn.Module):
+    """A model whose hidden activations are watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.hidden(x)
+        torchotel.watch(hidden, "hidden")
+        out: torch.Tensor = self.out(hidden.relu())
+        return out
+
+
+def train(steps: int = STEPS) -> None:
+    """Train, log, and evaluate two batches."""
+    model = Watched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    data = TensorDataset(torch.rand(4 * steps, 4))
+    for (batch,) in DataLoader(data, batch_size=4):
+        loss = model(batch).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torchotel.log(loss=loss, samples=len(batch), tokens=10, accuracy=0.75, broken=math.nan)
+    model.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.rand(4, 4))
+
+
+@pytest.fixture
+def reader() -> InMemoryMetricReader:
+    return InMemoryMetricReader()
+
+
+@pytest.fixture
+def handle(server: Receiver, reader: InMemoryMetricReader) -> Handle:
+    """Run a training that all ways out have seen, and that has not ended."""
+    handle = torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"),
+        metrics_exporter="prometheus,otlp",
+        meter_provider=MeterProvider([reader], shutdown_on_exit=False),
+        module_histograms=True,
+        gradient_norms=True,
+        detail=2,
+    )
+    train()
+    assert handle.flush()
+    return handle
+
+
+def in_memory(reader: InMemoryMetricReader) -> Series:
+    data = reader.get_metrics_data()
+    assert data is not None
+    return pushed_series(encode_metrics(data))
+
+
+def test_all_ways_out_agree(handle: Handle, server: Receiver, reader: InMemoryMetricReader) -> None:
+    """Text, OpenMetrics, OTLP and a given provider have the same series with the same values."""
+    text, openmetrics = scrape(handle.prometheus_port), scrape(handle.prometheus_port, OPENMETRICS)
+    assert text.content_type.startswith("text/plain")
+    assert openmetrics.content_type.startswith("application/openmetrics-text")
+    names: dict[str, set[str]] = {}
+    for name, labels in text.series:
+        names.setdefault(name, set()).update(label for label, _ in labels)
+    assert names == SEEN
+    assert openmetrics.series == text.series
+    assert pushed_series(server.pushed[-1].message) == text.series
+    assert in_memory(reader) == text.series
+
+
+def test_values_are_those_of_the_run(handle: Handle) -> None:
+    """Steps, samples, calls and phases are what the program did."""
+    series = scrape(handle.prometheus_port).series
+    plain = {name: number for (name, labels), number in series.items() if not labels}
+    assert plain["torch_steps_total"] == plain["torch_step_duration_seconds_count"] == STEPS
+    assert (plain["torch_samples_total"], plain["torch_tokens_total"]) == (4 * STEPS, 10 * STEPS)
+    assert (plain["torch_evaluations_total"], plain["torch_learning_rate"]) == (2, 0.125)
+    assert (plain["torch_run_finished"], plain["torchotel_detail_ratio"]) == (0, 0.5)
+    assert value(series, "torch_log", name="accuracy") == 0.75
+    assert value(series, "torch_log", name="broken") is None
+    calls = {
+        (one["module"], one["direction"]): (one["type"], number)
+        for (name, labels), number in series.items()
+        if name == "torch_module_calls_total"
+        for one in [dict(labels)]
+    }
+    types = {"Watched": "Watched", "hidden": "Linear", "out": "Linear"}
+    assert calls == {(path, way): (kind, 3) for path, kind in types.items() for way in ("forward", "backward")}
+    phases = sum(number for (name, _), number in series.items() if name == "torch_phase_time_seconds_total")
+    assert phases == pytest.approx(plain["torch_step_duration_seconds_sum"])
+    spans = {dict(labels)["outcome"]: number for (name, labels), number in series.items() if "spans" in name}
+    assert spans == {
+        "exported": handle.stats()["spans_exported"],
+        "dropped_queue": 0,
+        "dropped_export": 0,
+        "sampled_out": 0,
+    }
+
+
+def test_exemplars_lead_to_traces_that_arrived(handle: Handle, server: Receiver) -> None:
+    """Their ids are those of steps' roots which the receiver has."""
+    steps = {(one.trace_id.hex(), one.span_id.hex()) for one in server.spans if one.name == "torch.step"}
+    scraped = scrape(handle.prometheus_port, OPENMETRICS).exemplars
+    for found in (scraped, pushed_exemplars(server.pushed[-1].message)):
+        assert found
+        assert found <= steps
+
+
+def test_target_info_is_the_resource(handle: Handle, server: Receiver) -> None:
+    """What a scrape says of the process is what OTLP says of it."""
+    (resource,) = {
+        one.resource.SerializeToString(): one.resource for one in server.pushed[-1].message.resource_metrics
+    }.values()
+    pushed = {one.key.replace(".", "_"): one.value for one in resource.attributes}
+    target = scrape(handle.prometheus_port).target
+    assert set(target) == set(pushed)
+    assert target["torch_rank"] == str(pushed["torch_rank"].int_value) == "0"
+    assert target["torch_run_id"] == pushed["torch_run_id"].string_value
+
+
+def test_the_end_is_told_and_then_all_is_silent(handle: Handle, server: Receiver, reader: InMemoryMetricReader) -> None:
+    """The last push says that the run has finished; after it the port is closed, and the provider gets nothing."""
+    port = handle.prometheus_port
+    handle.shutdown()
+    assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == 1
+    assert handle.prometheus_port is None
+    with pytest.raises(urllib.error.URLError):
+        scrape(port)
+    assert {name.rpartition("_")[0] for name, _ in in_memory(reader)} == {
+        "torch_step_duration_seconds",
+        "torch_module_duration_seconds",
+    }, "the SDK keeps what histograms have got"
+
+
+def test_an_error_is_no_normal_end(server: Receiver) -> None:
+    """A block that raises leaves `torch.run.finished` at 0."""
+    endpoint = server.url.removesuffix("/v1/traces")
+    with (
+        pytest.raises(RuntimeError, match="mine"),
+        torchotel.instrument(endpoint=endpoint, metrics_exporter="otlp", traces_exporter="none"),
+    ):
+        raise RuntimeError("mine")
+    assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == 0
+
+
+def test_a_given_provider_serves_one_run_after_the_other(reader: InMemoryMetricReader) -> None:
+    """Its callbacks can't be taken back, and show what runs now."""
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    for steps in (2, 3):
+        with torchotel.instrument(meter_provider=provider, metrics_exporter="none", traces_exporter="none") as handle:
+            train(steps)
+            handle.flush()
+            assert value(in_memory(reader), "torch_steps_total") == steps
+
+
+def test_headers_and_compression_are_those_of_metrics(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is for traces alone does not reach the endpoint of metrics."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "for-metrics=1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "for-traces=1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "none")
+    torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), metrics_exporter="otlp").shutdown()
+    headers = {name.lower(): text for name, text in server.pushed[-1].headers.items()}
+    assert headers["for-metrics"] == "1"
+    assert "for-traces" not in headers
+    assert "content-encoding" not in headers
