@@ -1,0 +1,83 @@
+"""Steps wait for numbers on their way from a device, in order, two at most."""
+
+from dataclasses import dataclass
+
+from torchotel._records import GradientNorms, Log, Record, Unit
+from torchotel.capture.held import Held, HeldSteps
+from torchotel.capture.logged import Logged
+
+
+@dataclass
+class Arriving:
+    """Norms that a device has not sent yet: its clock is ours here."""
+
+    arrived: bool = False
+
+    def ready(self) -> bool:
+        return self.arrived
+
+    def wait(self) -> None:
+        self.arrived = True
+
+    def result(self) -> GradientNorms | None:
+        return GradientNorms(1.0, ()) if self.arrived else None
+
+
+def _held(number: int, norms: Arriving | None = None, kind: str = "step") -> Held:
+    return Held(Unit(kind, number, 0, 0, 0, 0, detailed=False), Logged(), norms)
+
+
+def _seen(records: list[Record]) -> list[tuple[int, bool]]:
+    return [(unit.number, unit.gradients is not None) for unit in records if isinstance(unit, Unit)]
+
+
+def test_what_is_ready_goes_at_once_and_in_order() -> None:
+    """A step that waits holds up those behind it."""
+    steps, given = HeldSteps(), list[Record]()
+    first = Arriving()
+    steps.add(_held(0, first))
+    steps.release(given.append)
+    steps.add(_held(1, Arriving(arrived=True)))
+    steps.release(given.append)
+    assert given == []
+    first.arrived = True
+    steps.release(given.append)
+    assert _seen(given) == [(0, True), (1, True)]
+
+
+def test_two_wait_at_most() -> None:
+    """The oldest goes without its numbers: a device that never answers holds nothing up for good."""
+    steps, given = HeldSteps(), list[Record]()
+    for number in range(4):
+        steps.add(_held(number, Arriving()))
+        steps.release(given.append)
+    assert _seen(given) == [(0, False), (1, False)]
+
+
+def test_a_flush_waits_for_all() -> None:
+    """And hands over everything."""
+    steps, given = HeldSteps(), list[Record]()
+    for number in range(2):
+        steps.add(_held(number, Arriving()))
+    steps.release_all(given.append)
+    assert _seen(given) == [(0, True), (1, True)]
+
+
+def test_the_last_word_goes_to_the_last_step() -> None:
+    """Not to an evaluation or to a log that came after it."""
+    steps, given = HeldSteps(), list[Record]()
+    assert steps.last_step() is None
+    steps.add(_held(0))
+    steps.add(_held(0, kind="evaluation"))
+    steps.add(Held(Log(0, 0, {}), Logged()))
+    last = steps.last_step()
+    assert last is not None
+    last.add({"epoch": 3, "samples": 2})
+    last.add({"samples": 3})
+    steps.release_all(given.append)
+    step, evaluation, log = given
+    assert isinstance(step, Unit)
+    assert step.values == {"epoch": 3, "samples": 5}
+    assert isinstance(evaluation, Unit)
+    assert evaluation.values == {}
+    assert isinstance(log, Log)
