@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchotel._records import GradientNorms, Record, Unit
 from torchotel.capture.capture import Capture
@@ -53,6 +55,18 @@ def captured(
         capture.uninstall()
         capture.end()
     assert capture.guard.faults == capture.gradients.guard.faults == capture.watches.guard.faults == 0
+
+
+class Operations(TorchDispatchMode):
+    """Count the operations that a mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
+        self.seen = 0
+
+    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return function(*args, **(kwargs or {}))
 
 
 def true_norm(tensors: Iterable[Tensor | None]) -> float:

@@ -2,15 +2,13 @@
 
 import math
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from gradient_norms import captured, gradient_norm, net, trained, true_norm
+from gradient_norms import Operations, captured, gradient_norm, net, trained, true_norm
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
@@ -383,7 +381,7 @@ def test_modes_do_not_see_it() -> None:
     """A counter of operations counts the user's alone."""
 
     def flops_and_operations(count: FlopCounterMode) -> tuple[int, int]:
-        with count, _Operations() as operations:
+        with count, Operations() as operations:
             loss_of(model).backward()
         return count.get_total_flops(), operations.seen
 
@@ -394,16 +392,6 @@ def test_modes_do_not_see_it() -> None:
         observed = flops_and_operations(FlopCounterMode(display=False))
     assert len(seen.totals) == 1
     assert observed == plain
-
-
-class _Operations(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
-        self.seen = 0
-
-    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        return function(*args, **(kwargs or {}))
 
 
 def test_nothing_is_kept() -> None:
