@@ -1,0 +1,206 @@
+"""The provider that is set globally: one that we find, and one that we set for the user's own spans.
+
+It can be set once in a process, so each program has its own.
+"""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from receiver import Answer, Receiver, receiver
+from support import roots
+
+PRELUDE = """
+import json, torch, torchotel
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from torch import nn
+
+kept = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(kept))
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+    def forward(self, x):
+        with trace.get_tracer("user").start_as_current_span("query"):
+            return self.linear(x)
+
+def train(steps=2):
+    net = Reader()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(steps):
+        net(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+def names():
+    return sorted({span.name for span in kept.get_finished_spans()})
+"""
+OURS = ["backward Reader", "backward linear", "forward Reader", "forward linear"]
+PHASES = ["torch.backward", "torch.forward", "torch.optimizer.step", "torch.run", "torch.step"]
+
+
+def run(code: str, tmp_path: Path, server: Receiver, **variables: str) -> Any:
+    """Run a program in a process of its own, where a global provider can be set, and give what it prints as JSON."""
+    script = tmp_path / "program.py"
+    script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
+    endpoint = server.url.removesuffix("/v1/traces")
+    done = commands.python(
+        str(script),
+        cwd=tmp_path,
+        **{
+            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+            "OTEL_METRICS_EXPORTER": "none",
+            "TORCHOTEL_DETAIL": "all",
+            **variables,
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Run three sessions under a global provider, and tell what came of them."""
+    code = """
+    import logging
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("torchotel").addHandler(handler)
+    trace.set_tracer_provider(provider)
+    with torchotel.instrument():
+        train()
+    spans = {span.context.span_id: span for span in kept.get_finished_spans()}
+    pairs = {(span.name, spans[span.parent.span_id].name) for span in spans.values() if span.parent}
+    tree = [names(), sorted(pairs), list(said)]
+    kept.clear()
+    other = InMemorySpanExporter()
+    given = TracerProvider()
+    given.add_span_processor(SimpleSpanProcessor(other))
+    with torchotel.instrument(tracer_provider=given):
+        train()
+    beaten = [names(), sorted({span.name for span in other.get_finished_spans()})]
+    kept.clear()
+    with torchotel.instrument(set_global_provider=True):
+        train()
+    stays = [said, names(), trace.get_tracer_provider() is provider]
+    print(json.dumps({"tree": tree, "beaten": beaten, "stays": stays}))
+    """
+    with receiver() as server:
+        result: dict[str, Any] = run(code, tmp_path_factory.mktemp("found"), server)
+        assert server.requests == []
+    return result
+
+
+def test_a_global_provider_is_found(found: dict[str, Any]) -> None:
+    """One that is set before `instrument()` gets our spans and the user's, in one tree."""
+    names, pairs, said = found["tree"]
+    assert names == sorted([*OURS, *PHASES, "query"])
+    assert ["query", "forward Reader"] in pairs
+    assert ["forward Reader", "torch.forward"] in pairs
+    assert said == []
+
+
+def test_a_given_provider_beats_the_global_one(found: dict[str, Any]) -> None:
+    """Our spans go to the given one alone, the user's where they always went."""
+    assert found["beaten"] == [["query"], sorted([*OURS, *PHASES])]
+
+
+def test_a_provider_that_is_set_already_stays(found: dict[str, Any]) -> None:
+    """`set_global_provider` then changes nothing, and says so."""
+    (warning,), names, same = found["stays"]
+    assert "already" in warning
+    assert (names, same) == (sorted([*OURS, *PHASES, "query"]), True)
+
+
+def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiver) -> None:
+    """With `set_global_provider` both arrive at one endpoint in one tree; the next session finds it and keeps it."""
+    code = """
+    counts = []
+    for _ in range(2):
+        with torchotel.instrument(set_global_provider=True, headers={"authorization": "Bearer x"}) as handle:
+            train()
+            assert handle.flush()
+        counts.append(handle.stats()["spans_exported"])
+    print(json.dumps([counts, names(), type(trace.get_tracer_provider()).__name__]))
+    """
+    assert run(code, tmp_path, server) == [[17, 17], [], "TracerProvider"]
+    assert len(server.spans) == 2 * (17 + 2)
+    steps = [root for root in roots(server.spans) if root.name == "torch.step"]
+    assert len(steps) == 4
+    for step in steps:
+        call = step.find("forward Reader")
+        assert sorted(child.name for child in call.children) == ["forward linear", "query"]
+    headers = [{name.lower(): value for name, value in request.headers.items()} for request in server.requests]
+    assert {one["authorization"] for one in headers} == {"Bearer x"}
+    services = {
+        entry.value.string_value
+        for request in server.requests
+        for resource in request.message.resource_spans
+        for entry in resource.resource.attributes
+        if entry.key == "service.name"
+    }
+    assert services == {"program"}
+
+
+def test_a_sampler_of_the_environment_holds_for_both(tmp_path: Path, server: Receiver) -> None:
+    """The user's spans are sampled with the step that they are in."""
+    code = """
+    with torchotel.instrument(set_global_provider=True) as handle:
+        train(20)
+    print(json.dumps(handle.stats()))
+    """
+    stats = run(code, tmp_path, server, OTEL_TRACES_SAMPLER="parentbased_traceidratio", OTEL_TRACES_SAMPLER_ARG="0.5")
+    queries = {span.trace_id for span in server.spans if span.name == "query"}
+    steps = {span.trace_id for span in server.spans if span.name == "torch.step"}
+    assert queries == steps
+    assert 0 < len(steps) < 20  # fewer than it takes to find one slow, which would be kept late
+    assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
+
+
+def test_nothing_of_it_runs_in_a_loader_worker(tmp_path: Path, server: Receiver) -> None:
+    """A DataLoader's forked workers replay nothing, and send nothing of ours."""
+    code = """
+    import os
+    from torch.utils.data import DataLoader, Dataset
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            train(1)
+            return torch.ones(4)
+
+    with torchotel.instrument(set_global_provider=True) as handle:
+        for batch in DataLoader(Rows(), num_workers=2, multiprocessing_context="fork"):
+            train(1)
+    print(json.dumps(handle.stats()))
+    """
+    stats = run(code, tmp_path, server, OTEL_BSP_SCHEDULE_DELAY="100")
+    ours = [span for span in server.spans if span.name != "query"]
+    assert len(ours) == stats["spans_exported"] == stats["spans_recorded"]
+    assert sum(span.name == "torch.step" for span in ours) == stats["steps"] == 4
+
+
+def test_an_endpoint_of_ours_that_is_down(server: Receiver, tmp_path: Path) -> None:
+    """With a dead endpoint a program under `set_global_provider` ends in time."""
+    server.answers.extend([Answer(503)] * 1000)
+    code = """
+    import time
+    handle = torchotel.instrument(set_global_provider=True)
+    train()
+    begun = time.monotonic()
+    handle.shutdown(timeout_s=1)
+    print(json.dumps(time.monotonic() - begun))
+    """
+    took_s = run(code, tmp_path, server, OTEL_EXPORTER_OTLP_TIMEOUT="3")
+    assert took_s < 5

@@ -1,0 +1,102 @@
+"""A provider that is given gets every span, and has its way with them."""
+
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, TraceIdRatioBased
+from receiver import Receiver
+from torch import nn
+
+import torchotel
+
+
+def train(steps: int = 3) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(steps):
+        net(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def kept() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def provider(kept: InMemorySpanExporter) -> Iterator[TracerProvider]:
+    yield from _provider(kept)
+
+
+def _provider(exporter: SpanExporter, **settings: object) -> Iterator[TracerProvider]:
+    provider = TracerProvider(shutdown_on_exit=False, **settings)  # type: ignore[arg-type]  # the test's own words
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    yield provider
+    provider.shutdown()
+
+
+def test_a_given_provider_gets_all(provider: TracerProvider, kept: InMemorySpanExporter, server: Receiver) -> None:
+    """Every span goes through it, none to the endpoint, and all are counted; it lives on."""
+    endpoint = server.url.removesuffix("/v1/traces")
+    handle = torchotel.instrument(
+        tracer_provider=provider, endpoint=endpoint, detail="all", metrics_exporter="none", shapes=False
+    )
+    train()
+    assert handle.flush()
+    spans = kept.get_finished_spans()
+    stats = handle.stats()
+    assert len(spans) == stats["spans_recorded"] == stats["spans_exported"] == 31
+    handle.shutdown()
+    provider.get_tracer("user").start_span("later").end()
+    provider.force_flush()
+    assert [span.name for span in kept.get_finished_spans()[31:]] == ["later"]
+    assert server.requests == []
+
+
+def test_none_beats_a_provider(provider: TracerProvider, kept: InMemorySpanExporter) -> None:
+    """With `traces_exporter="none"` nothing is replayed."""
+    with torchotel.instrument(tracer_provider=provider, traces_exporter="none", metrics_exporter="none"):
+        train()
+    provider.force_flush()
+    assert kept.get_finished_spans() == ()
+
+
+@pytest.mark.parametrize("detail", ["all", "off"])
+@pytest.mark.parametrize(("sampler", "fewest", "most"), [(ALWAYS_OFF, 0, 0), (TraceIdRatioBased(0.5), 5, 35)])
+def test_what_a_sampler_leaves_out_is_counted(
+    kept: InMemorySpanExporter, detail: Literal["all", "off"], sampler: Sampler, fewest: int, most: int
+) -> None:
+    """A trace is taken or not as a whole; whatever was recorded was exported or sampled out."""
+    for provider in _provider(kept, sampler=sampler):
+        handle = torchotel.instrument(tracer_provider=provider, detail=detail, metrics_exporter="none")
+        train(40)
+        handle.shutdown()
+        stats = handle.stats()
+        spans = kept.get_finished_spans()
+        assert stats["spans_exported"] == len(spans)
+        assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
+        assert fewest <= sum(span.name == "torch.step" for span in spans) <= most
+
+
+def test_an_exporter_that_hangs_does_not_hold_the_program() -> None:
+    """Training and `shutdown` go on while the provider's exporter waits for its answer."""
+
+    class Slow(SpanExporter):
+        def export(self, spans: object) -> SpanExportResult:
+            time.sleep(0.5)  # longer than the shutdown below may take
+            return SpanExportResult.FAILURE
+
+    for provider in _provider(Slow()):
+        handle = torchotel.instrument(tracer_provider=provider, detail="all", metrics_exporter="none")
+        train(5)
+        begun_s = time.monotonic()
+        handle.shutdown(timeout_s=0.1)
+        assert time.monotonic() - begun_s < 5
+    stats = handle.stats()
+    assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_dropped"] > 0
