@@ -1,0 +1,272 @@
+"""Metrics from records: what counts as what, and what is left out."""
+
+import logging
+import math
+import re
+from typing import Any
+
+import pytest
+
+from torchotel._records import (
+    CallSite,
+    DeviceMemory,
+    GradientNorms,
+    Log,
+    ModuleCall,
+    ModuleInfo,
+    SpanReference,
+    TensorGradient,
+    Unit,
+)
+from torchotel.telemetry import instruments as table
+from torchotel.telemetry.exemplars import MOST_PENDING
+from torchotel.telemetry.instruments import Instrument
+from torchotel.telemetry.metrics import MOST_MODULES, MOST_NAMES, Metrics, Observation
+from torchotel.telemetry.overhead import Overhead
+from torchotel.telemetry.timing import CallTimer, Timed
+
+MS = 1_000_000
+CONVENTIONS = """
+torch.step.duration torch_step_duration_seconds histogram s
+torch.phase.time torch_phase_time_seconds_total counter s phase
+torch.module.time torch_module_time_seconds_total counter s model module type direction
+torch.module.calls torch_module_calls_total counter {call} model module type direction
+torch.module.duration torch_module_duration_seconds histogram s model module type direction
+torch.module.device_time torch_module_device_time_seconds_total counter s model module type direction
+torch.module.gradient.norm torch_module_gradient_norm gauge - model module
+torch.gradient.norm torch_gradient_norm gauge -
+torch.tensor.gradient.norm torch_tensor_gradient_norm gauge - tensor
+torch.gradient.nonfinite torch_gradient_nonfinite_total counter {step}
+torch.loss.nonfinite torch_loss_nonfinite_total counter {step}
+torch.steps torch_steps_total counter {step}
+torch.samples torch_samples_total counter {sample}
+torch.evaluations torch_evaluations_total counter {evaluation}
+torch.loss torch_loss gauge -
+torch.learning_rate torch_learning_rate gauge -
+torch.step.last_end.time torch_step_last_end_time_seconds gauge s
+torch.run.finished torch_run_finished gauge -
+torch.tokens torch_tokens_total counter {token}
+torch.log torch_log gauge - name
+torch.evaluation.time torch_evaluation_time_seconds_total counter s
+torch.memory.allocated torch_memory_allocated_bytes gauge By device
+torch.memory.reserved torch_memory_reserved_bytes gauge By device
+torch.memory.peak torch_memory_peak_bytes gauge By device
+torchotel.spans torchotel_spans_total counter {span} outcome
+torchotel.export.errors torchotel_export_errors_total counter {error} error.type
+torchotel.overhead.ratio torchotel_overhead_ratio gauge 1
+torchotel.detail.ratio torchotel_detail_ratio gauge 1
+"""
+"""Every row: both names, kind, unit, labels."""
+
+
+def row(instrument: Instrument) -> str:
+    name = instrument.prometheus_name + ("_total" if instrument.kind == "counter" else "")
+    return " ".join([instrument.name, name, instrument.kind, instrument.unit or "-", *instrument.labels])
+
+
+def test_the_table_has_the_rows_of_the_conventions() -> None:
+    assert [row(instrument) for instrument in table.TABLE] == CONVENTIONS.strip().splitlines()
+    for instrument in table.TABLE:
+        assert re.fullmatch(r"[A-Z1].*\.", instrument.description)
+        assert list(instrument.bounds) == sorted(set(instrument.bounds))
+        assert bool(instrument.bounds) == (instrument.kind == "histogram")
+
+
+def metrics(**settings: Any) -> Metrics:
+    return Metrics(lambda: {"exported": 3}, lambda: {"503": 2}, **settings)
+
+
+def unit(number: int = 0, length_ns: int = 5 * MS, kind: str = "step", **fields: Any) -> Unit:
+    return Unit(kind, number, 0, length_ns, 10**18, 1, fields.pop("detailed", False), **fields)
+
+
+def values(found: Metrics, instrument: Instrument) -> dict[tuple[str, ...], float]:
+    return dict(found.points(instrument))
+
+
+def site(path: str) -> CallSite:
+    return CallSite(
+        module=ModuleInfo("Net", path, "Linear", 0, 1),
+        input_shapes=None,
+        output_shapes=None,
+        input_dtypes=None,
+        output_dtypes=None,
+        grad_input_shapes=None,
+        grad_output_shapes=None,
+        device="cpu",
+        training=True,
+        grad_enabled=True,
+        compiled=False,
+    )
+
+
+def call(of: CallSite, start_ns: int = 0, end_ns: int = MS, starts: Any = (), ends: Any = ()) -> ModuleCall:
+    return ModuleCall(of, start_ns, end_ns, starts, ends, None)
+
+
+def test_counters_start_at_zero() -> None:
+    """All phases and all outcomes are there before the first step; gauges of nothing are not."""
+    begun = metrics()
+    for instrument in table.TABLE:
+        plain = instrument.kind == "counter" and not instrument.labels
+        expected: dict[tuple[str, ...], float] = {(): 0.0} if plain else {}
+        if instrument is table.PHASE_TIME:
+            expected = {(phase,): 0.0 for phase in ("data", "forward", "backward", "optimizer", "other")}
+        if instrument is table.SPANS:
+            expected = {("exported",): 3, ("dropped_queue",): 0, ("dropped_export",): 0, ("sampled_out",): 0}
+        if instrument is table.EXPORT_ERRORS:
+            expected = {("503",): 2}
+        if instrument is table.RUN_FINISHED:
+            expected = {(): 0}
+        assert values(begun, instrument) == expected, instrument.name
+    (duration,) = begun.distributions(table.STEP_DURATION)
+    assert (sum(duration.counts), duration.sum) == (0, 0)
+    assert not begun.distributions(table.MODULE_DURATION)
+
+
+def test_an_evaluation_stands_for_those_that_it_folded() -> None:
+    found = metrics()
+    found.add(unit(kind="evaluation"), Timed(), None)
+    found.add(unit(kind="evaluation", length_ns=900 * MS, folded=40, folded_ns=80 * MS), Timed(), None)
+    assert values(found, table.EVALUATIONS) == {(): 41}
+    assert values(found, table.EVALUATION_TIME) == {(): pytest.approx(0.085)}
+    assert values(found, table.STEPS) == {(): 0}
+
+
+def test_calls_are_counted_forward_and_backward() -> None:
+    """Include and exclude are for spans; what is inside a compiled region shows nothing of itself."""
+    inner, outer = site("inner"), site("outer")
+    step = unit(detailed=True, calls=[call(inner, 10, MS, 1, 1), call(outer, 0, 2 * MS, 2, 2)])
+    step.stamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
+    found = metrics(module_histograms=True)
+    found.add(step, CallTimer().time(step), None)
+    keys = {("Net", path, "Linear", way) for path in ("inner", "outer") for way in ("forward", "backward")}
+    assert values(found, table.MODULE_CALLS) == dict.fromkeys(keys, 1)
+    times = values(found, table.MODULE_TIME)
+    assert times["Net", "outer", "Linear", "forward"] == pytest.approx(0.002)
+    assert {one.labels: one.sum for one in found.distributions(table.MODULE_DURATION)} == times
+    assert values(found, table.DETAIL_RATIO) == {(): 1}
+
+
+def test_hidden_calls_are_left_out() -> None:
+    """A compiled region is one call."""
+    found = metrics()
+    calls = [call(site("inside")), call(site("region"))]
+    found.add(unit(), Timed(calls, 0, [1, -1], [True, False], [None, None], []), None)
+    assert list(values(found, table.MODULE_CALLS)) == [("Net", "region", "Linear", "forward")]
+
+
+def test_what_is_logged_late_counts_too() -> None:
+    """Counters grow, gauges follow; text, a step's epoch and what would turn a counter back are no metric."""
+    found = metrics()
+    found.add(unit(values={"loss": 2.0, "samples": 8, "epoch": 3, "acc": True}), Timed(), None)
+    found.log(Log(0, 0, {"loss": 1.0, "samples": -8, "tokens": math.inf, "note": "text", "big": 10**400}))
+    assert values(found, table.LOSS) == {(): 1.0}
+    assert values(found, table.SAMPLES) == {(): 8}
+    assert values(found, table.TOKENS) == {(): 0}
+    assert values(found, table.LOG) == {("acc",): 1.0}
+
+
+def test_a_loss_that_is_no_number_is_counted_and_not_shown() -> None:
+    """Once for each step, however often it was logged."""
+    found = metrics()
+    found.add(unit(7, values={"loss": math.nan}), Timed(), None)
+    found.log(Log(7, 0, {"loss": math.inf}))
+    assert values(found, table.LOSS) == {}
+    assert values(found, table.LOSS_NONFINITE) == {(): 1}
+    found.add(unit(8, values={"loss": 0.5}), Timed(), None)
+    assert values(found, table.LOSS) == {(): 0.5}
+    assert values(found, table.LOSS_NONFINITE) == {(): 1}
+
+
+def test_gradients_and_memory_are_as_they_were_last() -> None:
+    good, bad = (ModuleInfo("Net", path, "Linear", 4, 1) for path in ("good", "bad"))
+    found = metrics()
+    found.add(unit(gradients=GradientNorms(5.0, ((good, 3.0), (bad, 4.0)))), Timed(), None)
+    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good"): 3.0, ("Net", "bad"): 4.0}
+    assert values(found, table.GRADIENT_NONFINITE) == {(): 0}
+    found.add(
+        unit(
+            gradients=GradientNorms(math.nan, ((good, 1.0), (bad, math.nan))),
+            tensor_gradients=[TensorGradient(0, "probs", "2", 5.0), TensorGradient(0, "late", "2", None)],
+            memory=(DeviceMemory("cuda:0", 1, 2, 3),),
+        ),
+        Timed(),
+        None,
+    )
+    assert values(found, table.GRADIENT_NORM) == {}
+    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good"): 1.0}
+    assert values(found, table.GRADIENT_NONFINITE) == {(): 1}
+    assert values(found, table.TENSOR_GRADIENT_NORM) == {("probs",): 5.0}
+    memory = (table.MEMORY_ALLOCATED, table.MEMORY_RESERVED, table.MEMORY_PEAK)
+    assert [values(found, one) for one in memory] == [{("cuda:0",): number} for number in (1, 2, 3)]
+
+
+def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """Modules that come and go, names made of numbers and endless labels don't fill the memory."""
+    found = metrics()
+    for number in range(MOST_MODULES + 50):
+        calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
+        found.add(unit(number), Timed(calls, 0, [-1, -1], [False, False], [None, None], []), None)
+        found.log(Log(number, 0, {f"name{number}": 1.0, "x" * number: 1.0}))
+    assert len(values(found, table.MODULE_CALLS)) == 2 * MOST_MODULES
+    assert len(values(found, table.LOG)) == MOST_NAMES
+    assert "left out" in caplog.text
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+    found.log(Log(0, 0, {"name0": 2.0}))
+    assert values(found, table.LOG)["name0",] == 2.0
+
+
+def test_labels_are_what_every_format_can_carry() -> None:
+    found = metrics()
+    found.log(Log(0, 0, {"\ud800" + "x" * 1000: 1.0}))
+    ((name,),) = values(found, table.LOG)
+    assert name == "?" + "x" * 255
+
+
+def test_an_exemplar_waits_for_its_trace() -> None:
+    """It is shown when the trace has arrived, in the bucket of its step; a bound keeps the dropped ones few."""
+    found = metrics()
+    for number, length_ns in enumerate((3 * MS, 4 * MS, 40 * MS)):
+        found.add(unit(number, length_ns), Timed(), SpanReference(100 + number, number + 1, sampled=True))
+    found.add(unit(3, MS // 2), Timed(), None)
+    found.exported([101, 102, 999])
+    (duration,) = found.distributions(table.STEP_DURATION)
+    shown = {bucket: (one.trace_id, one.span_id, one.value) for bucket, one in duration.exemplars.items()}
+    assert shown == {2: (101, 2, 0.004), 5: (102, 3, 0.04)}
+    assert duration.counts[:6] == (1, 0, 2, 0, 0, 1)
+    for number in range(MOST_PENDING):
+        found.add(unit(number, 3 * MS), Timed(), SpanReference(5000 + number, 1, sampled=True))
+    found.exported([100])
+    (duration,) = found.distributions(table.STEP_DURATION)
+    assert duration.exemplars[2].trace_id == 101
+
+
+def test_observers_get_what_histograms_count() -> None:
+    """With the root of the step, and while the metrics can be read by other threads."""
+    found, seen = metrics(), list[Observation]()
+    found.observe_with(seen.append)
+    root = SpanReference(1, 2, sampled=True)
+    found.add(unit(), Timed(), root)
+    assert seen == [Observation(table.STEP_DURATION, 0.005, (), root)]
+
+
+def test_the_last_end_never_goes_back() -> None:
+    """Steps of several threads come in any order."""
+    found = metrics()
+    found.add(unit(0, 9 * MS), Timed(), None)
+    found.add(unit(1, 5 * MS), Timed(), None)
+    assert values(found, table.STEP_LAST_END_TIME) == {(): pytest.approx(10**9 + 0.009)}
+
+
+def test_overhead_is_measured_against_steps_without_detail() -> None:
+    """One step in four takes twice as long: a quarter of the time of the others."""
+    cost = Overhead(window=8)
+    cost.add(900, detailed=False)
+    assert cost.ratio() is None
+    for number in range(8):
+        cost.add(200 if number % 4 == 0 else 100, detailed=number % 4 == 0)
+    assert cost.ratio() == 0.25
+    for number in range(8):
+        cost.add(50 if number % 4 == 0 else 100, detailed=number % 4 == 0)
+    assert cost.ratio() == 0
