@@ -253,6 +253,16 @@ def test_the_next_steps_in_detail_on_request() -> None:
     assert detailed == [False, True, True, False, False]
 
 
+def test_every_part_of_a_step_is_in_detail_or_none() -> None:
+    """A backward before the forward opens the step, without a loader: both belong to the next one."""
+    loop = Loop()
+    with recorded(3) as run:
+        for _ in range(6):
+            torch.ones(1, requires_grad=True).sum().backward()
+            loop.step()
+    assert [bool(step.find_all("forward Linear")) for step in run.steps] == [True, False, False] * 2
+
+
 def test_a_bad_number_of_steps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """The handle raises nothing."""
     with recorded("off") as run:

@@ -86,6 +86,7 @@ class Session:
             buffer.put,
             Detail(config.detail),
             shapes=config.shapes,
+            gradient_norms=config.gradient_norms,
             user_span=current_span,
             start_span=self._starter.start,
             make_current=make_current,
@@ -162,7 +163,8 @@ class Session:
     def stats(self) -> Stats:
         """Count spans, steps and errors."""
         counts = self._stats.read()
-        guards = self._capture.guard, self._worker.guard, self._publisher.guard
+        capture = self._capture
+        guards = [part.guard for part in (capture, capture.gradients, capture.watches, self._worker, self._publisher)]
         return Stats(
             spans_recorded=self._worker.spans_recorded,
             spans_exported=counts.exported,

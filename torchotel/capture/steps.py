@@ -320,7 +320,7 @@ class StepMachine:
         self._begins()
         part = self._open = Part(now_ns, now_ns, fetched, user_span=self._user_span())
         if self._parts and not self._pending_finished():
-            part.identity = self._parts[-1].identity
+            part.identity, part.ahead = self._parts[-1].identity, self._parts[-1].ahead
         elif fetched:
             part.identity, self._next = self._next, Identity()
         return part
