@@ -107,26 +107,51 @@ def test_a_flush_that_raises(caplog: pytest.LogCaptureFixture) -> None:
     assert len([record for record in caplog.records if record.name == "torchotel"]) == 1
 
 
+class Hanging(SpanProcessor):
+    """Flushes when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = threading.Event(), threading.Event()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        self.asked.set()
+        return self.answer.wait(10)
+
+
 def test_a_flush_that_hangs() -> None:
     """Nobody waits beyond the deadline for an exporter that answers late; the next flush finds it back."""
-    answer = threading.Event()
-
-    class Hanging(SpanProcessor):
-        def force_flush(self, timeout_millis: int = 30000) -> bool:
-            return answer.wait(10)
-
-    kept = Kept()
-    kept.provider.add_span_processor(Hanging())
+    kept, hanging = Kept(), Hanging()
+    kept.provider.add_span_processor(hanging)
     kept.engine.export(flat(10))
     begun_s = time.monotonic()
     assert not kept.engine.flush(soon(0.05))
-    kept.engine.shutdown(soon(0.05))
+    assert not kept.engine.flush(soon(0.05))
     assert time.monotonic() - begun_s < 5
     assert kept.engine.stats.read() == ExportCounts(0, 10, {})
-    answer.set()
+    hanging.answer.set()
     kept.engine.export(flat(10))
     assert kept.engine.flush(soon())
     assert kept.engine.stats.read() == ExportCounts(10, 10, {})
+
+
+def test_shutdown_while_the_worker_waits() -> None:
+    """What is being replayed then counts as dropped, once, and the worker goes no further."""
+    kept, hanging = Kept(queue=100), Hanging()
+    kept.provider.add_span_processor(hanging)
+
+    def work() -> None:
+        for number in range(3):
+            kept.engine.export(flat(200, number))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert hanging.asked.wait(10)
+    kept.engine.shutdown(soon(0.05))
+    assert kept.engine.stats.read() == ExportCounts(0, 200, {})
+    hanging.answer.set()
+    worker.join(10)
+    assert not worker.is_alive()
+    assert kept.engine.stats.read() == ExportCounts(0, 600, {})
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])

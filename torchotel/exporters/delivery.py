@@ -1,5 +1,6 @@
-"""Bring spans through the queues of a provider without a loss, and count what arrived."""
+"""Bring spans through the queues of a provider without a loss, and count what became of each."""
 
+import threading
 import time
 
 from opentelemetry.trace import TracerProvider
@@ -15,18 +16,31 @@ MAX_AGE_S = 5.0
 class Delivery:
     """Count ended spans into slices that fit into the provider's queues, with a flush after each.
 
-    A span counts as exported when the flush after it succeeded, else as dropped. On one thread.
+    A span counts as exported when the flush after it succeeded, else as dropped. On one thread, but for `close`.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
         self._provider, self._stats = provider, stats
         self._flush = ProviderFlush(provider, stats)
+        self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
+        self.closed = False
+        self._open = 0
+        """Spans that were taken and are not counted yet; the pending ones are among them."""
         self._pending = 0
         self._traces: list[int] = []
         """Those whose roots are among the pending spans."""
         self._room = 0
         self._since_s = 0.0
         self._lost = False
+
+    def take(self, spans: int) -> bool:
+        """Take spans on, which each of them leaves by one of the next three; False where nothing is taken any more."""
+        with self._lock:
+            if self.closed:
+                self._stats.dropped(spans)
+                return False
+            self._open += spans
+            return True
 
     def ended(self, root_of: int | None = None) -> None:
         """Take note of a span that went into the queues, and whose root it is; flush them where the slice is full."""
@@ -39,6 +53,21 @@ class Delivery:
         if self._pending >= self._room:
             self._settle(flushed=self._flush.now())
 
+    def left_out(self) -> None:
+        """Count a span that a sampler left out."""
+        with self._lock:
+            if not self.closed:
+                self._open -= 1
+                self._stats.sampled_out(1)
+
+    def lost(self) -> None:
+        """Count a span that did not get into the queues."""
+        with self._lock:
+            if not self.closed:
+                self._open -= 1
+                self._lost = True
+                self._stats.dropped(1)
+
     def push(self) -> None:
         """Flush what has waited for long."""
         if self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
@@ -50,11 +79,23 @@ class Delivery:
         lost, self._lost = self._lost, False
         return not lost
 
+    def close(self, deadline_s: float) -> None:
+        """Flush a last time; what a worker that is still at it has not brought through by then is dropped."""
+        self._settle(flushed=self._flush.by(deadline_s))
+        with self._lock:
+            self.closed = True
+            self._stats.dropped(self._open)
+            self._open = 0
+
     def _settle(self, *, flushed: bool) -> None:
-        spans, self._pending = self._pending, 0
-        traces, self._traces = self._traces, []
+        with self._lock:
+            if self.closed:
+                return
+            spans, self._pending = self._pending, 0
+            traces, self._traces = self._traces, []
+            self._open -= spans
+            self._lost = self._lost or not flushed
         if flushed:
             self._stats.exported(spans, traces)
         else:
-            self._lost = True
             self._stats.dropped(spans)

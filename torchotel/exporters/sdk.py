@@ -103,10 +103,12 @@ class SdkEngine(TraceExporter, SpanStarter):
 
     def export(self, trace: Trace) -> None:
         """Replay one trace; waits for a flush where the provider's queues would overflow."""
+        if not self._delivery.take(len(trace.spans)):
+            return
         below = _below(trace.spans)
         common = speakable(trace.attributes)
         todo: list[tuple[Span, LiveSpan | None, Context]] = [(trace.root, None, _above(trace))]
-        while todo:
+        while todo and not self._delivery.closed:
             span, live, context = todo.pop()
             if live is None:
                 live = self._open(trace, span, context, common)
@@ -129,7 +131,7 @@ class SdkEngine(TraceExporter, SpanStarter):
     def shutdown(self, deadline_s: float) -> None:
         """End what is left and flush the provider, by `deadline_s`."""
         self._started.end_oldest(keep=0)
-        self._delivery.flush(deadline_s)
+        self._delivery.close(deadline_s)
 
     @staticmethod
     def _context(parent: SpanReference | None, above: LiveSpan | None) -> Context:
@@ -166,10 +168,10 @@ class SdkEngine(TraceExporter, SpanStarter):
             self._since_rest = 0
             self._rest()
         if isinstance(live, _Lost):
-            self.stats.dropped(1)
+            self._delivery.lost()
             return
         if not live.is_recording():
-            self.stats.sampled_out(1)
+            self._delivery.left_out()
             return
         try:
             if span.events or span.error is not None:
@@ -180,13 +182,13 @@ class SdkEngine(TraceExporter, SpanStarter):
             live.end(span.end_ns)
         except Exception as error:  # noqa: BLE001  # of the user's processors
             self._failed(error)
-            self.stats.dropped(1)
+            self._delivery.lost()
             return
         context = live.get_span_context()
         if context.trace_flags.sampled:
             self._delivery.ended(context.trace_id if span is trace.root else None)
         else:  # it only records: processors saw it, exporters won't
-            self.stats.sampled_out(1)
+            self._delivery.left_out()
 
     def _rename(self, trace: Trace, live: LiveSpan) -> None:
         if len(self._renamed) >= MOST_RENAMED:
