@@ -220,6 +220,18 @@ def test_a_provider_of_somebody_elses() -> None:
     assert engine.stats.read() == ExportCounts(1000, 0, {})
 
 
+def test_a_provider_that_has_no_tracer(caplog: pytest.LogCaptureFixture) -> None:
+    """A provider that raises when it is asked for a tracer costs the spans and a line in the log."""
+
+    class Broken(api.TracerProvider):
+        def get_tracer(self, *args: object, **kwargs: object) -> api.Tracer:
+            raise RuntimeError("no licence")
+
+    engine = SdkEngine(Broken(), version="1.2")
+    assert not engine.start("torch.step", None, T0).sampled
+    assert [record.exc_text and "no licence" in record.exc_text for record in caplog.records] == [True]
+
+
 def test_the_provider_lives_on() -> None:
     """After our shutdown the user's own spans are exported as before."""
     kept = Kept()

@@ -8,9 +8,11 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link as LiveLink
 from opentelemetry.trace import (
     NonRecordingSpan,
+    NoOpTracer,
     SpanContext,
     SpanKind,
     StatusCode,
+    Tracer,
     TracerProvider,
     get_current_span,
     set_span_in_context,
@@ -67,7 +69,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         self.stats = stats or ExportStats()
         self._rest = rest
         self._since_rest = 0
-        self._tracer = provider.get_tracer(_names.SCOPE, version, schema_url=_names.SCHEMA_URL)
+        self._tracer = _tracer(provider, version)
         self._delivery = Delivery(provider, self.stats)
         self._started = StartedSpans()
         self._known = TemplateCache(lambda template: speakable(template.attributes))
@@ -204,6 +206,14 @@ class SdkEngine(TraceExporter, SpanStarter):
         if not self._complained:
             self._complained = True
             _logger.error("The tracer provider raised at a span; further failures are only counted", exc_info=error)
+
+
+def _tracer(provider: TracerProvider, version: str) -> Tracer:
+    try:
+        return provider.get_tracer(_names.SCOPE, version, schema_url=_names.SCHEMA_URL)
+    except Exception:  # of the user's, and their program must start
+        _logger.exception("The tracer provider has no tracer for us, so no spans are recorded")
+        return NoOpTracer()
 
 
 def _above(trace: Trace) -> Context:
