@@ -215,3 +215,37 @@ def test_nothing_is_fixed_unless_somebody_asks() -> None:
     with looked("otlp") as look:
         _train(nn.Linear(4, 4), steps=3)
     assert all(len(names) > 1 for names in look.traces.values() if "torch.step" in names)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_forwards_in_blocks_of_their_own_are_one_step(engine: str) -> None:
+    """Blocks that are the step's children are no other requests."""
+    with looked(engine) as look:
+        encoder, decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+        optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+        for batch in rows(2):
+            with look.tracer.start_as_current_span("encode"):
+                hidden = encoder(batch)
+            with look.tracer.start_as_current_span("decode"):
+                decoder(hidden).sum().backward()
+            optimizer.step()
+    assert look.above("encode") == look.above("decode") == [["torch.step"]] * 2
+    assert look.above("torch.evaluation") == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_validation_between_accumulated_batches_changes_no_ids(engine: str) -> None:
+    """What the next fetch opens goes on with the step."""
+    with looked(engine) as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = iter(DataLoader(Rows(look.tracer)))
+        for validate in (True, False):
+            model(next(batches)).sum().backward()
+            if validate:
+                with torch.no_grad():
+                    for batch in rows(1):
+                        model(batch)
+        optimizer.step()
+    assert look.above("row 0") == look.above("row 1") == [["torch.step"]]
+    assert len(look.above("torch.step")) == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 
 from torchotel._records import Error, Phase, SpanReference
 from torchotel.capture.parts import Identity, Part
+from torchotel.capture.pending import PendingStep
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
 MOST_FORWARDS = 1024  # forwards without a backward after which they count as an evaluation
@@ -32,16 +33,11 @@ class StepMachine:
         user_span: Callable[[], SpanReference | None],
         begins: Callable[[], None] = lambda: None,
     ) -> None:
-        self._take, self._emit, self._user_span, self._begins = take, emit, user_span, begins
-        self._parts: list[Part] = []  # closed parts of the step that is not handed over yet
-        self._open: Part | None = None
-        self._next = Identity()  # of what the fetch that runs will open
-        self._cycle: set[Hashable] = set()  # optimizers of the last step: what one step takes
+        self._pending = PendingStep(take, emit, user_span, begins)
         self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
         self._stepping: list[tuple[Hashable, str, int, Part, int]] = []
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
-        self._by_hand = False  # parameters are updated without a torch optimizer
         self._optimizer_seen = False
 
     # ---- events
@@ -52,13 +48,13 @@ class StepMachine:
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """Take in a fetch that yielded."""
-        part = self._open
+        part = self._pending.open
         inside = self._inside()
         if part is None or self._fetch_opens(part):
-            self._close_open()
-            if self._pending_finished():
-                self._hand_over()
-            part = self._begin(start_ns, fetched=True)
+            self._pending.close_open()
+            if self._pending.is_finished():
+                self._pending.hand_over()
+            part = self._pending.begin(start_ns, fetched=True)
         elif len(part.phases) >= MOST_FETCHES and not inside:
             del part.phases[0]
             part.start_ns = part.phases[0].start_ns
@@ -67,17 +63,19 @@ class StepMachine:
 
     def iterator_ended(self) -> None:
         """Take in a fetch that found its iterator at the end."""
-        part = self._open
-        self._next = Identity()
+        part = self._pending.open
+        self._pending.next = Identity()
         if part is not None and not part.trained and not self._inside():
-            self._close_open()
+            self._pending.close_open()
         self.hand_over_finished()
 
     def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
         """Take in the start of an outermost forward; return the part that it belongs to."""
-        part = self._open
+        part = self._pending.open
         if part is None or not (self._stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
+        if not (grad or part.explicit):
+            self._pending.keep_apart(part)
         part.forwards += 1
         part.forwards_with_grad += grad
         if part.forward_start_ns is None:
@@ -87,17 +85,17 @@ class StepMachine:
 
     def forward_ends(self, now_ns: int, error: Error | None = None) -> None:
         """Take in the end of an outermost forward."""
-        part = self._open
+        part = self._pending.open
         if part is None:
             return
         part.forward_end_ns = part.end_ns = now_ns
         part.error = part.error or error
         if part.opened_without_grad and not (part.trained or part.explicit):
-            self._close_open()
+            self._pending.close_open()
 
     def backward_begins(self, now_ns: int, *, in_forward: bool) -> None:
         """Take in the start of a run of the autograd engine; one inside a forward is part of that forward."""
-        part = self._open
+        part = self._pending.open
         if part is None or (part.finished and not (self._inside() or in_forward)):
             part = self._begin_after_step(now_ns)
         if not (self._running or in_forward):
@@ -119,12 +117,12 @@ class StepMachine:
             self._stepped_in_backward = False
             self._optimizer_done(part, IN_BACKWARD)
         elif not self._stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
-            self._by_hand = True
-            self._hand_over_each()
+            self._pending.by_hand = True
+            self._pending.hand_over_each()
 
     def optimizer_begins(self, now_ns: int, key: Hashable, kind: str) -> None:
         """Take in the start of an optimizer's step; nested ones (wrappers) count with the outermost."""
-        part = self._open
+        part = self._pending.open
         if not self._inside() and (part is None or key in part.optimizers):
             part = self._begin_after_step(now_ns)
         if part is None:
@@ -155,54 +153,54 @@ class StepMachine:
 
     def optimizer_skipped(self, now_ns: int, key: Hashable) -> None:
         """Take in a step that GradScaler left out: it finishes the training step all the same."""
-        if self._open is not None and key not in self._open.optimizers:
-            self._open.end_ns = now_ns
-            self._optimizer_done(self._open, key)
+        if self._pending.open is not None and key not in self._pending.open.optimizers:
+            self._pending.open.end_ns = now_ns
+            self._optimizer_done(self._pending.open, key)
 
     def step_begins(self, now_ns: int) -> None:
         """Take in the start of an explicit step; it takes in the fetch just before it."""
-        if self._open is not None and not _only_fetched(self._open):
-            self._close_open()
-        if self._parts:
-            self._hand_over()
-            if self._open is not None:
-                self._open.identity = Identity()
-        part = self._open or self._begin(now_ns)
+        if self._pending.open is not None and not _only_fetched(self._pending.open):
+            self._pending.close_open()
+        if self._pending.parts:
+            self._pending.hand_over()
+            if self._pending.open is not None:
+                self._pending.open.identity = Identity()
+        part = self._pending.open or self._pending.begin(now_ns)
         part.explicit = True
 
     def step_ends(self, now_ns: int, error: Error | None) -> None:
         """Take in the end of an explicit step."""
-        part = self._open
+        part = self._pending.open
         if part is None or not part.explicit:
             return  # closed by `end`
         self.abandon_stepping(now_ns)
         part.end_ns, part.error = max(part.end_ns, now_ns), part.error or error
         part.forward_ends()
-        self._close_open()
-        self._hand_over()
+        self._pending.close_open()
+        self._pending.hand_over()
 
     # ---- hand-over
 
     def hand_over_finished(self) -> None:
         """Hand over the step that its optimizer has finished, and an evaluation that waits for its next fetch."""
-        part = self._open
+        part = self._pending.open
         if self._inside():
             return
         if part is not None and part.evaluates:
-            self._close_open()
-        if self._pending_finished() or (self._open is not None and self._open.finished):
-            self._close_open()
-            self._hand_over()
+            self._pending.close_open()
+        if self._pending.is_finished() or (self._pending.open is not None and self._pending.open.finished):
+            self._pending.close_open()
+            self._pending.hand_over()
 
     @property
     def parts(self) -> list[Part]:
         """The parts of the step that is not handed over yet, in order; the last is the open one, if there is one."""
-        return self._parts if self._open is None else [*self._parts, self._open]
+        return self._pending.parts if self._pending.open is None else [*self._pending.parts, self._pending.open]
 
     @property
     def open_part(self) -> Part | None:
         """What is open, else the last part of a step that waits to be handed over."""
-        return self._open or (self._parts[-1] if self._parts else None)
+        return self._pending.open or (self._pending.parts[-1] if self._pending.parts else None)
 
     def current(self, fetch_start_ns: int | None) -> tuple[Identity, int] | None:
         """Return the identity and the start of what is current; None for nothing.
@@ -210,11 +208,13 @@ class StepMachine:
         Args:
             fetch_start_ns: Start of the fetch that runs, if one does: what it will open is current already.
         """
-        part = self._open
-        if fetch_start_ns is not None and (part is None or self._fetch_opens(part)):
-            goes_on = part is not None and part.trained and not part.finished
-            return (part.identity, part.start_ns) if part is not None and goes_on else (self._next, fetch_start_ns)
-        return None if part is None else (part.identity, part.start_ns)
+        part = self._pending.open
+        if fetch_start_ns is None or not (part is None or self._fetch_opens(part)):
+            return None if part is None else (part.identity, part.start_ns)
+        trained = [*self._pending.parts, part] if part is not None and part.trained else self._pending.parts
+        if trained and not trained[-1].finished:
+            return trained[-1].identity, trained[0].start_ns
+        return self._pending.next, fetch_start_ns
 
     @property
     def stepping(self) -> bool:
@@ -224,7 +224,7 @@ class StepMachine:
     @property
     def in_step(self) -> bool:
         """Whether anything is open or waits to be handed over."""
-        return self._open is not None or bool(self._parts)
+        return self._pending.open is not None or bool(self._pending.parts)
 
     def abandon_stepping(self, now_ns: int) -> None:
         """Close optimizer steps that raised."""
@@ -235,32 +235,34 @@ class StepMachine:
 
     def end(self) -> None:
         """Hand over everything, finished or not."""
-        self._close_open()
+        self._pending.close_open()
         if self._optimizer_seen:
-            self._hand_over()
+            self._pending.hand_over()
         else:
-            self._hand_over_each()
+            self._pending.hand_over_each()
 
     # ---- the rule
 
     def _part_of_forward(self, now_ns: int, *, grad: bool) -> Part:
-        part = self._open
+        part = self._pending.open
         if part is None or part.finished:
             if grad:
                 return self._begin_after_step(now_ns)
-            self._close_open()
-            part = self._begin(now_ns)
+            self._pending.close_open()
+            part = self._pending.begin(now_ns)
             part.opened_without_grad = True
         elif grad and (part.backwards or self._is_another_evaluation(part)):
-            self._close_open()
-            part = self._begin(now_ns)
+            self._pending.close_open()
+            part = self._pending.begin(now_ns)
         return part
 
     def _is_another_evaluation(self, part: Part) -> bool:
         """Tell whether a part that only forwards belongs to another request, or has grown too long to be a step."""
         if not part.forwards:
             return False
-        return part.forwards >= MOST_FORWARDS or part.user_span != self._user_span()
+        user_span, own = self._pending.user_span(), part.identity.reference
+        inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
+        return part.forwards >= MOST_FORWARDS or not (inside or part.user_span == user_span)
 
     def _begin_after_step(self, now_ns: int) -> Part:
         """Open a part by other than a fetch, after a finished one or at the very first.
@@ -268,97 +270,36 @@ class StepMachine:
         With one optimizer and no fetch the step has ended. Otherwise the part may belong to it still (a GAN's
         second network): the next optimizer step or fetch tells.
         """
-        self._close_open()
-        if self._pending_finished() and self._one_optimizer() and not self._has_fetch():
-            self._hand_over()
-        part = self._begin(now_ns)
-        if self._pending_finished():
-            if len(self._cycle) <= 1:
+        self._pending.close_open()
+        if self._pending.is_finished() and self._pending.has_one_optimizer() and not self._pending.has_fetch():
+            self._pending.hand_over()
+        part = self._pending.begin(now_ns)
+        if self._pending.is_finished():
+            if len(self._pending.cycle) <= 1:
                 part.ahead = 1
             else:
-                part.identity = self._parts[-1].identity
+                part.identity = self._pending.parts[-1].identity
         return part
 
     def _optimizer_done(self, part: Part, key: Hashable) -> None:
-        self._optimizer_seen, self._by_hand = True, False
+        self._optimizer_seen, self._pending.by_hand = True, False
         self._most_backwards = max(self._most_backwards, self._backwards)
         self._backwards = 0
-        repeats = any(key in earlier.optimizers for earlier in self._parts)
+        repeats = any(key in earlier.optimizers for earlier in self._pending.parts)
         part.optimizers.append(key)
-        if repeats and (self._one_optimizer() or not self._has_fetch()):
-            last = max(i for i, earlier in enumerate(self._parts) if earlier.finished)
-            step, self._parts = self._parts[: last + 1], self._parts[last + 1 :]
-            self._emit_step(step)
-
-    def _one_optimizer(self) -> bool:
-        """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
-        keys = self._keys(self._parts) | (set(self._open.optimizers) if self._open else set())
-        return len(keys) == 1 and len(self._cycle) <= 1 and (bool(self._cycle) or self._repeats())
-
-    def _repeats(self) -> bool:
-        finished = [part for part in (*self._parts, self._open) if part is not None and part.finished]
-        return len(finished) > 1
+        if repeats and (self._pending.has_one_optimizer() or not self._pending.has_fetch()):
+            last = max(i for i, earlier in enumerate(self._pending.parts) if earlier.finished)
+            step, self._pending.parts = self._pending.parts[: last + 1], self._pending.parts[last + 1 :]
+            self._pending.emit_step(step)
 
     def _inside(self) -> bool:
         """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
-        explicit = self._open is not None and self._open.explicit
+        explicit = self._pending.open is not None and self._pending.open.explicit
         return explicit or bool(self._running or self._stepping)
 
     def _fetch_opens(self, part: Part) -> bool:
         """Tell whether a fetch that yields opens another part than the one that is open."""
         return not (self._inside() or _only_fetched(part))
-
-    def _has_fetch(self) -> bool:
-        return any(part.fetched for part in self._parts)
-
-    def _pending_finished(self) -> bool:
-        return bool(self._parts) and self._parts[-1].finished
-
-    # ---- parts
-
-    def _begin(self, now_ns: int, *, fetched: bool = False) -> Part:
-        self._begins()
-        part = self._open = Part(now_ns, now_ns, fetched, user_span=self._user_span())
-        if self._parts and not self._pending_finished():
-            part.identity, part.ahead = self._parts[-1].identity, self._parts[-1].ahead
-        elif fetched:
-            part.identity, self._next = self._next, Identity()
-        return part
-
-    def _close_open(self) -> None:
-        part, self._open = self._open, None
-        if part is None:
-            return
-        self._take(part)
-        if part.forward_id:
-            part.forward_ends()  # somebody's span is below it already
-        if part.trained or part.explicit:
-            part.forward_ends()
-            self._parts.append(part)
-            if self._by_hand and not part.explicit:
-                self._hand_over_each()
-        elif part.forwards:
-            self._emit("evaluation", [part])
-
-    def _hand_over(self) -> None:
-        if self._parts:
-            step, self._parts = self._parts, []
-            self._emit_step(step)
-
-    def _hand_over_each(self) -> None:
-        parts, self._parts = self._parts, []
-        for part in parts:
-            self._emit_step([part])
-
-    def _emit_step(self, parts: list[Part]) -> None:
-        keys = self._keys(parts)
-        if keys:
-            self._cycle = keys
-        self._emit("step", parts)
-
-    @staticmethod
-    def _keys(parts: list[Part]) -> set[Hashable]:
-        return {key for part in parts for key in part.optimizers}
 
 
 def _only_fetched(part: Part) -> bool:

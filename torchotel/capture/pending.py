@@ -1,0 +1,106 @@
+"""The step that is being put together: its parts, and whether it is whole."""
+
+from collections.abc import Callable, Hashable
+
+from torchotel._records import SpanReference
+from torchotel.capture.parts import Identity, Part
+
+
+class PendingStep:
+    """Open and close parts, and hand them over as steps and evaluations.
+
+    Args:
+        take: Moves what was recorded since the last call into the part that ends.
+        emit: Gets "step" or "evaluation" and its parts, in order.
+        user_span: Answers with the user's span that is current.
+        begins: Called when something new opens: what was handed over before has had its last word.
+    """
+
+    def __init__(
+        self,
+        take: Callable[[Part], None],
+        emit: Callable[[str, list[Part]], None],
+        user_span: Callable[[], SpanReference | None],
+        begins: Callable[[], None],
+    ) -> None:
+        self._take, self._emit, self.user_span, self._begins = take, emit, user_span, begins
+        self.parts: list[Part] = []
+        """Closed parts of the step that is not handed over yet."""
+        self.open: Part | None = None
+        self.next = Identity()
+        """Of what the fetch that runs will open."""
+        self.cycle: set[Hashable] = set()
+        """Optimizers of the last step: what one step takes."""
+        self.by_hand = False
+        """Parameters are updated without a torch optimizer: each part is a step."""
+
+    def has_one_optimizer(self) -> bool:
+        """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
+        keys = self._keys(self.parts) | (set(self.open.optimizers) if self.open else set())
+        return len(keys) == 1 and len(self.cycle) <= 1 and (bool(self.cycle) or self._repeats())
+
+    def _repeats(self) -> bool:
+        finished = [part for part in (*self.parts, self.open) if part is not None and part.finished]
+        return len(finished) > 1
+
+    def has_fetch(self) -> bool:
+        """Tell whether a closed part began with a fetch."""
+        return any(part.fetched for part in self.parts)
+
+    def is_finished(self) -> bool:
+        """Tell whether the last closed part ended with an optimizer's step."""
+        return bool(self.parts) and self.parts[-1].finished
+
+    def begin(self, now_ns: int, *, fetched: bool = False) -> Part:
+        """Open a part; one that goes on with a step shares its ids."""
+        self._begins()
+        part = self.open = Part(now_ns, now_ns, fetched, user_span=self.user_span())
+        if self.parts and not self.is_finished():
+            part.identity, part.ahead = self.parts[-1].identity, self.parts[-1].ahead
+        elif fetched:
+            part.identity, self.next = self.next, Identity()
+        return part
+
+    def keep_apart(self, part: Part) -> None:
+        """Give an evaluation amid a step that goes on ids of its own, at its first forward."""
+        if self.parts and part.identity is self.parts[-1].identity and not (part.forwards or part.trained):
+            part.identity = Identity()
+
+    def close_open(self) -> None:
+        """Close the open part: it goes on the step, or is an evaluation, or nothing."""
+        part, self.open = self.open, None
+        if part is None:
+            return
+        self._take(part)
+        if part.forward_id:
+            part.forward_ends()  # somebody's span is below it already
+        if part.trained or part.explicit:
+            part.forward_ends()
+            self.parts.append(part)
+            if self.by_hand and not part.explicit:
+                self.hand_over_each()
+        elif part.forwards:
+            self._emit("evaluation", [part])
+
+    def hand_over(self) -> None:
+        """Hand over the closed parts as one step."""
+        if self.parts:
+            step, self.parts = self.parts, []
+            self.emit_step(step)
+
+    def hand_over_each(self) -> None:
+        """Hand over each of them as a step of its own."""
+        parts, self.parts = self.parts, []
+        for part in parts:
+            self.emit_step([part])
+
+    def emit_step(self, parts: list[Part]) -> None:
+        """Hand over these parts as one step."""
+        keys = self._keys(parts)
+        if keys:
+            self.cycle = keys
+        self._emit("step", parts)
+
+    @staticmethod
+    def _keys(parts: list[Part]) -> set[Hashable]:
+        return {key for part in parts for key in part.optimizers}
