@@ -27,7 +27,7 @@ def _global_state() -> dict[str, object]:
         "backward": vars(torch.autograd)["_engine_run_backward"],
         "next": data_loader._BaseDataLoaderIter.__next__,
         "iter": data_loader.DataLoader.__iter__,
-        "scaler": torch.amp.GradScaler.step,
+        "scaler": [vars(torch.amp.GradScaler)[name] for name in ("scale", "step", "update")],
         "compile": torch.nn.Module.compile,
     }
     return {**hooks, **replaced}

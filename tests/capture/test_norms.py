@@ -184,13 +184,14 @@ print(json.dumps([norms.values(), [local.norm().item()], collectives.get_total_c
 """
 
 
-def test_the_public_way_gives_the_same() -> None:
-    """Without the fused call each tensor is asked by itself, with the same result."""
+def test_without_the_private_parts() -> None:
+    """Each tensor is asked by itself, with the same result; where a mode would see it, none is."""
     done = subprocess.run(
         [sys.executable, "-c", UNFUSED], check=True, capture_output=True, text=True, timeout=120, cwd=ROOT
     )
-    fused, single = json.loads(done.stdout)
-    assert single == pytest.approx(fused, rel=1e-6)
+    fused, single, seen_by_a_mode, after = json.loads(done.stdout)
+    assert single == after == pytest.approx(fused, rel=1e-6)
+    assert seen_by_a_mode == [True, []]
 
 
 UNFUSED = """
@@ -198,9 +199,14 @@ import json
 import torch
 tensors = [torch.randn(3, 4), torch.full((100,), 60000.0).half(), torch.zeros(0)]
 fused = [n.item() for t in tensors for n in torch._foreach_norm([t], 2, dtype=torch.float32)]
-del torch._foreach_norm
+del torch._foreach_norm, torch._C._DisableTorchDispatch
+from torch.utils.flop_counter import FlopCounterMode
 from torchotel.capture.norms import norms_later
-print(json.dumps([fused, norms_later(tensors).values()]))
+from torchotel.capture.readings import read_later
+single = norms_later(tensors).values()
+with FlopCounterMode(display=False):
+    seen = [norms_later(tensors) is None, read_later([torch.ones(())]).values()]
+print(json.dumps([fused, single, seen, norms_later(tensors).values()]))
 """
 
 

@@ -68,7 +68,7 @@ class Watches:
 
     def install(self) -> None:
         """Begin: hooks that are put on tensors from now on report."""
-        self._on = True
+        self._on = not self.guard.is_off
 
     def uninstall(self) -> None:
         """End: hooks go from leaves; those on the tensors of a graph go with it and do nothing until then."""
