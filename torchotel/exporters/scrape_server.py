@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 import threading
+from collections.abc import Callable
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from torchotel.exporters.exposition import OPENMETRICS, TEXT
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 THREAD_NAME = "torchotel-scrape"
 POLL_S = 0.1
@@ -19,10 +24,10 @@ REQUEST_S = 10.0
 
 
 class ScrapeServer:
-    """Serve a registry until `close`; text or OpenMetrics, as the client asks.
+    """Serve metrics until `close`; as text or OpenMetrics, compressed or not, as the client asks.
 
     Args:
-        registry: What is served, at any path.
+        write: Gives the whole answer, as OpenMetrics or as text, or None where it can't; it is the same at any path.
         host: Address that is listened on.
         port: 0: any free one.
 
@@ -30,9 +35,9 @@ class ScrapeServer:
         OSError: The address can't be had.
     """
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+    def __init__(self, write: Callable[[bool], bytes | None], host: str, port: int) -> None:
         self._server = _Server(host, port)
-        self._server.set_app(make_wsgi_app(registry))
+        self._server.set_app(_application(write))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name=THREAD_NAME, daemon=True
@@ -49,6 +54,26 @@ class ScrapeServer:
     def detach(self) -> None:
         """Close this process's copy of the port: a forked child would keep it open."""
         self._server.socket.close()
+
+
+def _application(write: Callable[[bool], bytes | None]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        if environ["REQUEST_METHOD"] != "GET":
+            start_response("405 Method Not Allowed", [("Allow", "GET")])
+            return []
+        openmetrics = "application/openmetrics-text" in environ.get("HTTP_ACCEPT", "")
+        body = write(openmetrics)
+        if body is None:
+            start_response("500 Internal Server Error", [])
+            return []
+        headers = [("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", headers)
+        return [body]
+
+    return answer
 
 
 class _Handler(WSGIRequestHandler):

@@ -8,12 +8,12 @@ import logging
 import os
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from torchotel._errors import ConfigError
+from torchotel._guard import Guard
 from torchotel.exporters.discovery import DiscoveryFile
+from torchotel.exporters.exposition import Exposition
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.prometheus import MetricsCollector, target_labels
+from torchotel.exporters.prometheus import target_labels
 from torchotel.exporters.scrape_server import ScrapeServer
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
@@ -43,9 +43,8 @@ class EndpointOutlet(MetricsOutlet):
     ) -> None:
         self._host, self._wanted = host, port
         self._file = _open(folder)
-        self._collector = MetricsCollector(metrics, target_labels(resource))
-        self._registry = CollectorRegistry()
-        self._registry.register(self._collector)
+        guard = Guard("the scrape endpoint", limit=1000)
+        self._write = guard.guarded(Exposition(metrics, target_labels(resource)).write)
         self._server: ScrapeServer | None = None
         self._ended = False
         if not wait:
@@ -80,7 +79,6 @@ class EndpointOutlet(MetricsOutlet):
             if self._file is not None:
                 self._file.remove()
             server.close()
-        self._collector.close()
 
     def detach(self) -> None:
         """Close the copy of the port; the file is the parent's."""
@@ -88,7 +86,6 @@ class EndpointOutlet(MetricsOutlet):
         server, self._server = self._server, None
         if server is not None:
             server.detach()
-        self._collector.close()
 
     def _begin(self) -> None:
         server = self._listen()
@@ -110,11 +107,11 @@ class EndpointOutlet(MetricsOutlet):
     def _listen(self) -> ScrapeServer:
         try:
             try:
-                return ScrapeServer(self._registry, self._host, self._wanted)
+                return ScrapeServer(self._write, self._host, self._wanted)
             except OSError as error:
                 if error.errno not in _TAKEN or not self._wanted:
                     raise
-            server = ScrapeServer(self._registry, self._host, 0)
+            server = ScrapeServer(self._write, self._host, 0)
         except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
             takes = f"an address of this machine that can be listened on ({error})"
             raise ConfigError("prometheus_host", self._host, takes) from error

@@ -1,0 +1,100 @@
+"""The two formats that Prometheus reads, written from metrics without a detour.
+
+prometheus_client's own writers take 25 to 40 ms of the GIL for a model of 500 layers, ours a sixth of it: what stands
+before a value is most of a line, and always the same. A test holds both writers to the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from torchotel.telemetry.accumulators import Distribution, Family, Labels
+from torchotel.telemetry.exemplars import Exemplar
+from torchotel.telemetry.instruments import Instrument
+from torchotel.telemetry.metrics import Metrics
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MOST_HEADS = 50_000
+
+
+class Exposition:
+    """Write metrics as text (https://prometheus.io/docs/instrumenting/exposition_formats/) or as OpenMetrics.
+
+    Args:
+        metrics: What is written.
+        target: Labels of `target_info`.
+    """
+
+    def __init__(self, metrics: Metrics, target: Mapping[str, str]) -> None:
+        self._metrics = metrics
+        self._target = _braces([_pair(*item) for item in sorted(target.items())])
+        self._heads: dict[tuple[Instrument, Labels], str] = {}
+        """What stands before the values of a series."""
+
+    def write(self, openmetrics: bool) -> bytes:  # noqa: FBT001  # a callback of two formats
+        """Return a whole answer to a scrape."""
+        if len(self._heads) > MOST_HEADS:
+            self._heads.clear()
+        name, kind = ("target", "info") if openmetrics else ("target_info", "gauge")
+        lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{self._target} 1.0\n"]
+        for family in self._metrics.collect():
+            if family.points or family.distributions:
+                lines += self._family(family, openmetrics=openmetrics)
+        if openmetrics:
+            lines.append("# EOF\n")
+        return "".join(lines).encode()
+
+    def _family(self, family: Family, *, openmetrics: bool) -> Iterator[str]:
+        instrument = family.instrument
+        name, unit = instrument.prometheus_name, instrument.prometheus_unit
+        if instrument.kind == "counter" and not openmetrics:
+            name += "_total"
+        yield f"# HELP {name} {instrument.description}\n# TYPE {name} {instrument.kind}\n"
+        if openmetrics and unit:
+            yield f"# UNIT {name} {unit}\n"
+        for labels, value in family.points:
+            yield f"{self._head(instrument, labels)} {float(value)!r}\n"
+        for one in family.distributions:
+            yield from _histogram(instrument, one, openmetrics=openmetrics)
+
+    def _head(self, instrument: Instrument, labels: Labels) -> str:
+        key = instrument, labels
+        head = self._heads.get(key)
+        if head is None:
+            suffix = "_total" if instrument.kind == "counter" else ""
+            head = self._heads[key] = f"{instrument.prometheus_name}{suffix}{_braces(_pairs(instrument, labels))}"
+        return head
+
+
+def _histogram(instrument: Instrument, one: Distribution, *, openmetrics: bool) -> Iterator[str]:
+    name, pairs = instrument.prometheus_name, _pairs(instrument, one.labels)
+    bounds = [*map(repr, instrument.bounds), "+Inf"]
+    totals = list(accumulate(one.counts))
+    for bucket, total in enumerate(totals):
+        exemplar = one.exemplars.get(bucket) if openmetrics else None
+        labels = _braces(sorted([*pairs, _pair("le", bounds[bucket])]))
+        yield f"{name}_bucket{labels} {float(total)!r}{_exemplar(exemplar)}\n"
+    yield f"{name}_count{_braces(pairs)} {float(totals[-1])!r}\n"
+    yield f"{name}_sum{_braces(pairs)} {one.sum!r}\n"
+
+
+def _exemplar(exemplar: Exemplar | None) -> str:
+    if exemplar is None:
+        return ""
+    ids = f'span_id="{exemplar.span_id:016x}",trace_id="{exemplar.trace_id:032x}"'
+    return f" # {{{ids}}} {exemplar.value!r} {exemplar.unix_s!r}"
+
+
+def _pairs(instrument: Instrument, labels: Labels) -> list[str]:
+    return sorted(_pair(key.replace(".", "_"), text) for key, text in zip(instrument.labels, labels, strict=True))
+
+
+def _pair(name: str, text: str) -> str:
+    escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return f'{name}="{escaped}"'
+
+
+def _braces(pairs: list[str]) -> str:
+    return f"{{{','.join(pairs)}}}" if pairs else ""
