@@ -152,6 +152,7 @@ def test_shutdown_while_the_worker_waits() -> None:
     worker.join(10)
     assert not worker.is_alive()
     assert kept.engine.stats.read() == ExportCounts(0, 600, {})
+    assert len(kept.spans) < 100  # the slice that it waited for
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])
@@ -170,7 +171,8 @@ def test_a_processor_that_raises(moment: str, caplog: pytest.LogCaptureFixture) 
     kept = Kept()
     kept.provider.add_span_processor(Raising())
     kept.engine.export(flat(10))
-    kept.engine.flush(soon())
+    assert not kept.engine.flush(soon())
+    assert kept.engine.flush(soon())
     assert kept.engine.stats.read() == ExportCounts(1, 9, {"KeyError": 9})
     assert len([record for record in caplog.records if record.name == "torchotel"]) == 1
     started = kept.engine.start(CONV.name, SpanReference(1, 2, sampled=True), T0)
@@ -189,7 +191,7 @@ def test_a_provider_of_the_api_alone() -> None:
 
 
 @contextmanager
-def _provider_without_flush() -> Iterator[tuple[api.TracerProvider, InMemorySpanExporter]]:
+def _others() -> Iterator[tuple[api.TracerProvider, InMemorySpanExporter]]:
     exporter = InMemorySpanExporter()
     inner = TracerProvider(shutdown_on_exit=False)
     inner.add_span_processor(SimpleSpanProcessor(exporter))
@@ -210,9 +212,12 @@ def _provider_without_flush() -> Iterator[tuple[api.TracerProvider, InMemorySpan
     inner.shutdown()
 
 
-def test_a_provider_of_somebody_elses() -> None:
-    """One that has no `force_flush` gets every span, and they count as exported."""
-    with _provider_without_flush() as (provider, exporter):
+@pytest.mark.parametrize("flush", [None, lambda timeout_millis: None], ids=["no flush", "flush without a word"])
+def test_a_provider_of_somebody_elses(flush: object) -> None:
+    """One whose `force_flush` is not there, or says nothing, gets every span, and they count as exported."""
+    with _others() as (provider, exporter):
+        if flush is not None:
+            vars(provider)["force_flush"] = flush
         engine = SdkEngine(provider, version="1.2")
         engine.export(flat(1000))
         assert engine.flush(soon())

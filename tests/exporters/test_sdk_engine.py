@@ -2,22 +2,13 @@
 
 import threading
 
-import pytest
 from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import (
-    ALWAYS_OFF,
-    ALWAYS_ON,
-    Decision,
-    ParentBased,
-    TraceIdRatioBased,
-)
 from opentelemetry.trace import SpanKind
-from opentelemetry.util.types import Attributes
-from sdk_support import Answering, Kept, begun, ids
+from sdk_support import Kept, begun, ids
 from senders import soon
 from traces import CONV, STEP, T0, flat, rich
 
@@ -202,59 +193,6 @@ def test_started_spans_do_not_pile_up() -> None:
 
 
 # ---- the provider has its way
-
-
-def test_nothing_is_sampled() -> None:
-    """A sampler that takes nothing is asked once for a trace: `start` says so, and no span is left open."""
-    asked: list[tuple[str, Attributes]] = []
-
-    def never(name: str, attributes: Attributes) -> Decision:
-        asked.append((name, attributes))
-        return Decision.DROP
-
-    kept = Kept(sampler=Answering(never))
-    root, _ = begun(kept.engine)
-    assert not root.sampled
-    assert asked == [("torch.step", {"torch.step.number": 7})]
-    kept.engine.shutdown(soon())
-    assert kept.spans == []
-
-
-def test_half_is_sampled() -> None:
-    """A ratio takes whole traces or none of their spans."""
-    kept = Kept(sampler=ParentBased(TraceIdRatioBased(0.5)))
-    taken = 0
-    for _ in range(100):
-        root, trace = begun(kept.engine)
-        if root.sampled:
-            taken += 1
-            kept.engine.export(trace)
-    kept.engine.flush(soon())
-    assert 20 < taken < 80
-    assert len(kept.spans) == 4 * taken
-    assert kept.engine.stats.read() == ExportCounts(4 * taken, 0, {})
-
-
-@pytest.mark.parametrize("decision", [Decision.DROP, Decision.RECORD_ONLY])
-def test_a_sampler_that_answers_by_the_span(decision: Decision) -> None:
-    """Children that it leaves out are counted as sampled out; those below them stay in the tree."""
-
-    def by_name(name: str, attributes: Attributes) -> Decision:
-        return decision if name == CONV.name else Decision.RECORD_AND_SAMPLE
-
-    kept = Kept(sampler=Answering(by_name))
-    kept.engine.export(flat(10))
-    kept.engine.flush(soon())
-    assert [span.name for span in kept.spans] == ["torch.step"]
-    assert kept.engine.stats.read() == ExportCounts(1, 0, {}, sampled_out=9)
-
-
-def test_a_request_that_is_not_sampled() -> None:
-    """Below a span that its sampler left out nothing is recorded."""
-    kept = Kept(sampler=ParentBased(ALWAYS_ON))
-    assert not kept.engine.start("torch.evaluation", SpanReference(1, 2, sampled=False), T0).sampled
-    kept = Kept(sampler=ParentBased(ALWAYS_OFF))
-    assert kept.engine.start("torch.evaluation", SpanReference(1, 2, sampled=True), T0).sampled
 
 
 def test_limits_are_heeded() -> None:
