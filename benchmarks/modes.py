@@ -15,7 +15,8 @@ from benchmarks.models import Workload
 from benchmarks.naive import NaiveInstrument
 from benchmarks.sink import Sink
 from torchotel._config import Config
-from torchotel._session import REST_S, Session
+from torchotel._exporting import REST_S
+from torchotel._session import Session
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import RequestExporter

@@ -24,7 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters": WORDS | WAIST | {"telemetry", "exporters"},
     "_worker": WORDS | WAIST | {"telemetry"},
     "_publisher": WORDS | WAIST | {"telemetry", "exporters"},
-    "_session": WORDS | WAIST | {"capture", "telemetry", "exporters", "_publisher", "_stats", "_worker"},
+    "_versions": WORDS,
+    "_exporting": WORDS | WAIST | {"telemetry", "exporters", "_versions"},
+    "_session": WORDS
+    | WAIST
+    | {"capture", "telemetry", "exporters", "_exporting", "_publisher", "_stats", "_versions", "_worker"},
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
@@ -36,6 +40,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "capture": {"torch"},
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
+    "_versions": {"torch"},
+    "_exporting": {"opentelemetry"},
     "_session": {"torch", "opentelemetry"},
     "_handle": {"torch"},
     "instrumentor": {"opentelemetry"},

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
-from pathlib import Path
 
 import torch
-from opentelemetry.trace import TracerProvider
 
 from torchotel import _names as names
 from torchotel._buffer import Buffer
-from torchotel._config import Config, own_folder
+from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._process import is_child
+from torchotel._exporting import make_exporters, open_record
 from torchotel._publisher import Publisher
 from torchotel._records import Unit
 from torchotel._stats import Stats
+from torchotel._versions import package_version, script_name, versions
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
-from torchotel.exporters.otlp.exporter import OtlpTraceExporter
-from torchotel.exporters.providers import find_provider, set_provider, user_spans
-from torchotel.exporters.runfile import RunFile
 from torchotel.exporters.sdk import SdkEngine
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
@@ -37,8 +30,6 @@ from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
-
-REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
 
 class Session:
@@ -62,11 +53,13 @@ class Session:
         )
         self._stats = ExportStats(self._metrics.exported)
         self._run_id = find_run_id(config.run_id, os.environ)
-        self._resource = describe_process(config.service_name, _script_name(), self._run_id, os.environ, _versions())
+        self._resource = describe_process(config.service_name, script_name(), self._run_id, os.environ, versions())
         self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
         self._started_ns = time.time_ns()
-        self._record = self._make_record() if exporters is None else None
-        self._exporters = self._make_exporters() if exporters is None else exporters
+        self._record = open_record(config, self._resource, self._stats) if exporters is None else None
+        if exporters is None:
+            exporters = make_exporters(config, self._resource, self._stats, self._record)
+        self._exporters = exporters
         sdk = [exporter for exporter in self._exporters if isinstance(exporter, SdkEngine)]
         self._starter: SpanStarter = sdk[0] if sdk else Identities(make_sampler(config.sampler, config.sampler_ratio))
         buffer = Buffer()
@@ -179,49 +172,6 @@ class Session:
             overhead_ratio=self._metrics.overhead_ratio(),
         )
 
-    def _make_record(self) -> RunFile | None:
-        config = self._config
-        if config.record is None or is_child():
-            return None  # the folder is the parent's: a spawned loader worker runs the user's script again
-        # Where spans go both ways, those sent are the ones that are counted.
-        stats = self._stats if config.traces_exporter == "none" else None
-        return RunFile(
-            own_folder(config.record, os.environ),
-            resource=self._resource,
-            version=package_version(),
-            stats=stats,
-            rest=_rest,
-        )
-
-    def _make_exporters(self) -> list[TraceExporter]:
-        record: list[TraceExporter] = [] if self._record is None else [self._record]
-        if self._config.traces_exporter == "none":
-            return record
-        provider = find_provider(self._config.tracer_provider)
-        if self._config.set_global_provider:
-            set_provider(self._config, self._resource)
-        engine = self._make_otlp() if provider is None else self._make_sdk(provider)
-        return [engine, *user_spans(self._stats), *record]
-
-    def _make_sdk(self, provider: TracerProvider) -> SdkEngine:
-        return SdkEngine(provider, version=package_version(), stats=self._stats, rest=_rest)
-
-    def _make_otlp(self) -> TraceExporter:
-        config = self._config
-        certificate, key = config.client_certificate, config.client_key
-        return OtlpTraceExporter(
-            config.traces_endpoint,
-            headers=config.headers,
-            compression=config.compression,
-            timeout_s=config.timeout_s,
-            verify=config.certificate or True,
-            cert=(certificate, key) if certificate and key else certificate,
-            resource=self._resource,
-            version=package_version(),
-            stats=self._stats,
-            rest=_rest,
-        )
-
     def _publish(self) -> Publisher:
         try:
             return Publisher(self._config, self._metrics, self._resource, package_version(), os.environ)
@@ -251,7 +201,7 @@ class Session:
         if self._resource[names.RANK] != 0:
             return None  # its ids are the same on all ranks
         time_ns = unit.start_ns + unit.unix_offset_ns
-        return run_trace(self._run, time_ns, self._capture.model, self._config.public(), _versions())
+        return run_trace(self._run, time_ns, self._capture.model, self._config.public(), versions())
 
     def _write_line(self, line: Mapping[str, object]) -> None:
         if self._record is not None:
@@ -274,27 +224,3 @@ class Session:
                 "spans": self.stats(),
             }
         )
-
-
-def package_version() -> str:
-    """Return the version of torchotel that is installed."""
-    try:
-        return installed_version("torchotel")
-    except PackageNotFoundError:  # a checkout on the path
-        return "0.0.0"
-
-
-def _versions() -> dict[str, str]:
-    versions = {names.TORCH_VERSION: str(torch.__version__)}
-    if torch.version.cuda is not None:
-        versions[names.CUDA_VERSION] = torch.version.cuda
-    return versions
-
-
-def _script_name() -> str:
-    name = Path(sys.argv[0]).name.removesuffix(".py") if sys.argv else ""
-    return name if name not in {"", "-c"} else "python"
-
-
-def _rest() -> None:
-    time.sleep(REST_S)

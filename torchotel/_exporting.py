@@ -1,0 +1,76 @@
+"""Where traces go: the exporters that the configuration asks for."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from opentelemetry.trace import TracerProvider
+
+from torchotel._config import Config, own_folder
+from torchotel._process import is_child
+from torchotel._versions import package_version
+from torchotel.exporters.otlp.exporter import OtlpTraceExporter
+from torchotel.exporters.providers import find_provider, set_provider, user_spans
+from torchotel.exporters.runfile import RunFile
+from torchotel.exporters.sdk import SdkEngine
+from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.spans import Attributes, TraceExporter
+
+REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
+
+
+def open_record(config: Config, resource: Attributes, stats: ExportStats) -> RunFile | None:
+    """Open the run file, where there is to be one.
+
+    Raises:
+        ConfigError: The folder can't be used.
+    """
+    if config.record is None or is_child():
+        return None  # the folder is the parent's: a spawned loader worker runs the user's script again
+    return RunFile(
+        own_folder(config.record, os.environ),
+        resource=resource,
+        version=package_version(),
+        # Where spans go both ways, those sent are the ones that are counted.
+        stats=stats if config.traces_exporter == "none" else None,
+        rest=_rest,
+    )
+
+
+def make_exporters(
+    config: Config, resource: Attributes, stats: ExportStats, record: RunFile | None
+) -> list[TraceExporter]:
+    """Return the engine for the provider that there is or for none, and the run file last."""
+    records: list[TraceExporter] = [] if record is None else [record]
+    if config.traces_exporter == "none":
+        return records
+    provider = find_provider(config.tracer_provider)
+    if config.set_global_provider:
+        set_provider(config, resource)
+    engine = _make_otlp(config, resource, stats) if provider is None else _make_sdk(provider, stats)
+    return [engine, *user_spans(stats), *records]
+
+
+def _make_sdk(provider: TracerProvider, stats: ExportStats) -> SdkEngine:
+    return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
+
+
+def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> OtlpTraceExporter:
+    certificate, key = config.client_certificate, config.client_key
+    return OtlpTraceExporter(
+        config.traces_endpoint,
+        headers=config.headers,
+        compression=config.compression,
+        timeout_s=config.timeout_s,
+        verify=config.certificate or True,
+        cert=(certificate, key) if certificate and key else certificate,
+        resource=resource,
+        version=package_version(),
+        stats=stats,
+        rest=_rest,
+    )
+
+
+def _rest() -> None:
+    time.sleep(REST_S)
