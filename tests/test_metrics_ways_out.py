@@ -1,6 +1,8 @@
 """One set of metrics, whichever way it leaves: names, labels and values are the same on all of them."""
 
 import math
+import socket
+import time
 import urllib.error
 
 import pytest
@@ -216,3 +218,14 @@ def test_headers_and_compression_are_those_of_metrics(server: Receiver, monkeypa
     assert headers["for-metrics"] == "1"
     assert "for-traces" not in headers
     assert "content-encoding" not in headers
+
+
+def test_a_dead_endpoint_keeps_nobody_waiting() -> None:
+    """`flush` says that nothing came out in time, and the end comes in its time, with no thread left."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a connection, and says nothing
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        handle = torchotel.instrument(endpoint=endpoint, metrics_exporter="otlp", traces_exporter="none")
+        began_s = time.monotonic()
+        assert not handle.flush(timeout_s=0.5)
+        handle.shutdown(timeout_s=0.5)
+        assert time.monotonic() - began_s < 5
