@@ -4,12 +4,19 @@ import math
 import socket
 import time
 import urllib.error
+from typing import Any
 
 import pytest
 import torch
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.trace import get_current_span
 from receiver import Receiver
 from scrapes import OPENMETRICS, Series, pushed_exemplars, pushed_series, scrape, value
 from torch import nn
@@ -229,3 +236,39 @@ def test_a_dead_endpoint_keeps_nobody_waiting() -> None:
         assert not handle.flush(timeout_s=0.5)
         handle.shutdown(timeout_s=0.5)
         assert time.monotonic() - began_s < 5
+
+
+def test_exemplars_are_those_of_a_given_tracer_provider() -> None:
+    """Where spans are replayed, the ids are the provider's, and only what its sampler took is shown."""
+    spans = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False, sampler=Alternating())
+    provider.add_span_processor(BatchSpanProcessor(spans))
+    with torchotel.instrument(tracer_provider=provider, detail="off") as handle:
+        train()
+        assert handle.flush()
+        scraped = scrape(handle.prometheus_port, OPENMETRICS)
+    provider.shutdown()
+    steps = [span.context for span in spans.get_finished_spans() if span.name == "torch.step"]
+    assert len(steps) == STEPS // 2
+    assert scraped.exemplars
+    assert scraped.exemplars <= {(f"{one.trace_id:032x}", f"{one.span_id:016x}") for one in steps if one}
+    assert value(scraped.series, "torchotel_spans_total", outcome="sampled_out")
+
+
+class Alternating(Sampler):
+    """Takes every other step."""
+
+    def __init__(self) -> None:
+        self._taken = False
+
+    def should_sample(self, parent_context: Context | None, trace_id: int, name: str, *args: Any, **kwargs: Any) -> Any:
+        parent = get_current_span(parent_context).get_span_context()
+        if parent.is_valid:
+            taken = parent.trace_flags.sampled
+        else:
+            self._taken ^= name == "torch.step"
+            taken = self._taken
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if taken else Decision.DROP)
+
+    def get_description(self) -> str:
+        return "Alternating"

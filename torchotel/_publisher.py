@@ -58,7 +58,7 @@ class Publisher:
 
     def _serve(self, config: Config, resource: Attributes, environ: Mapping[str, str]) -> None:
         if config.prometheus_registry is not None:
-            self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource))
+            self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource, self.guard))
         elif config.prometheus_port is not None:
             self._endpoint = EndpointOutlet(
                 config.prometheus_host,
@@ -66,6 +66,7 @@ class Publisher:
                 self._metrics,
                 resource,
                 config.discovery_dir,
+                self.guard,
                 # A spawned loader worker runs the user's script again.
                 wait=is_child(),
             )

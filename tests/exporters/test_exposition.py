@@ -8,6 +8,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
 from torchotel.exporters.exposition import Exposition
 from torchotel.exporters.prometheus import RegistryOutlet, target_labels
@@ -42,7 +43,7 @@ def filled() -> Metrics:
 def test_both_writers_hold_the_same(openmetrics: bool, generate: Any, parse: Any) -> None:  # noqa: FBT001  # a parameter of the test
     """Families, their help, type and unit, samples and exemplars, in the same order."""
     metrics, registry = filled(), CollectorRegistry()
-    RegistryOutlet(registry, metrics, RESOURCE)
+    RegistryOutlet(registry, metrics, RESOURCE, Guard("the test"))
     exposition = Exposition(metrics, target_labels(RESOURCE))
     for _ in range(2):  # the second time from what was kept of the first
         assert list(parse(exposition.write(openmetrics).decode())) == list(parse(generate(registry).decode()))

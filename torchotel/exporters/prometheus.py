@@ -28,12 +28,12 @@ class MetricsCollector(Collector):
     Args:
         metrics: What is shown.
         target: Labels of `target_info`; None: it isn't shown.
+        guard: Takes what goes wrong.
     """
 
-    def __init__(self, metrics: Metrics, target: dict[str, str] | None) -> None:
+    def __init__(self, metrics: Metrics, target: dict[str, str] | None, guard: Guard) -> None:
         self._metrics: Metrics | None = metrics
-        self._target = target
-        self._guard = Guard("the collector of metrics", limit=1000)
+        self._target, self._guard = target, guard
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing: without this, registering would scrape."""
@@ -63,12 +63,13 @@ class RegistryOutlet(MetricsOutlet):
         registry: Where they are collected; its own target info stays the only one.
         metrics: What is shown.
         resource: Attributes of the resource.
+        guard: Takes what goes wrong in a scrape.
     """
 
-    def __init__(self, registry: CollectorRegistry, metrics: Metrics, resource: Attributes) -> None:
+    def __init__(self, registry: CollectorRegistry, metrics: Metrics, resource: Attributes, guard: Guard) -> None:
         get_target = getattr(registry, "get_target_info", None)
         taken = get_target is not None and get_target()
-        self._collector = MetricsCollector(metrics, None if taken else target_labels(resource))
+        self._collector = MetricsCollector(metrics, None if taken else target_labels(resource), guard)
         self._registry: CollectorRegistry | None = registry
         registry.register(self._collector)
 

@@ -32,6 +32,7 @@ class EndpointOutlet(MetricsOutlet):
         metrics: What is shown.
         resource: Attributes of the resource.
         folder: Where the target file goes; None: there is none.
+        guard: Takes what goes wrong in a scrape.
         wait: Begin with the first step only: this process may be a loader's worker.
 
     Raises:
@@ -39,11 +40,18 @@ class EndpointOutlet(MetricsOutlet):
     """
 
     def __init__(
-        self, host: str, port: int, metrics: Metrics, resource: Attributes, folder: Path | None, *, wait: bool
+        self,
+        host: str,
+        port: int,
+        metrics: Metrics,
+        resource: Attributes,
+        folder: Path | None,
+        guard: Guard,
+        *,
+        wait: bool,
     ) -> None:
         self._host, self._wanted = host, port
         self._file = _open(folder)
-        guard = Guard("the scrape endpoint", limit=1000)
         self._write = guard.guarded(Exposition(metrics, target_labels(resource)).write)
         self._server: ScrapeServer | None = None
         self._ended = False
