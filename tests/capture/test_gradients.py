@@ -203,6 +203,20 @@ def test_checkpointing(reentrant: bool) -> None:  # noqa: FBT001  # a parameter 
     assert seen.paths == [["stem", "body.0", "body.2"]] * 3
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("detail", ["off", "all"])
+def test_compiled_models(in_place: bool, detail: str) -> None:  # noqa: FBT001  # a parameter of the test
+    """A compiled model's norms have the names of the model inside."""
+    with captured(detail=detail) as (seen, _):
+        model = net()
+        compiled: Any = model if in_place else torch.compile(model, backend="eager")
+        if in_place:
+            model.compile(backend="eager")
+        true = trained(compiled)
+    assert seen.totals == pytest.approx(true, rel=1e-6)
+    assert seen.paths == [["0", "2"]] * 3
+
+
 def test_autograd_grad_takes_none() -> None:
     """`torch.autograd.grad` leaves no gradient, so the norms are those of the backward."""
     model = net()
