@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from torchotel.exporters.otlp.exporter import OtlpTraceExporter
-from torchotel.exporters.sdk import SdkEngine
+from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.telemetry.spans import Trace, TraceExporter
 
 FLUSH_S = 60.0

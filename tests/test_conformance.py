@@ -29,7 +29,7 @@ from torchotel._records import ModelInfo, Record, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import OtlpTraceExporter
-from torchotel.exporters.sdk import SdkEngine
+from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span
 from torchotel.telemetry.evaluations import EvaluationFold

@@ -11,9 +11,9 @@ from torchotel._config import Config, own_folder
 from torchotel._process import is_child
 from torchotel._versions import package_version
 from torchotel.exporters.otlp.exporter import OtlpTraceExporter
-from torchotel.exporters.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.runfile import RunFile
-from torchotel.exporters.sdk import SdkEngine
+from torchotel.exporters.sdk.engine import SdkEngine
+from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, TraceExporter
 

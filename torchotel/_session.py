@@ -20,7 +20,7 @@ from torchotel._versions import package_version, script_name, versions
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
-from torchotel.exporters.sdk import SdkEngine
+from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span, make_current

@@ -14,7 +14,7 @@ from opentelemetry.util.types import Attributes
 from traces import CONV, STEP, T0
 
 from torchotel._records import SpanReference
-from torchotel.exporters.sdk import SdkEngine
+from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.telemetry.spans import Span, Trace
 
 

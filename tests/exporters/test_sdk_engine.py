@@ -13,7 +13,7 @@ from senders import soon
 from traces import CONV, STEP, T0, flat, rich
 
 from torchotel._records import SpanReference
-from torchotel.exporters.started import MOST_STARTED
+from torchotel.exporters.sdk.started import MOST_STARTED
 from torchotel.exporters.stats import ExportCounts
 from torchotel.telemetry.spans import Span as OurSpan
 from torchotel.telemetry.spans import SpanLink, Trace

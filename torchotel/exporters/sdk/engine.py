@@ -21,9 +21,9 @@ from opentelemetry.trace import Span as LiveSpan
 
 from torchotel import _names
 from torchotel._records import SpanReference
-from torchotel.exporters.delivery import Delivery
+from torchotel.exporters.sdk.delivery import Delivery
+from torchotel.exporters.sdk.started import StartedSpans
 from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
-from torchotel.exporters.started import StartedSpans
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id

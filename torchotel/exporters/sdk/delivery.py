@@ -6,7 +6,7 @@ import time
 from opentelemetry.trace import TracerProvider
 
 from torchotel.exporters.flushing import ProviderFlush
-from torchotel.exporters.queues import slice_spans
+from torchotel.exporters.sdk.queues import slice_spans
 from torchotel.exporters.stats import ExportStats
 
 MAX_AGE_S = 5.0
