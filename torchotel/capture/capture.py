@@ -19,6 +19,7 @@ from torchotel.capture.held import Held, hold
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.live import LiveSpans, MakeCurrent, StartSpan
 from torchotel.capture.logged import Logged, LogReader
+from torchotel.capture.memory import device_memory
 from torchotel.capture.outermost import Outermost
 from torchotel.capture.parts import Part, join
 from torchotel.capture.paths import Paths
@@ -211,6 +212,8 @@ class Capture:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
         unit = join(kind, number, parts, self.detail.reason(number))
+        if kind == "step":
+            unit.memory = device_memory()
         thread.held.add(hold(unit, parts))
         if kind == "evaluation":
             thread.held.release(self._hand_over)  # nobody logs to it, and the next request may be hours away

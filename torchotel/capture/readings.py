@@ -85,9 +85,11 @@ def read_later(tensors: Sequence[Tensor]) -> Reading:
     with unseen():
         if not tensors or not can_compute() or not all(_can_read(tensor) for tensor in tensors):
             return UNKNOWN
-        mixed = len({tensor.dtype for tensor in tensors}) > 1
         scalars = [tensor.detach().reshape(()) for tensor in tensors]
-        return copy_later(torch.stack([scalar.double() for scalar in scalars] if mixed else scalars))
+        if len({scalar.dtype for scalar in scalars}) > 1:
+            widest = torch.float32 if scalars[0].device.type == "mps" else torch.float64  # which Apple's have not
+            scalars = [scalar.to(widest) for scalar in scalars]
+        return copy_later(torch.stack(scalars))
 
 
 def copy_later(values: Tensor) -> Reading:
@@ -95,11 +97,14 @@ def copy_later(values: Tensor) -> Reading:
     if values.device.type == "cpu":
         return Reading(values, None)
     device = values.device
-    # The allocator of pinned memory keeps its blocks, and gives none out again before its copy is done.
-    buffer = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
-    buffer.copy_(values, non_blocking=True)
-    event = torch.Event(device)
-    event.record(torch.accelerator.current_stream(device))
+    try:
+        # The allocator of pinned memory keeps its blocks, and gives none out again before its copy is done.
+        buffer = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+        buffer.copy_(values, non_blocking=True)
+        event = torch.Event(device)
+        event.record(torch.accelerator.current_stream(device))
+    except RuntimeError:
+        return UNKNOWN  # a device that has no streams or shares no memory
     return Reading(buffer, event)
 
 
