@@ -4,10 +4,12 @@ import math
 import socket
 import time
 import urllib.error
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import python
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
@@ -203,6 +205,17 @@ def test_an_error_is_no_normal_end(server: Receiver) -> None:
     ):
         raise RuntimeError("mine")
     assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == 0
+
+
+@pytest.mark.parametrize(("last_line", "finished"), [("", 1), ("1 / 0", 0)])
+def test_a_program_that_raises_has_not_finished(
+    last_line: str, finished: int, server: Receiver, tmp_path: Path
+) -> None:
+    """Nobody shuts down: the end of the program does, and knows how it came."""
+    endpoint = server.url.removesuffix("/v1/traces")
+    script = f"import torchotel; torchotel.instrument(endpoint={endpoint!r})\n{last_line}"
+    python("-c", script, cwd=tmp_path, OTEL_METRICS_EXPORTER="otlp", OTEL_TRACES_EXPORTER="none")
+    assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == finished
 
 
 def test_a_given_provider_serves_one_run_after_the_other(reader: InMemoryMetricReader) -> None:
