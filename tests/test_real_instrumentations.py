@@ -82,8 +82,12 @@ def records() -> Iterator[list[logging.LogRecord]]:
     """Gather log records with the ids that the instrumentation puts on them."""
     LoggingInstrumentor().instrument(inject_trace_context=True)
     gathered: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = gathered.append  # type: ignore[method-assign] # all that a handler must do
+
+    class Gathers(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            gathered.append(record)
+
+    handler = Gathers()
     loggers = [logging.getLogger(name) for name in ("rows", "layer")]
     for logger in loggers:
         logger.addHandler(handler)

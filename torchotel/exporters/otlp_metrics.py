@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torchotel import _names as names
 from torchotel.exporters.otel_metrics import ProviderInstruments
@@ -60,10 +61,11 @@ class OtlpMetricsOutlet(MetricsOutlet):
         from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
 
+        # More than the SDK's 2000 series of an instrument would be added up under no name.
+        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MOST_MODULES}
         try:
-            # More than the SDK's 2000 series of an instrument would be added up under no name.
-            views = [View(instrument_name="torch.module.*", aggregation_cardinality_limit=2 * MOST_MODULES)]
-        except TypeError:  # a version without a limit
+            views = [View(instrument_name="torch.module.*", **limit)]
+        except TypeError:  # a version without a limit, before 1.45.2
             views = []
         exporter = OTLPMetricExporter(
             self._endpoint, headers=dict(self._headers), compression=Compression(self._compression)
