@@ -99,10 +99,16 @@ def test_backward_spans_say_whose_gradients(steps: list[Seen], net: Net) -> None
 
 
 def test_step_and_phases_say_what_they_are(steps: list[Seen]) -> None:
-    """The optimizer's class is on its span; a step tells why it has its detail."""
+    """The optimizer's class is on its span; a step tells why it has its detail, its learning rate and its norm."""
     step = steps[0]
     assert step.find("torch.optimizer.step").attributes == {"torch.optimizer.type": "SGD", "torch.step.number": 0}
-    assert step.attributes == {"torch.kept.reason": "sampled", "torch.step.number": 0}
+    assert step.attributes == {
+        "torch.kept.reason": "sampled",
+        "torch.step.number": 0,
+        "torch.learning_rate": 0.01,
+        "torch.gradient.norm": pytest.approx(step.attributes["torch.gradient.norm"]),
+    }
+    assert step.attributes["torch.gradient.norm"] > 0
 
 
 def test_shapes_can_be_left_out(net: Net) -> None:
