@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchotel
 from torchotel._handle import Handle
 
-STEPS = 6
+STEPS = 12
 SEEN = {
     "torch_step_duration_seconds_bucket": {"le"},
     "torch_step_duration_seconds_sum": set(),
@@ -149,7 +149,7 @@ def test_values_are_those_of_the_run(handle: Handle) -> None:
         for one in [dict(labels)]
     }
     types = {"Watched": "Watched", "hidden": "Linear", "out": "Linear"}
-    assert calls == {(path, way): (kind, 3) for path, kind in types.items() for way in ("forward", "backward")}
+    assert calls == {(path, way): (kind, STEPS // 2) for path, kind in types.items() for way in ("forward", "backward")}
     phases = sum(number for (name, _), number in series.items() if name == "torch_phase_time_seconds_total")
     assert phases == pytest.approx(plain["torch_step_duration_seconds_sum"])
     spans = {dict(labels)["outcome"]: number for (name, labels), number in series.items() if "spans" in name}

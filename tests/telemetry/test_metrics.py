@@ -270,12 +270,14 @@ def test_the_last_end_never_goes_back() -> None:
 
 def test_overhead_is_measured_against_steps_without_detail() -> None:
     """One step in four takes twice as long: a quarter of the time of the others."""
-    cost = Overhead(window=8)
-    cost.add(900, detailed=False)
-    assert cost.ratio() is None
-    for number in range(8):
+    cost = Overhead(window=20)
+    cost.add(900, detailed=True)  # the very first warms up
+    for number in range(16):
+        assert cost.ratio() is None
+        cost.add(200 if number % 4 == 0 else 100, detailed=number % 4 == 0)
+    for number in range(16, 20):
         cost.add(200 if number % 4 == 0 else 100, detailed=number % 4 == 0)
     assert cost.ratio() == 0.25
-    for number in range(8):
+    for number in range(20):
         cost.add(50 if number % 4 == 0 else 100, detailed=number % 4 == 0)
     assert cost.ratio() == 0

@@ -4,6 +4,7 @@ from collections import deque
 from statistics import median
 
 WINDOW = 1024  # steps; with one detailed step in 64 it holds 16 of them
+FEWEST = 5  # of each kind, before which a median says little
 
 
 class Overhead:
@@ -11,20 +12,23 @@ class Overhead:
 
     def __init__(self, window: int = WINDOW) -> None:
         self._steps: deque[tuple[int, bool]] = deque(maxlen=window)
+        self._began = False
 
     def add(self, duration_ns: int, *, detailed: bool) -> None:
-        """Take note of a step."""
-        self._steps.append((duration_ns, detailed))
+        """Take note of a step; the very first warms everything up, and is like no other."""
+        if self._began:
+            self._steps.append((duration_ns, detailed))
+        self._began = True
 
     def ratio(self) -> float | None:
-        """Return the share of step time that detail costs; None until steps of both kinds were seen.
+        """Return the share of step time that detail costs; None until enough steps of both kinds were seen.
 
         The share of detailed steps, times what the median one of them takes longer than the median one without.
         """
         steps = list(self._steps)
         detailed = [duration_ns for duration_ns, is_detailed in steps if is_detailed]
         others = [duration_ns for duration_ns, is_detailed in steps if not is_detailed]
-        if not detailed or not others or not median(others):
+        if min(len(detailed), len(others)) < FEWEST or not median(others):
             return None
         longer = median(detailed) / median(others) - 1
         return max(0.0, len(detailed) / len(steps) * longer)
