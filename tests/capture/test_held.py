@@ -63,6 +63,21 @@ def test_a_flush_waits_for_all() -> None:
     assert _seen(given) == [(0, True), (1, True)]
 
 
+def test_a_flush_in_the_midst_of_a_hand_over() -> None:
+    """A signal's handler may flush at any moment: each step is handed over once."""
+    steps, given = HeldSteps(), list[Record]()
+
+    class Interrupted(Arriving):
+        def ready(self) -> bool:
+            steps.release_all(given.append)
+            return True
+
+    steps.add(_held(0, Interrupted()))
+    steps.add(_held(1))
+    steps.release(given.append)
+    assert _seen(given) == [(0, True), (1, False)]
+
+
 def test_the_last_word_goes_to_the_last_step() -> None:
     """Not to an evaluation or to a log that came after it."""
     steps, given = HeldSteps(), list[Record]()

@@ -81,12 +81,23 @@ class HeldSteps:
 
     def release(self, hand_over: HandOver) -> None:
         """Hand over in order what is ready, and the oldest where too many wait."""
-        while self._held and (len(self._held) > MOST_WAITING or self._held[0].ready()):
-            hand_over(self._held.popleft().finish())
+        while (held := self._take_ready()) is not None:
+            hand_over(held.finish())
 
     def release_all(self, hand_over: HandOver) -> None:
         """Wait for what is to come and hand over everything."""
-        while self._held:
-            held = self._held.popleft()
+        while (held := self._take()) is not None:
             held.wait()
             hand_over(held.finish())
+
+    def _take_ready(self) -> Held | None:
+        waiting = list(self._held)  # a signal's handler may flush in the midst of it
+        if len(waiting) > MOST_WAITING or (waiting and waiting[0].ready()):
+            return self._take()
+        return None
+
+    def _take(self) -> Held | None:
+        try:
+            return self._held.popleft()
+        except IndexError:
+            return None
