@@ -240,6 +240,25 @@ def test_headers_and_compression_are_those_of_metrics(server: Receiver, monkeypa
     assert "content-encoding" not in headers
 
 
+def test_what_utf8_cannot_say_stops_no_way_out(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone surrogate, as Python makes of a byte in an argument or a variable, becomes a question mark."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=caf\udce9")
+    with torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"),
+        metrics_exporter="prometheus,otlp",
+        traces_exporter="none",
+        service_name="tr\udce9s",
+    ) as handle:
+        torchotel.log(**{"caf\udce9": 1.0})
+        assert handle.flush()
+        scraped = scrape(handle.prometheus_port)
+    assert (scraped.target["service_name"], scraped.target["team"]) == ("tr?s", "caf?")
+    assert value(scraped.series, "torch_log", name="caf?") == 1
+    assert value(pushed_series(server.pushed[0].message), "torch_log", name="caf?") == 1
+    attributes = {one.key: one.value for one in server.pushed[0].message.resource_metrics[0].resource.attributes}
+    assert (attributes["service.name"].string_value, attributes["team"].string_value) == ("tr?s", "caf?")
+
+
 def test_a_dead_endpoint_keeps_nobody_waiting() -> None:
     """`flush` says that nothing came out in time, and the end comes in its time, with no thread left."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes a connection, and says nothing

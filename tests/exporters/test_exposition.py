@@ -16,7 +16,7 @@ from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 from torchotel.telemetry.timing import Timed
 
-NASTY = 'a "quoted" \\ and\nbroken ü'
+NASTY = 'a "quoted" \\ and\nbroken ü \udce9'
 RESOURCE: Attributes = {"service.name": NASTY, "torch.rank": 3}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torchotel import _names as names
 from torchotel.exporters.otel_metrics import ProviderInstruments
 from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.spans import speakable
 from torchotel.telemetry.metrics import MOST_MODULES, Metrics
 from torchotel.telemetry.spans import Attributes
 
@@ -72,7 +73,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
         )
         # Without a thread of the SDK's: that would come up again in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-        resource = Resource(self._resource, names.SCHEMA_URL)
+        resource = Resource(speakable(self._resource), names.SCHEMA_URL)
         provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)

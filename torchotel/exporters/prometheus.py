@@ -15,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from torchotel._guard import Guard
 from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.spans import speakable_text
 from torchotel.telemetry.accumulators import Distribution, Family
 from torchotel.telemetry.exemplars import Exemplar
 from torchotel.telemetry.instruments import Instrument
@@ -100,7 +101,7 @@ def target_labels(resource: Attributes) -> dict[str, str]:
     labels: dict[str, str] = {}
     for name in sorted(resource):
         value = resource[name]
-        text = value if isinstance(value, str) else json.dumps(value)
+        text = speakable_text(value) if isinstance(value, str) else json.dumps(value)
         safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
         safe = f"key_{safe}" if safe[0].isdecimal() else safe
         labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
