@@ -86,6 +86,19 @@ def test_a_value_is_read_as_it_was_when_it_was_logged() -> None:
     assert run.steps[0].attributes["torch.loss"] == 3.0
 
 
+def test_the_last_value_of_a_name_counts() -> None:
+    """Whether it was a tensor or a number, and also over a learning rate that the optimizer has as a tensor."""
+    loop = Loop()
+    loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.0625)
+    with recorded() as run:
+        loop.step()
+        torchotel.log(loss=torch.tensor(1.0), lr=0.5, samples=torch.tensor(2))
+        torchotel.log(loss=2.0, samples=3)
+        torchotel.log(samples=torch.tensor(4))
+    step = run.steps[0].attributes
+    assert (step["torch.loss"], step["torch.learning_rate"]) == (2.0, 0.5)
+
+
 def test_after_the_loaders_end_a_value_goes_to_the_last_step() -> None:
     """It waits for a last word until something new opens."""
     loop = Loop()

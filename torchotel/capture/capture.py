@@ -172,7 +172,7 @@ class Capture:
         # A thread that trains nothing speaks of the one that does.
         others = [other for other in list(self.threads) if other is not thread and other.machine.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
-        if logged is not None:
+        if logged is not None and not logged.closed:
             logged.add(values)
         elif values:
             late = Held(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())

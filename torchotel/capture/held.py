@@ -39,8 +39,8 @@ class Held:
         """Return the record with what has come."""
         record = self.record
         if isinstance(record, Log):
-            return record._replace(values=self.logged.values())
-        record.values = self.logged.values()
+            return record._replace(values=self.logged.close())
+        record.values = self.logged.close()
         record.gradients = self.gradients.result() if self.gradients is not None else None
         record.tensor_gradients = [gradient.result() for gradient in self.watched]
         return record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,50 +22,66 @@ LONGEST_TEXT = 256
 
 
 class Logged:
-    """The values of one step."""
+    """The values of one step, in the order that they came: the last of a name counts, and counts add up."""
 
-    __slots__ = ("_readings", "_values")
+    __slots__ = ("_counts", "_last", "closed")
 
     def __init__(self) -> None:
-        self._values: dict[str, LogValue] = {}
-        self._readings: list[tuple[str, Reading]] = []
+        self._last: dict[str, LogValue | Reading] = {}
+        self._counts: dict[str, list[LogValue | Reading]] = {}
+        self.closed = False
+        """The step has been handed over: what comes now is late."""
 
     def add(self, values: Mapping[str, LogValue | Reading]) -> None:
-        """Take in what was logged: the last of a name counts, and counts add up."""
+        """Take in what was logged."""
         for name, value in values.items():
-            if isinstance(value, Reading):
-                self._readings.append((name, value))
+            if name not in COUNTS:
+                self._last[name] = value
+                continue
+            before = self._counts.setdefault(name, [])
+            if before and isinstance(before[-1], int) and isinstance(value, int):
+                before[-1] += value
             else:
-                self._set(name, value)
+                before.append(value)
 
     def merge(self, later: Logged) -> None:
         """Take in what a later part of the same step has logged."""
-        self.add(later._values)
-        self._readings += later._readings
+        self._last.update(later._last)
+        for name, values in later._counts.items():
+            self._counts.setdefault(name, []).extend(values)
 
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
-        return all(reading.ready() for _, reading in self._readings)
+        return all(reading.ready() for reading in self._readings())
 
     def wait(self) -> None:
         """Wait until it can."""
-        for _, reading in self._readings:
+        for reading in self._readings():
             reading.wait()
 
-    def values(self) -> dict[str, LogValue]:
-        """Return what has come."""
-        for name, reading in self._readings:
-            for number in reading.values():
-                converted = _number(name, number)
-                if converted is not None:
-                    self._set(name, converted)
-        self._readings.clear()
-        return self._values
+    def close(self) -> dict[str, LogValue]:
+        """Return what has come; nothing is taken in any more."""
+        self.closed = True
+        last = {name: _come(name, value) for name, value in self._last.items()}
+        counts = {name: _sum(name, values) for name, values in self._counts.items()}
+        return {name: value for name, value in {**last, **counts}.items() if value is not None}
 
-    def _set(self, name: str, value: LogValue) -> None:
-        before = self._values.get(name) if name in COUNTS else None
-        both = isinstance(before, int) and isinstance(value, int)
-        self._values[name] = before + value if both else value  # type: ignore[operator] # both are whole numbers
+    def _readings(self) -> list[Reading]:
+        values = [*self._last.values(), *(value for values in self._counts.values() for value in values)]
+        return [value for value in values if isinstance(value, Reading)]
+
+
+def _come(name: str, value: LogValue | Reading) -> LogValue | None:
+    """Return a value, read by now; None where it has not come, or is none of its kind."""
+    if not isinstance(value, Reading):
+        return value
+    numbers = value.values()
+    return _number(name, numbers[0]) if numbers else None
+
+
+def _sum(name: str, values: Sequence[LogValue | Reading]) -> int | None:
+    come = [number for value in values if isinstance(number := _come(name, value), int)]
+    return sum(come) if come else None
 
 
 class LogReader:
