@@ -12,8 +12,15 @@ import torch
 from commands import python
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    InMemoryMetricReader,
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -218,14 +225,43 @@ def test_a_program_that_raises_has_not_finished(
     assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == finished
 
 
-def test_a_given_provider_serves_one_run_after_the_other(reader: InMemoryMetricReader) -> None:
-    """Its callbacks can't be taken back, and show what runs now."""
-    provider = MeterProvider([reader], shutdown_on_exit=False)
-    for steps in (2, 3):
+class Pushes(MetricExporter):
+    """Keeps the series of each push."""
+
+    def __init__(self, temporality: AggregationTemporality) -> None:
+        super().__init__({ObservableCounter: temporality})
+        self.series: list[Series] = []
+
+    def export(self, metrics_data: MetricsData, *args: Any, **kwargs: Any) -> MetricExportResult:
+        self.series.append(pushed_series(encode_metrics(metrics_data)))
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("temporality", [AggregationTemporality.CUMULATIVE, AggregationTemporality.DELTA])
+def test_a_given_provider_serves_one_run_after_the_other(temporality: AggregationTemporality) -> None:
+    """Its callbacks can't be taken back: they show what runs now, and its counters go on from the last run's."""
+    pushes = Pushes(temporality)
+    provider = MeterProvider([PeriodicExportingMetricReader(pushes, math.inf)], shutdown_on_exit=False)
+    for steps in (5, 2):
         with torchotel.instrument(meter_provider=provider, metrics_exporter="none", traces_exporter="none") as handle:
             train(steps)
             handle.flush()
-            assert value(in_memory(reader), "torch_steps_total") == steps
+    provider.shutdown()
+    for name, labels in pushes.series[-1]:
+        if name.endswith("_total"):
+            told = [series[name, labels] for series in pushes.series if (name, labels) in series]
+            assert min(told) >= 0
+            assert temporality is AggregationTemporality.DELTA or told == sorted(told)
+    steps_told = [value(series, "torch_steps_total") for series in pushes.series]
+    expected = [5, 0, 2, 0] if temporality is AggregationTemporality.DELTA else [5, 5, 7, 7]
+    assert steps_told == expected
+    assert value(pushes.series[-1], "torch_step_duration_seconds_count") == 7
 
 
 def test_headers_and_compression_are_those_of_metrics(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,17 +19,50 @@ from torchotel.telemetry.metrics import Metrics, Observation
 
 
 class _Source:
-    """What a provider's callbacks read: they can't be taken back, so they outlive a session and hold only this."""
+    """What a provider's callbacks read: they can't be taken back, so they outlive a session and hold only this.
+
+    A monotonic sum never falls, so the counters of a session go on from where those of the one before it ended.
+    """
 
     def __init__(self) -> None:
-        self.metrics: Metrics | None = None
+        self._metrics: Metrics | None = None
+        self._before: dict[Instrument, dict[Labels, float]] = {}
+        self._told: dict[Instrument, dict[Labels, float]] = {}
+
+    def begin(self, metrics: Metrics) -> None:
+        """Show the metrics of a session."""
+        self._before = dict(self._told)
+        self._metrics = metrics
+
+    def end(self) -> None:
+        """Keep the last counts, and show nothing any more."""
+        for instrument in TABLE:
+            self._read(instrument)
+        self._metrics = None
+
+    def detach(self) -> None:
+        """Show nothing any more, and read nothing: in a forked child the lock may be a thread's that is not here."""
+        self._metrics = None
 
     def reader(self, instrument: Instrument) -> Callable[[CallbackOptions], Iterable[OtelObservation]]:
         def read(_: CallbackOptions) -> list[OtelObservation]:
-            points = [] if self.metrics is None else self.metrics.points(instrument)
-            return [OtelObservation(value, _attributes(instrument, labels)) for labels, value in points]
+            values = self._read(instrument)
+            return [OtelObservation(value, _attributes(instrument, labels)) for labels, value in values.items()]
 
         return read
+
+    def _read(self, instrument: Instrument) -> dict[Labels, float]:
+        metrics = self._metrics
+        if metrics is None:
+            return {}
+        values = dict(metrics.points(instrument))
+        if instrument.kind != "counter":
+            return values
+        totals = dict(self._before.get(instrument, {}))
+        for labels, value in values.items():
+            totals[labels] = totals.get(labels, 0.0) + value
+        self._told[instrument] = totals
+        return totals
 
 
 _sources: WeakKeyDictionary[MeterProvider, _Source] = WeakKeyDictionary()
@@ -47,7 +80,7 @@ class ProviderInstruments:
 
     def __init__(self, provider: MeterProvider, metrics: Metrics, version: str) -> None:
         self._source = _sources.setdefault(provider, _Source())
-        self._source.metrics = metrics
+        self._source.begin(metrics)
         self._meter = provider.get_meter(names.SCOPE, version, names.SCHEMA_URL)
         self._histograms: dict[Instrument, Histogram] = {}
         for instrument in TABLE:
@@ -55,8 +88,13 @@ class ProviderInstruments:
         metrics.observe_with(self._record)
 
     def close(self) -> None:
-        """Show nothing any more."""
-        self._source.metrics = None
+        """Show nothing any more; a later session's counters go on from these."""
+        self._source.end()
+        self._histograms.clear()
+
+    def detach(self) -> None:
+        """Show nothing any more in a forked child."""
+        self._source.detach()
         self._histograms.clear()
 
     def _create(self, instrument: Instrument) -> None:
@@ -110,7 +148,7 @@ class ProviderOutlet(MetricsOutlet):
 
     def detach(self) -> None:
         """Show nothing: a reader of the provider's may go on in the child."""
-        self._instruments.close()
+        self._instruments.detach()
 
 
 def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:

@@ -100,7 +100,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
         """Forget the thread, which is not here."""
         self._pusher = None
         if self._instruments is not None:
-            self._instruments.close()
+            self._instruments.detach()
 
 
 class _Pusher:

@@ -13,6 +13,7 @@ from opentelemetry.trace import (
 from torchotel import _names
 from torchotel._config import Config
 from torchotel.exporters.flushing import ProviderFlush
+from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
 
@@ -66,7 +67,7 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
         timeout=config.timeout_s,
         compression=Compression.Gzip if config.compression == "gzip" else Compression.NoCompression,
     )
-    provider = SdkTracerProvider(resource=Resource(dict(resource), _names.SCHEMA_URL))
+    provider = SdkTracerProvider(resource=Resource(speakable(resource), _names.SCHEMA_URL))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
