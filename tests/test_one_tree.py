@@ -1,6 +1,7 @@
 """The step is current while it lasts: the user's spans, logs and `with` blocks, with either engine."""
 
 import threading
+from collections.abc import Iterator
 from contextvars import copy_context
 
 import pytest
@@ -9,7 +10,7 @@ from looked import ENGINES, looked
 from opentelemetry import trace
 from support import rows
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import torchotel
 
@@ -87,12 +88,15 @@ class Rows(Dataset[Tensor]):
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self.tracer = tracer
+        self.fails = False
 
     def __len__(self) -> int:
         return 3
 
     def __getitem__(self, index: int) -> Tensor:
         with self.tracer.start_as_current_span(f"row {index}"):
+            if self.fails:
+                raise ValueError("no row")
             return torch.ones(4)
 
 
@@ -249,3 +253,67 @@ def test_a_validation_between_accumulated_batches_changes_no_ids(engine: str) ->
         optimizer.step()
     assert look.above("row 0") == look.above("row 1") == [["torch.step"]]
     assert len(look.above("torch.step")) == 1
+
+
+class Cursor(IterableDataset[Tensor]):
+    """A stream that opens a span at its end."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self.tracer = tracer
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.ones(4)
+        self.tracer.start_span("close cursor").end()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ids_that_were_given_out_are_always_there(engine: str) -> None:
+    """A fetch that ends its iterator, fetches that no step follows, one that raises."""
+    with looked(engine) as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in DataLoader(Rows(look.tracer)):
+            pass
+        for batch in DataLoader(Cursor(look.tracer)):
+            model(batch).sum().backward()
+            optimizer.step()
+        broken = Rows(look.tracer)
+        broken.fails = True
+        with pytest.raises(ValueError, match="no row"):
+            next(iter(DataLoader(broken)))
+    assert look.above("row 0") == [["torch.data"]] * 2
+    assert look.above("close cursor") == [["torch.data"]]
+    assert look.above("torch.evaluation") == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_thread_that_only_fetches_has_no_step(engine: str) -> None:
+    """What it opens stands for itself."""
+    with looked(engine) as look:
+        prefetch = threading.Thread(target=lambda: list(DataLoader(Rows(look.tracer))))
+        prefetch.start()
+        prefetch.join()
+        _train(nn.Linear(4, 4))
+    assert [look.above(f"row {i}") for i in range(3)] == [[[]]] * 3
+    assert len(look.above("torch.step")) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_evaluation_of_a_long_request_that_was_asked_is_there(engine: str) -> None:
+    """They are not folded: the user's spans are below them."""
+    with looked(engine) as look:
+        model = Asks(look.tracer).eval()
+        with look.tracer.start_as_current_span("request"), torch.no_grad():
+            for _ in range(20):
+                model(torch.ones(1, 4))
+    assert look.above("lookup") == [["forward Asks", "torch.evaluation", "request"]] * 20
+
+
+def test_one_step_object_may_stand_for_blocks_one_in_another() -> None:
+    """And steps after them are as ever."""
+    with looked("otlp") as look:
+        model, block = nn.Linear(4, 4), torchotel.step()
+        with block, block:
+            _train(model)
+        _train(model, steps=2)
+    assert len(look.above("torch.step")) == 3

@@ -1,4 +1,9 @@
-"""What a program says of its own training: `log`, `watch`, `step`. Without `instrument()` all of it does nothing."""
+"""What a program says of its own training: `log`, `watch`, `step`.
+
+Without `instrument()` all of it does nothing.
+
+Nor does it inside a function that is compiled: there it would break the graph.
+"""
 
 from __future__ import annotations
 
@@ -54,22 +59,24 @@ class step:  # noqa: N801  # reads as a function: `with torchotel.step():`
 
     def __init__(self, **values: object) -> None:
         self._values = values
-        self._session: Session | None = None
+        self._sessions: list[Session | None] = []  # of blocks that are open: one object may stand for several
 
     def __enter__(self) -> None:
-        self._session = _running()
-        if self._session is not None:
-            self._session.step_begins()
-            self._session.log(self._values)
+        session = _running()
+        self._sessions.append(session)
+        if session is not None:
+            session.step_begins()
+            session.log(self._values)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        session, self._session = self._session, None
+        session = self._sessions.pop()
         if session is not None:
             session.step_ends(error)
 
 
 def _running() -> Session | None:
     handle = sys.modules.get("torchotel._handle")  # importing it would bring in torch
-    return None if handle is None else handle.running()
+    # While Dynamo compiles we are not there, or a graph would break, and `fullgraph=True` would raise.
+    return None if handle is None or handle.is_compiling() else handle.running()

@@ -1,11 +1,30 @@
 """The waist's buffer: training threads put finished steps in, the worker takes them out."""
 
+import contextlib
+import queue
 import threading
 from collections import deque
 
 from torchotel._records import Record
 
 MOST_SPANS = 100_000
+
+
+class Bell:
+    """Wake a thread that waits; unlike an event's, its ring may be interrupted by a signal's handler that rings too."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        """End the present or the next wait."""
+        if self._rings.empty():
+            self._rings.put(None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for a ring, or until the time is up."""
+        with contextlib.suppress(queue.Empty):
+            self._rings.get(timeout=timeout_s)
 
 
 class Buffer:
@@ -21,8 +40,8 @@ class Buffer:
         self._spans = 0
         self._dropped = 0
         self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
-        self.filling = threading.Event()
-        """Set when there is enough for the worker to come early."""
+        self.bell = Bell()
+        """Rings when there is enough for the worker to come early."""
 
     def put(self, record: Record) -> None:
         """Add a record; never waits for the worker."""
@@ -36,7 +55,7 @@ class Buffer:
                 self._dropped += lost
             early = self._spans > self._limit // 8
         if early:
-            self.filling.set()
+            self.bell.ring()
 
     def take(self) -> Record | None:
         """Remove the oldest record."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from torch.compiler import is_compiling as is_compiling  # noqa: PLC0414  # for `_annotate`, which must not load torch
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 

@@ -179,9 +179,9 @@ class Unit:
     """One training step or one evaluation, whole: what capture hands to the worker."""
 
     kind: str
-    """step | evaluation."""
+    """step | evaluation | data: a fetch that nothing came of, whose ids were given out all the same."""
     number: int
-    """Steps and evaluations are counted from 0, each for themselves, over the process."""
+    """Each kind is counted from 0, for itself, over the process."""
     start_ns: int
     end_ns: int
     unix_offset_ns: int

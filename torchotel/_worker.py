@@ -69,7 +69,7 @@ class Worker:
         self.guard = Guard("the worker", limit=1000)
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
         self._measure_log = self.guard.guarded(metrics.log)
-        self._ended = threading.Event()
+        self._ended = False
         self._deadline_s = math.inf
         self._began = False
         self.spans_recorded = 0
@@ -92,23 +92,22 @@ class Worker:
             return False
         request = _Flush(time.monotonic() + timeout_s)
         self._flushes.put(request)
-        self._buffer.filling.set()
+        self._buffer.bell.ring()
         return request.done.wait(timeout_s) and request.complete
 
     def stop(self, timeout_s: float) -> None:
         """Empty the buffer and end the thread; what is not built in time is dropped. The exporters stay."""
         self._deadline_s = time.monotonic() + timeout_s
-        self._ended.set()
-        self._buffer.filling.set()
+        self._ended = True
+        self._buffer.bell.ring()
         self._thread.join(timeout_s + LAST_RECORD_S)
 
     def _run(self) -> None:
         self._on_start()
         for exporter in self._exporters:
             exporter.prepare()
-        while not self._ended.is_set():
-            self._buffer.filling.wait(INTERVAL_S)
-            self._buffer.filling.clear()
+        while not self._ended:
+            self._buffer.bell.wait(INTERVAL_S)
             self._drain()
             self._answer_flushes()
         self._drain()
@@ -139,7 +138,7 @@ class Worker:
             if time.monotonic() < self._deadline_s:
                 self._or_lost(self._export, record)
             elif isinstance(record, Unit):
-                self.counts[record.kind] += 1
+                self._count(record)
                 self._lost(record.span_estimate())
         self._lost(self._buffer.take_dropped())
         for exporter in self._exporters:
@@ -164,8 +163,7 @@ class Worker:
             self._measure_log(record)
             self._on_line(log_line(record))
             return
-        self.counts[record.kind] += 1
-        self.detailed += record.detailed and record.kind == "step"
+        self._count(record)
         if not self._began and record.kind == "step":
             self._began = True
             run = self._on_first(record)
@@ -173,6 +171,11 @@ class Worker:
                 self._send(run)
         for unit in self._fold.take(record):
             self._build(unit)
+
+    def _count(self, unit: Unit) -> None:
+        if unit.kind in self.counts:
+            self.counts[unit.kind] += 1
+        self.detailed += unit.detailed and unit.kind == "step"
 
     def _build(self, unit: Unit) -> None:
         timed = self._timer.time(unit)

@@ -58,7 +58,7 @@ class Capture:
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
         self.paths = Paths()
-        self.numbers = {"step": 0, "evaluation": 0}
+        self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.calls_dropped = 0
         self.model: ModelInfo | None = None
@@ -215,7 +215,7 @@ class Capture:
         if kind == "step":
             unit.memory = device_memory()
         thread.held.add(hold(unit, parts))
-        if kind == "evaluation":
+        if kind != "step":
             thread.held.release(self._hand_over)  # nobody logs to it, and the next request may be hours away
 
     def _begins(self, thread: ThreadState) -> None:

@@ -22,6 +22,10 @@ Call = Callable[..., Any]
 _EXTRA_TIME = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
+UNTRACED = ("capture", "telemetry", "exporters", "_guard", "_handle", "_session")
+"""All that runs on training threads; not `_annotate`, which sees for itself that it is being compiled."""
+
+
 class Compiling:
     """Keep out of compilation, and see the regions made by `module.compile()`.
 
@@ -96,7 +100,8 @@ class Compiling:
 
     def _trace_rules_imported(self, trace_rules: ModuleType) -> None:
         # Else it compiles our functions when they are called between two graphs of the user's.
-        seams.keep_untraced(trace_rules, "torchotel")
+        for part in UNTRACED:
+            seams.keep_untraced(trace_rules, f"torchotel.{part}")
 
     def _export_imported(self, trace: ModuleType) -> None:
         begin, end = self._guarded(self._begin), self._guarded(self._end)

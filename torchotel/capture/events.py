@@ -122,7 +122,9 @@ class Events:
         if outcome in {"made", "fetched"}:
             thread.machine.fetched(thread.fetch_start_ns, now_ns)
         elif outcome == "ended":
-            thread.machine.iterator_ended()
+            thread.machine.iterator_ended(thread.fetch_start_ns, now_ns)
+        else:
+            thread.machine.fetch_failed(thread.fetch_start_ns, now_ns)
         self._capture.live.leave_step(thread)
         self._capture.hooks.arm()
 

@@ -84,7 +84,7 @@ class Outermost:
         part = thread.machine.forward_begins(perf_counter_ns(), grad=grad)
         if grad:
             self._capture.gradients.note_model(part, module)
-        thread.in_forward = True
+        thread.in_forward = thread.forwards = True
         self._capture.live.enter(thread, forward=True)
         self._capture.forwarding.add(thread)
         if len(self._capture.forwarding) == 1:  # with several the one-shot stays, so that none misses its forward

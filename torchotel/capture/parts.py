@@ -126,7 +126,7 @@ def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
     """Put the parts of a step or an evaluation together.
 
     Args:
-        kind: "step" or "evaluation".
+        kind: "step", "evaluation" or "data".
         number: How many of the kind there were before.
         parts: In order.
         reason: Why it has its detail, where it has.
@@ -147,7 +147,7 @@ def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
         identity=identity.take(),
     )
     for part in parts:
-        unit.phases += part.phases
+        unit.phases += part.phases if kind != "data" else []  # there the root is the fetch
         unit.calls += part.calls
         unit.stamps += part.stamps
         unit.registrations += part.registrations

@@ -63,11 +63,14 @@ class PendingStep:
 
     def keep_apart(self, part: Part) -> None:
         """Give an evaluation amid a step that goes on ids of its own, at its first forward."""
-        if self.parts and part.identity is self.parts[-1].identity and not (part.forwards or part.trained):
+        if self._shared(part) and not (part.forwards or part.trained):
             part.identity = Identity()
 
     def close_open(self) -> None:
-        """Close the open part: it goes on the step, or is an evaluation, or nothing."""
+        """Close the open part: it goes on the step, or is an evaluation, or nothing.
+
+        Where it only fetched, but gave out ids, spans of the user's are below it, and it is there as data alone.
+        """
         part, self.open = self.open, None
         if part is None:
             return
@@ -81,6 +84,18 @@ class PendingStep:
                 self.hand_over_each()
         elif part.forwards:
             self._emit("evaluation", [part])
+        elif part.identity.reference is not None and not self._shared(part):
+            self._emit("data", [part])
+
+    def fetch_ended(self, start_ns: int, end_ns: int) -> None:
+        """Close a fetch that opened nothing; where its ids were given out it is there all the same."""
+        identity, self.next = self.next, Identity()
+        if identity.reference is not None:
+            self._emit("data", [Part(start_ns, end_ns, fetched=True, identity=identity)])
+
+    def _shared(self, part: Part) -> bool:
+        """Tell whether a step that goes on has the part's ids too."""
+        return bool(self.parts) and part.identity is self.parts[-1].identity
 
     def hand_over(self) -> None:
         """Hand over the closed parts as one step."""

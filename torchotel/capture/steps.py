@@ -61,13 +61,17 @@ class StepMachine:
         part.phases.append(Phase("data", start_ns, end_ns))
         part.end_ns = end_ns
 
-    def iterator_ended(self) -> None:
+    def fetch_failed(self, start_ns: int, end_ns: int) -> None:
+        """Take in a fetch that raised."""
+        self._pending.fetch_ended(start_ns, end_ns)
+
+    def iterator_ended(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """Take in a fetch that found its iterator at the end."""
         part = self._pending.open
-        self._pending.next = Identity()
         if part is not None and not part.trained and not self._inside():
             self._pending.close_open()
         self.hand_over_finished()
+        self._pending.fetch_ended(start_ns, end_ns)
 
     def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
         """Take in the start of an outermost forward; return the part that it belongs to."""

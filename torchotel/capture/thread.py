@@ -43,6 +43,8 @@ class ThreadState:
         self.machine = StepMachine(self._take, partial(emit, self), user_span, partial(begins, self))
         self.held = HeldSteps()
         self.in_forward = False
+        self.forwards = False
+        """An outermost forward has run here."""
         self.in_backward = 0
         self.traced_backwards = 0
         """Runs of the engine that began while something was compiled: they are the compiler's."""
@@ -78,6 +80,8 @@ class ThreadState:
     def current(self) -> tuple[Identity, int] | None:
         """Return the identity and the start of the step or evaluation that is current; None for nothing."""
         fetches = self.in_fetch > 0 and not self.in_forward
+        if fetches and not (self.forwards or self.thread is threading.main_thread()):
+            return None  # a thread that only prefetches: no step comes of it
         return self.machine.current(self.fetch_start_ns if fetches else None)
 
     def reset_call(self) -> None:

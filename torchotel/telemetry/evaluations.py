@@ -28,7 +28,7 @@ class EvaluationFold:
             count = 0
             ready = self._release(unit.thread)
         self._counts[unit.thread] = (span, count + 1)
-        if count < MOST_EVALUATIONS:
+        if count < MOST_EVALUATIONS or unit.identity is not None:  # spans of the user's are below it
             return [*ready, unit]
         self._fold(unit)
         return ready

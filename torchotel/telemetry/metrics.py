@@ -85,7 +85,7 @@ class Metrics:
             if unit.kind == "step":
                 self._add_step(unit, span, observed)
                 self._add_calls(timed, span, observed)
-            else:
+            elif unit.kind == "evaluation":
                 self._numbers.add(table.EVALUATIONS, unit.folded or 1)
                 self._numbers.add(table.EVALUATION_TIME, (unit.folded_ns or unit.end_ns - unit.start_ns) / 1e9)
             self._add_values(unit.values, unit.number)

@@ -9,6 +9,8 @@ from torchotel import _names as names
 from torchotel._records import LogValue, SpanReference, Unit
 from torchotel.telemetry.spans import AttributeValue
 
+ROOTS = {"step": names.SPAN_STEP, "evaluation": names.SPAN_EVALUATION, "data": names.SPAN_DATA}
+"""Root spans of the kinds of records."""
 KNOWN = {"loss": names.LOSS, "lr": names.LEARNING_RATE, "epoch": names.EPOCH}
 """Logged values that have an attribute of their own."""
 COUNTED = ("samples", "tokens")
@@ -17,7 +19,7 @@ COUNTED = ("samples", "tokens")
 
 def root_name(unit: Unit) -> str:
     """Return the name of the root span."""
-    return names.SPAN_STEP if unit.kind == "step" else names.SPAN_EVALUATION
+    return ROOTS[unit.kind]
 
 
 def root_parent(unit: Unit) -> SpanReference | None:
@@ -25,7 +27,7 @@ def root_parent(unit: Unit) -> SpanReference | None:
 
     Where its ids were given out before that was known, it has a trace of its own.
     """
-    span = None if unit.grad else unit.user_span
+    span = unit.user_span if unit.kind == "evaluation" and not unit.grad else None
     if span is None or (unit.identity is not None and unit.identity.trace_id != span.trace_id):
         return None
     return span
