@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from commands import python
-from receiver import Received, receiver
+from receiver import Pushed, Received, receiver
 from support import Run, recorded, roots
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
@@ -208,14 +208,22 @@ def processes_of(requests: list[Received]) -> dict[int, list[Any]]:
     return found
 
 
+def pushers(pushed: list[Pushed]) -> set[int]:
+    """Give the processes that pushed metrics."""
+    resources = [one.resource for push in pushed for one in push.message.resource_metrics]
+    return {one.value.int_value for resource in resources for one in resource.attributes if one.key == "process.pid"}
+
+
 @pytest.mark.parametrize(("what", "processes"), [("loader", 1), ("ranks", 2)])
 def test_script_that_spawns(what: str, processes: int) -> None:
     """Spawned DataLoader workers, which run the one line again, send nothing; spawned training processes their own."""
     with receiver() as server:
         url = server.url.removesuffix("/v1/traces")
-        done = python(str(SCRIPT), url, what, cwd=SCRIPT.parent)
+        done = python(str(SCRIPT), url, what, cwd=SCRIPT.parent, OTEL_METRICS_EXPORTER="otlp")
         found = processes_of(server.requests)
     assert done.returncode == 0, done.stderr
     step = [("torch.forward", ["forward Linear"]), ("torch.backward", ["backward Linear"]), "torch.optimizer.step"]
     trees = [("torch.step", ["torch.data", *first, *step]) for first in (["torch.data"], [])]
     assert list(found.values()) == [trees] * processes
+    assert set(found) <= pushers(server.pushed)
+    assert len(pushers(server.pushed)) == processes + (what == "ranks"), "they are spawned by one that trains nothing"

@@ -53,6 +53,7 @@ class Publisher:
                     resource=resource,
                     metrics=metrics,
                     version=version,
+                    wait=is_child(),
                 )
             )
 
@@ -67,8 +68,7 @@ class Publisher:
                 resource,
                 config.discovery_dir,
                 self.guard,
-                # A spawned loader worker runs the user's script again.
-                wait=is_child(),
+                wait=is_child(),  # a spawned loader worker runs the user's script again
             )
             self._outlets.append(self._endpoint)
 

@@ -34,6 +34,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
         resource: Attributes of the resource.
         metrics: What is sent.
         version: Of torchotel, for the scope.
+        wait: Begin with the first step only: this process may be a loader's worker.
     """
 
     def __init__(
@@ -46,15 +47,48 @@ class OtlpMetricsOutlet(MetricsOutlet):
         resource: Attributes,
         metrics: Metrics,
         version: str,
+        wait: bool,
     ) -> None:
         self._endpoint, self._headers, self._compression = endpoint, headers, compression
         self._interval_s, self._resource, self._metrics, self._version = interval_s, resource, metrics, version
+        self._wait, self._ended = wait, False
         self._instruments: ProviderInstruments | None = None
         self._pusher: _Pusher | None = None
         self._close: Callable[[float], None] | None = None
 
     def prepare(self) -> None:
         """Load the SDK's metrics and begin; it takes some tenths of a second, so not on the training thread."""
+        if not self._wait:
+            self._begin()
+
+    def first_step(self) -> None:
+        """Begin, where that had to wait."""
+        if self._wait and not self._ended:
+            self._begin()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Push the present state; False where that was not done by `deadline_s`."""
+        return self._pusher is None or self._pusher.push(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Push the last state by `deadline_s`, and let go of the provider."""
+        self._ended = True
+        pusher, self._pusher = self._pusher, None
+        if pusher is not None:
+            pusher.end(deadline_s)
+        if self._close is not None:
+            self._close(max(0.0, deadline_s - time.monotonic()) * 1000 + 100)
+        if self._instruments is not None:
+            self._instruments.close()
+
+    def detach(self) -> None:
+        """Forget the thread, which is not here."""
+        self._ended = True
+        self._pusher = None
+        if self._instruments is not None:
+            self._instruments.detach()
+
+    def _begin(self) -> None:
         from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # see above
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
@@ -78,29 +112,6 @@ class OtlpMetricsOutlet(MetricsOutlet):
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)
         self._pusher = _Pusher(reader.collect, self._interval_s)
-
-    def first_step(self) -> None:
-        """Do nothing: all is there."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Push the present state; False where that was not done by `deadline_s`."""
-        return self._pusher is None or self._pusher.push(deadline_s)
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Push the last state by `deadline_s`, and let go of the provider."""
-        pusher, self._pusher = self._pusher, None
-        if pusher is not None:
-            pusher.end(deadline_s)
-        if self._close is not None:
-            self._close(max(0.0, deadline_s - time.monotonic()) * 1000 + 100)
-        if self._instruments is not None:
-            self._instruments.close()
-
-    def detach(self) -> None:
-        """Forget the thread, which is not here."""
-        self._pusher = None
-        if self._instruments is not None:
-            self._instruments.detach()
 
 
 class _Pusher:
