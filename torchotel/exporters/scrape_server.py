@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from torchotel.exporters.exposition import OPENMETRICS, TEXT
+from torchotel.exporters.negotiation import takes_gzip, wants_openmetrics
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -61,13 +62,13 @@ def _application(write: Callable[[bool], bytes | None]) -> WSGIApplication:
         if environ["REQUEST_METHOD"] != "GET":
             start_response("405 Method Not Allowed", [("Allow", "GET")])
             return []
-        openmetrics = "application/openmetrics-text" in environ.get("HTTP_ACCEPT", "")
+        openmetrics = wants_openmetrics(environ.get("HTTP_ACCEPT", ""))
         body = write(openmetrics)
         if body is None:
             start_response("500 Internal Server Error", [])
             return []
         headers = [("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
-        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+        if takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")):
             body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", headers)
