@@ -21,7 +21,7 @@ from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.transport import HttpTransport
 from torchotel.exporters.otlp_json import JsonEncoder
 from torchotel.telemetry.calls import Templates
-from torchotel.telemetry.identities import Identities, make_sampler
+from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.spans import Trace
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder
@@ -29,7 +29,7 @@ from torchotel.telemetry.traces import TraceBuilder
 RESOURCE = {"service.name": "bench"}
 
 
-_IDENTITIES = Identities(make_sampler("always_on", 1.0))
+_IDENTITIES = Identities("always_on")
 
 
 def _build(builder: TraceBuilder, timer: CallTimer, unit: Unit) -> Trace:

@@ -27,6 +27,8 @@ class Look:
         self.spans: dict[str, tuple[str, str]] = {}
         """Name and parent by span id."""
         self.traces: dict[str, set[str]] = {}
+        self.states: set[str] = set()
+        """Trace states of our spans, but for the run's."""
 
     def add(self, name: str, trace_id: str, span_id: str, parent_id: str) -> None:
         """Take a span from either side."""
@@ -60,6 +62,7 @@ def looked(engine: str, **settings: Any) -> Iterator[Look]:
         stats = handle.stats()
         assert stats["internal_errors"] == 0
         assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
+        look.states = {span.trace_state for span in server.spans if span.name != "torch.run"}
         for span in server.spans:
             look.add(span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
     for ended in look.exporter.get_finished_spans():

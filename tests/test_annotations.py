@@ -141,16 +141,18 @@ def test_what_cannot_be_logged_is_left_out_with_one_warning(caplog: pytest.LogCa
     with recorded() as run:
         for _ in range(2):
             loop.step()
-            torchotel.log(loss=torch.ones(3), lr="fast", epoch=math.nan, odd=object(), fine=1)
+            torchotel.log(loss=torch.ones(3), lr="fast", epoch=math.nan, samples=-3, odd=object(), fine=1)
     assert run.steps[0].attributes["torch.log.fine"] == 1
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert [message.partition(" got ")[0] for message in warned] == [
         "log(loss=…)",
         "log(lr=…)",
         "log(epoch=…)",
+        "log(samples=…)",
         "log(odd=…)",
     ]
-    assert "a tensor of shape (3,)" in warned[0]
+    assert "a tensor of shape (3,) and torch.float32" in warned[0]
+    assert "got -3; takes a whole number of at least 0" in warned[3]
 
 
 def test_ever_new_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,6 +227,22 @@ def test_explicit_steps_that_hold_little() -> None:
     assert [len(step.children) for step in run.steps] == [0, 1, 3, 3]
     assert run.steps[2].attributes["torch.epoch"] == 2
     assert run.evaluations == []
+
+
+def test_a_function_may_be_an_explicit_step() -> None:
+    """As a decorator."""
+    loop = Loop()
+
+    @torchotel.step(phase="warm")
+    def twice() -> None:
+        loop.step()
+        loop.step()
+
+    with recorded() as run:
+        twice()
+        twice()
+    assert [len(step.children) for step in run.steps] == [6, 6]
+    assert run.steps[1].attributes["torch.log.phase"] == "warm"
 
 
 def test_an_exception_fails_its_explicit_step() -> None:

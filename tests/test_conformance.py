@@ -33,7 +33,7 @@ from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span
 from torchotel.telemetry.evaluations import EvaluationFold
-from torchotel.telemetry.identities import Identities, make_sampler
+from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
 from torchotel.telemetry.run import run_reference, run_trace
 from torchotel.telemetry.spans import SpanStarter, TraceExporter
@@ -76,7 +76,7 @@ def export(units: Sequence[Unit], exporter: TraceExporter, starter: SpanStarter,
 
 def by_our_encoder(units: Sequence[Unit], server: Receiver, max_spans: int) -> None:
     exporter = OtlpTraceExporter(server.url, resource=RESOURCE, version="1.2")
-    export(units, exporter, Identities(make_sampler("always_on", 1.0)), max_spans)
+    export(units, exporter, Identities("always_on"), max_spans)
 
 
 def by_the_sdk(units: Sequence[Unit], server: Receiver, max_spans: int) -> None:

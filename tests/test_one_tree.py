@@ -1,6 +1,7 @@
 """The step is current while it lasts: the user's spans, logs and `with` blocks, with either engine."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextvars import copy_context
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 from looked import ENGINES, looked
 from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 from support import rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -317,3 +321,51 @@ def test_one_step_object_may_stand_for_blocks_one_in_another() -> None:
             _train(model)
         _train(model, steps=2)
     assert len(look.above("torch.step")) == 3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_request_does_after_a_forward_is_the_requests(engine: str) -> None:
+    """Also where gradients were left on, and a step might come of it still."""
+    with looked(engine) as look:
+        model = Asks(look.tracer)
+        for _ in range(2):
+            with look.tracer.start_as_current_span("request") as request:
+                model(torch.ones(1, 4))
+                assert trace.get_current_span() is request
+                look.tracer.start_span("store").end()
+    assert look.above("store") == [["request"]] * 2
+    assert look.above("lookup") == [["forward Asks", "torch.forward", "torch.evaluation"]] * 2
+
+
+def test_a_late_log_record_lengthens_no_step() -> None:
+    """The span lasts until then, for others may be below it; the step's duration is its own."""
+    reader = InMemoryMetricReader()
+    with looked("otlp", meter_provider=MeterProvider([reader])) as look:
+        _train(nn.Linear(4, 4))
+        time.sleep(0.3)  # the claim is about time that passes
+        look.tracer.start_span("late").end()
+        torchotel.instrument().flush()
+        assert "torch.step.duration" in str(reader.get_metrics_data())
+        (points,) = [
+            metric.data.data_points
+            for resource in reader.get_metrics_data().resource_metrics  # type: ignore[union-attr] # there is some
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == "torch.step.duration"
+        ]
+    assert points[0].sum < 0.3  # type: ignore[union-attr] # a histogram's
+    assert look.above("late") == [["torch.step"]]
+
+
+def test_the_callers_trace_state_goes_with_it() -> None:
+    """To our spans below a request, and to the user's below ours."""
+    with looked("otlp") as look:
+        state = TraceState([("vendor", "x")])
+        caller = NonRecordingSpan(SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1), trace_state=state))
+        with trace.use_span(caller), torch.no_grad():
+            Asks(look.tracer)(torch.ones(1, 4))
+    (lookup,) = [span for span in look.exporter.get_finished_spans() if span.name == "lookup"]
+    context = lookup.get_span_context()
+    assert context is not None
+    assert context.trace_state.to_header() == "vendor=x"
+    assert look.states == {"vendor=x"}

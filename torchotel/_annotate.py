@@ -8,6 +8,7 @@ Nor does it inside a function that is compiled: there it would break the graph.
 from __future__ import annotations
 
 import sys
+from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -47,8 +48,8 @@ def watch(tensor: Tensor, name: str) -> None:
         session.watch(tensor, name)
 
 
-class step:  # noqa: N801  # reads as a function: `with torchotel.step():`
-    """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`.
+class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torchotel.step():`
+    """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`, or `@torchotel.step()` on a function.
 
     Whatever runs inside is one step, which takes in the fetch of its batch just before it. A block inside another is
     part of it. An exception that leaves the block is noted on the step.

@@ -128,6 +128,8 @@ class SpanReference(NamedTuple):
     span_id: int
     sampled: bool
     remote: bool = False
+    state: str = ""
+    """The `tracestate` that goes with it (https://www.w3.org/TR/trace-context/#tracestate-header)."""
 
 
 class GradientNorms(NamedTuple):
@@ -200,6 +202,8 @@ class Unit:
     error: Error | None = None
     identity: SpanReference | None = None
     """The ids of its root, where they were given out while it ran."""
+    asked_ns: int = 0
+    """When they last were: its root lasts until then, since others may be below it. Its duration is its own."""
     values: dict[str, LogValue] = field(default_factory=dict)
     """What was logged: loss, lr, samples, tokens, epoch, and whatever else by its own name."""
     gradients: GradientNorms | None = None

@@ -24,7 +24,7 @@ from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span, make_current
-from torchotel.telemetry.identities import Identities, make_sampler
+from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
@@ -61,7 +61,7 @@ class Session:
             exporters = make_exporters(config, self._resource, self._stats, self._record)
         self._exporters = exporters
         sdk = [exporter for exporter in self._exporters if isinstance(exporter, SdkEngine)]
-        self._starter: SpanStarter = sdk[0] if sdk else Identities(make_sampler(config.sampler, config.sampler_ratio))
+        self._starter: SpanStarter = sdk[0] if sdk else Identities(config.sampler, config.sampler_ratio)
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)

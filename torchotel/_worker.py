@@ -167,7 +167,7 @@ class Worker:
         if not self._began and record.kind == "step":
             self._began = True
             run = self._on_first(record)
-            if run is not None:
+            if run is not None and not self._starter.off:
                 self._send(run)
         for unit in self._fold.take(record):
             self._build(unit)

@@ -78,6 +78,7 @@ class Events:
         if not thread.in_backward:
             self._capture.outermost.settle(thread)
         thread.in_backward += 1
+        thread.trains = True
         thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
         self._capture.live.enter(thread)
 

@@ -57,9 +57,17 @@ class LiveSpans:
             thread.entered, thread.leave_step = identity, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
-        """Bring back the user's span that the forward began in."""
-        if thread.leave_forward is not None:
-            leave, thread.leave_forward = thread.leave_forward, None
+        """Bring back the user's span that the forward began in.
+
+        Also where a step may come of it still, on a thread that has never trained: it serves, and what a request
+        does after a forward is the request's.
+        """
+        leave, thread.leave_forward = thread.leave_forward, None
+        part = thread.machine.open_part
+        serves = not thread.trains and part is not None and not (part.fetched or part.explicit or part.trained)
+        if leave is None and serves and part is not None and part.user_span is not None:
+            leave, thread.leave_step, thread.entered = thread.leave_step, None, None
+        if leave is not None:
             leave()
 
     def leave_step(self, thread: ThreadState) -> None:
@@ -94,7 +102,7 @@ class LiveSpans:
         if part is not None and part.identity is not identity:
             part = None  # a fetch runs that will open another
         if part is not None:
-            part.end_ns = max(part.end_ns, perf_counter_ns())
+            part.asked_ns = perf_counter_ns()
         if identity.reference is None:
             identity.unix_offset_ns = time_ns() - perf_counter_ns()
             evaluates = part is not None and part.evaluates

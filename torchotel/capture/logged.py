@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -131,11 +132,13 @@ def _number(name: str, value: object) -> LogValue | None:
     if name in FRACTIONS:
         return float(value)
     if name in WHOLE:
-        return int(value) if value == value and abs(value) != float("inf") else None  # noqa: PLR0124  # NaN
+        return int(value) if isfinite(value) and (value >= 0 or name not in COUNTS) else None
     return value
 
 
 def _takes(name: str) -> str:
+    if name in COUNTS:
+        return "a whole number of at least 0, or a tensor with one element"
     if name in WHOLE:
         return "a whole number, or a tensor with one element"
     text = "" if name in FRACTIONS else ", a string"
@@ -144,5 +147,5 @@ def _takes(name: str) -> str:
 
 def _shown(value: object) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"{type(value).__name__}"
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return repr(value)[:64] if isinstance(value, str | bool | int | float) else f"{type(value).__name__}"

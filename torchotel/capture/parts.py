@@ -71,6 +71,8 @@ class Part:
     """Opened by `torchotel.step()`: nothing but its end closes it."""
     user_span: SpanReference | None = None
     identity: Identity = field(default_factory=Identity)
+    asked_ns: int = 0
+    """When its context was last asked for."""
     forward_id: int = 0
     """Span id of the forward phase that is open, where it was asked for."""
     ahead: int = 0
@@ -138,6 +140,7 @@ def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
         number=number,
         start_ns=parts[0].start_ns,
         end_ns=max(part.end_ns for part in parts),
+        asked_ns=max(part.asked_ns for part in parts),
         unix_offset_ns=identity.unix_offset_ns or time_ns() - perf_counter_ns(),
         thread=threading.get_ident(),
         detailed=detailed,

@@ -45,6 +45,8 @@ class ThreadState:
         self.in_forward = False
         self.forwards = False
         """An outermost forward has run here."""
+        self.trains = False
+        """A backward has."""
         self.in_backward = 0
         self.traced_backwards = 0
         """Runs of the engine that began while something was compiled: they are the compiler's."""

@@ -58,6 +58,7 @@ class JsonEncoder:
         head = f'{{"traceId":"{trace.trace_id:032x}","spanId":"'
         common = _attributes(trace.attributes)
         flags = wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE
+        state = f'"traceState":{_quote(trace.state)},' if trace.state else ""
         remote = wire.FLAG_IS_REMOTE if trace.remote_parent else 0
         for span in trace.spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links = span
@@ -66,7 +67,7 @@ class JsonEncoder:
             plain = attributes is None and error is None and not events and not links
             own, rest = ("", "") if plain else (_attributes(own_attributes(span)), _rest(span))
             yield (
-                f'{head}{span_id:016x}",{parent}"flags":{flags | remote},{name},'
+                f'{head}{span_id:016x}",{parent}"flags":{flags | remote},{state}{name},'
                 f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
                 f'"attributes":[{(shared + common + own)[1:]}]{rest}}}'
             )

@@ -85,7 +85,7 @@ def _tracked(tracked: Tracked, top: int) -> list[str]:
     """Lay out what was logged and the norms; what went NaN or infinite stands before them."""
     parts = []
     if tracked.nonfinite:
-        rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[:top]]
+        rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[: max(top, 10)]]
         parts.append(table(("NaN or infinite", "steps"), rows, left=1))
     if tracked.values:
         parts.append(_tracks("logged", tracked.values))

@@ -13,9 +13,10 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import attach
-from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext, TraceFlags
+from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext
 
 from torchotel._records import SpanReference
+from torchotel.telemetry.identities import span_context_of
 
 Ask = Callable[[], SpanReference | None]
 
@@ -32,7 +33,8 @@ def reference_of(context: SpanContext) -> SpanReference | None:
     """Return the ids of a span context; None where it has none."""
     if not context.is_valid:
         return None
-    return SpanReference(context.trace_id, context.span_id, context.trace_flags.sampled, context.is_remote)
+    state = context.trace_state.to_header() if context.trace_state else ""
+    return SpanReference(context.trace_id, context.span_id, context.trace_flags.sampled, context.is_remote, state)
 
 
 class LiveSpan(NonRecordingSpan):
@@ -60,8 +62,7 @@ class LiveSpan(NonRecordingSpan):
         reference = self._ask()
         if reference is None:
             return self.outer.get_span_context()
-        flags = TraceFlags(TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT)
-        return SpanContext(reference.trace_id, reference.span_id, is_remote=False, trace_flags=flags)
+        return span_context_of(reference)
 
     # What users say of "the current span" is meant for theirs: ours has its say already.
 

@@ -6,7 +6,7 @@ import random
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, ParentBased, Sampler, TraceIdRatioBased
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
 
 from torchotel._records import SpanReference
 from torchotel.telemetry.spans import Attributes, SpanStarter
@@ -38,22 +38,28 @@ def make_sampler(name: str, ratio: float) -> Sampler:
 
 def context_of(reference: SpanReference) -> Context:
     """Return a context in which the span of a reference is current, and nothing else."""
+    return set_span_in_context(NonRecordingSpan(span_context_of(reference)), Context())
+
+
+def span_context_of(reference: SpanReference) -> SpanContext:
+    """Return the ids of a reference as OpenTelemetry has them."""
     flags = TraceFlags(TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT)
-    span = NonRecordingSpan(SpanContext(reference.trace_id, reference.span_id, reference.remote, flags))
-    return set_span_in_context(span, Context())
+    state = TraceState.from_header([reference.state]) if reference.state else None
+    return SpanContext(reference.trace_id, reference.span_id, reference.remote, flags, state)
 
 
 class Identities(SpanStarter):
     """Give random ids, and let a sampler decide by the trace id.
 
     Args:
-        sampler: Decides on each trace; a late reason may overrule a no.
+        sampler: As `make_sampler` takes it. Where it is always_off nothing is kept late either: off is off.
+        ratio: Its share.
     """
 
-    keeps_late = True
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
+    def __init__(self, sampler: str = "parentbased_always_on", ratio: float = 1.0) -> None:
+        self._sampler = make_sampler(sampler, ratio)
+        self.off = sampler.endswith("always_off")
+        self.keeps_late = not self.off
 
     def start(
         self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
@@ -62,4 +68,5 @@ class Identities(SpanStarter):
         trace_id = random_trace_id() if parent is None else parent.trace_id
         context = Context() if parent is None else context_of(parent)
         result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
-        return SpanReference(trace_id, random_span_id(), result.decision is Decision.RECORD_AND_SAMPLE)
+        sampled = result.decision is Decision.RECORD_AND_SAMPLE
+        return SpanReference(trace_id, random_span_id(), sampled, state="" if parent is None else parent.state)

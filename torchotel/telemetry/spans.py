@@ -60,6 +60,8 @@ class Trace:
     """What every span of it carries besides its own."""
     remote_parent: bool = False
     """Whether the parent of the first span is in another process."""
+    state: str = ""
+    """The `tracestate` of its spans, which the caller's has."""
 
     @property
     def root(self) -> Span:
@@ -72,6 +74,8 @@ class SpanStarter(Protocol):
 
     keeps_late: bool
     """Whether a trace that was not sampled may be sent all the same, since it turned out to be interesting."""
+    off: bool
+    """Nothing is ever sampled, not even the span of the run."""
 
     def start(
         self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None

@@ -68,6 +68,7 @@ class TraceBuilder:
             _spans(nodes, parent.span_id if parent is not None else 0),
             trace_attributes(unit),
             parent is not None and parent.remote,
+            root.state,
         )
 
     def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:
@@ -203,7 +204,7 @@ def trace_attributes(unit: Unit) -> Attributes:
 
 
 def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
-    node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, unit.end_ns)
+    node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, max(unit.end_ns, unit.asked_ns))
     node.span_id, node.error, node.events = reference.span_id, unit.error, tuple(registered_events(unit))
     node.attributes = dict(attributes) or None
     return node

@@ -113,6 +113,7 @@ def _head(trace: Trace, *, remote: bool) -> bytes:
     flags = wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE | (wire.FLAG_IS_REMOTE if remote else 0)
     return (
         wire.length_field(wire.SPAN_TRACE_ID, trace.trace_id.to_bytes(16, "big"))
+        + (wire.string_field(wire.SPAN_TRACE_STATE, trace.state) if trace.state else b"")
         + wire.fixed32_field(wire.SPAN_FLAGS, flags)
         + wire.attributes_field(wire.SPAN_ATTRIBUTES, trace.attributes)
     )

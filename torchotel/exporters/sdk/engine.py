@@ -57,6 +57,7 @@ class SdkEngine(TraceExporter, SpanStarter):
     """
 
     keeps_late = False  # what a sampler left out can't be had from the API any more
+    off = False  # the provider's sampler is asked of each span
 
     def __init__(
         self,
@@ -98,7 +99,9 @@ class SdkEngine(TraceExporter, SpanStarter):
             )
         if recording or above is not None:  # else nothing is built
             self._started.add(live)
-        return SpanReference(context.trace_id, context.span_id, recording and context.trace_flags.sampled)
+        sampled = recording and context.trace_flags.sampled
+        state = context.trace_state.to_header() if context.trace_state else ""
+        return SpanReference(context.trace_id, context.span_id, sampled, state=state)
 
     def prepare(self) -> None:
         """Do nothing: what the provider needs is loaded."""
@@ -221,7 +224,9 @@ def _above(trace: Trace) -> Context:
     root = trace.root
     if not root.parent_id:
         return _NOTHING
-    return context_of(SpanReference(trace.trace_id, root.parent_id, sampled=True, remote=trace.remote_parent))
+    return context_of(
+        SpanReference(trace.trace_id, root.parent_id, sampled=True, remote=trace.remote_parent, state=trace.state)
+    )
 
 
 def _below(spans: Sequence[Span]) -> dict[int, list[Span]]:
