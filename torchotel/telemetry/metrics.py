@@ -164,7 +164,7 @@ class Metrics:
         self._steps += 1
         self._detailed += unit.detailed
         self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
-        self._overhead.add(unit.end_ns - unit.start_ns, detailed=unit.detailed)
+        self._overhead.add(unit)
 
     def _add_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
         for index in range(timed.own, len(timed.calls)):

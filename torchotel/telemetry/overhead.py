@@ -3,6 +3,8 @@
 from collections import deque
 from statistics import median
 
+from torchotel._records import Unit
+
 WINDOW = 1024  # steps; with one detailed step in 64 it holds 16 of them
 FEWEST = 5  # of each kind, before which a median says little
 
@@ -14,10 +16,10 @@ class Overhead:
         self._steps: deque[tuple[int, bool]] = deque(maxlen=window)
         self._began = False
 
-    def add(self, duration_ns: int, *, detailed: bool) -> None:
-        """Take note of a step; the very first warms everything up, and is like no other."""
-        if self._began:
-            self._steps.append((duration_ns, detailed))
+    def add(self, step: Unit) -> None:
+        """Take note of a step, but for those that warm up: they are slow, and most are detailed for being the first."""
+        if self._began and step.reason != "first":
+            self._steps.append((step.end_ns - step.start_ns, step.detailed))
         self._began = True
 
     def ratio(self) -> float | None:
