@@ -52,9 +52,9 @@ class Held:
 def hold(unit: Unit, parts: Sequence[Part]) -> Held:
     """Gather what is to come of a step's parts; the last backward's norms are the step's."""
     logged = Logged()
-    rates = [part.learning_rate for part in parts if part.learning_rate is not None]
-    if rates:
-        logged.add({"lr": rates[-1]})
+    for part in parts:  # the optimizers' first: what is logged beats them
+        if part.learning_rate is not None:
+            logged.add({"lr": part.learning_rate})
     for part in parts:
         logged.merge(part.logged)
     gradients = [part.gradients for part in parts if part.gradients is not None]

@@ -42,6 +42,9 @@ class LiveSpans:
 
     def enter(self, thread: ThreadState, *, forward: bool = False) -> None:
         """Make the thread's step current, once; for a forward also over a span that the user has opened in the step."""
+        part = thread.machine.open_part
+        if not forward and part is not None and part.identity is thread.entered and not thread.in_fetch:
+            return  # most calls
         current = thread.current()
         if self._make_current is None or current is None:
             return
