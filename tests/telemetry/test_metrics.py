@@ -22,7 +22,8 @@ from torchotel._records import (
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.exemplars import MOST_PENDING
 from torchotel.telemetry.instruments import Instrument
-from torchotel.telemetry.metrics import MOST_MODULES, MOST_NAMES, Metrics, Observation
+from torchotel.telemetry.metrics import MOST_NAMES, Metrics, Observation
+from torchotel.telemetry.module_times import MOST_MODULES
 from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.timing import CallTimer, Timed
 
@@ -157,6 +158,18 @@ def test_calls_are_counted_forward_and_backward() -> None:
     assert values(found, table.DETAIL_RATIO) == {(): 1}
 
 
+def test_calls_of_all_steps_are_added_up() -> None:
+    """By labels: a model that is built again goes on where the one before it ended, whoever has read meanwhile."""
+    found = metrics()
+    for number in range(6):
+        calls = [call(site("again")), call(site("again"))] if number % 2 else [call(site("again"))]
+        found.add(unit(number), Timed(calls, 0, [-1] * 2, [False] * 2, [None] * 2, []), None)
+        if number == 3:
+            assert values(found, table.MODULE_CALLS) == {("Net", "again", "Linear", "forward"): 6}
+    assert values(found, table.MODULE_TIME) == {("Net", "again", "Linear", "forward"): pytest.approx(0.009)}
+    assert values(found, table.MODULE_CALLS) == {("Net", "again", "Linear", "forward"): 9}
+
+
 def test_hidden_calls_are_left_out() -> None:
     """A compiled region is one call."""
     found = metrics()
@@ -213,12 +226,13 @@ def test_gradients_and_memory_are_as_they_were_last() -> None:
 
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Modules that come and go, names made of numbers and endless labels don't fill the memory."""
-    found = metrics()
+    found = metrics(module_histograms=True)
     for number in range(MOST_MODULES + 50):
         calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
         found.add(unit(number), Timed(calls, 0, [-1, -1], [False, False], [None, None], []), None)
         found.log(Log(number, 0, {f"name{number}": 1.0, "x" * number: 1.0}))
     assert len(values(found, table.MODULE_CALLS)) == 2 * MOST_MODULES
+    assert len(found.distributions(table.MODULE_DURATION)) == 2 * MOST_MODULES
     assert len(values(found, table.LOG)) == MOST_NAMES
     assert "left out" in caplog.text
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1

@@ -13,7 +13,8 @@ from torchotel import _names as names
 from torchotel.exporters.otel_metrics import ProviderInstruments
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.spans import speakable
-from torchotel.telemetry.metrics import MOST_MODULES, Metrics
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.module_times import MOST_MODULES
 from torchotel.telemetry.spans import Attributes
 
 THREAD_NAME = "torchotel-metrics"

@@ -83,6 +83,11 @@ class Accumulators:
         buckets.sum += value
         return bucket
 
+    def has_room(self, histogram: Instrument, labels: Labels, limit: int) -> bool:
+        """Tell whether a series is there already, or fewer than `limit` are."""
+        series = self._buckets.get(histogram, {})
+        return labels in series or len(series) < limit
+
     def buckets(self, instrument: Instrument, labels: Labels = NO_LABELS) -> _Buckets:
         """Return a histogram's series, which begins empty."""
         series = self._buckets.setdefault(instrument, {})

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 from typing import NamedTuple
 
-from torchotel._records import Log, LogValue, ModuleInfo, SpanReference, Unit
+from torchotel._records import Log, LogValue, SpanReference, Unit
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.accumulators import NO_LABELS, Accumulators, Distribution, Family, Labels, Point, label
 from torchotel.telemetry.exemplars import Exemplar, Exemplars
 from torchotel.telemetry.instruments import Instrument
+from torchotel.telemetry.module_times import MOST_MODULES, ModuleLabels, ModuleTimes
 from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.phases import PHASES, phase_times_s
 from torchotel.telemetry.timing import Timed
 
-MOST_MODULES = 2048  # each has a forward and a backward
 MOST_NAMES = 64  # of logged values, and of watched tensors
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
 GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}
 COUNTERS = {"samples": table.SAMPLES, "tokens": table.TOKENS}
 LATER = frozenset({"epoch"})
 """Known values that are no metric."""
-
-_logger = logging.getLogger("torchotel")
 
 
 class Observation(NamedTuple):
@@ -60,11 +57,11 @@ class Metrics:
         self._numbers = Accumulators()
         self._exemplars = Exemplars()
         self._overhead = Overhead()
-        self._modules: dict[ModuleInfo, tuple[Labels, Labels]] = {}
+        self._labels = ModuleLabels()
+        self._module_times = ModuleTimes(self._labels)
         self._steps = self._detailed = 0
         self._bad_loss = -1
         """The last step whose loss was not finite: a later log of the same step counts no second time."""
-        self._full = False
         self._observers: list[Callable[[Observation], None]] = []
         self._begin()
 
@@ -84,7 +81,9 @@ class Metrics:
         with self._lock:
             if unit.kind == "step":
                 self._add_step(unit, span, observed)
-                self._add_calls(timed, span, observed)
+                self._module_times.add(timed, self._numbers)
+                if self._module_histograms:
+                    self._observe_calls(timed, span, observed)
             elif unit.kind == "evaluation":
                 self._numbers.add(table.EVALUATIONS, unit.folded or 1)
                 self._numbers.add(table.EVALUATION_TIME, (unit.folded_ns or unit.end_ns - unit.start_ns) / 1e9)
@@ -125,6 +124,7 @@ class Metrics:
             ratio = self.overhead_ratio()
             return [] if ratio is None else [Point(NO_LABELS, ratio)]
         with self._lock:
+            self._module_times.settle(self._numbers)
             return self._numbers.points(instrument)
 
     def distributions(self, instrument: Instrument) -> Sequence[Distribution]:
@@ -166,47 +166,16 @@ class Metrics:
         self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
         self._overhead.add(unit)
 
-    def _add_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
-        for index in range(timed.own, len(timed.calls)):
-            if not timed.hidden[index]:
-                call = timed.calls[index]
-                self._add_call(call.site.module, 0, call.end_ns - call.start_ns, span, observed)
-        for run in timed.runs:
-            if not timed.hidden[run.call]:
-                module = timed.calls[run.call].site.module
-                self._add_call(module, 1, run.end_ns - run.start_ns, span, observed)
-
-    def _add_call(
-        self,
-        module: ModuleInfo,
-        direction: int,
-        duration_ns: int,
-        span: SpanReference | None,
-        observed: list[Observation],
-    ) -> None:
-        labels = (self._modules.get(module) or self._label(module))[direction]
-        times, duration_s = self._numbers.of(table.MODULE_TIME), duration_ns / 1e9
-        if labels not in times and len(times) >= 2 * MOST_MODULES:
-            self._tell_full()
-            return
-        calls = self._numbers.of(table.MODULE_CALLS)
-        times[labels] = times.get(labels, 0.0) + duration_s
-        calls[labels] = calls.get(labels, 0.0) + 1
-        if self._module_histograms:
-            self._numbers.observe(table.MODULE_DURATION, duration_s, labels)
-            observed.append(Observation(table.MODULE_DURATION, duration_s, labels, span))
-
-    def _label(self, module: ModuleInfo) -> tuple[Labels, Labels]:
-        if len(self._modules) >= MOST_MODULES:  # models that come and go
-            self._modules.clear()
-        shared = label(module.model), label(module.path), label(module.type)
-        found = self._modules[module] = (*shared, "forward"), (*shared, "backward")
-        return found
-
-    def _tell_full(self) -> None:
-        if not self._full:
-            self._full = True
-            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MOST_MODULES)
+    def _observe_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
+        own = range(timed.own, len(timed.calls))
+        lengths = [(index, 0, timed.calls[index].end_ns - timed.calls[index].start_ns) for index in own]
+        lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
+        for index, direction, duration_ns in lengths:
+            labels = self._labels[timed.calls[index].site.module][direction]
+            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MOST_MODULES)
+            if room and not timed.hidden[index]:
+                self._numbers.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
+                observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
 
     def _add_values(self, values: Mapping[str, LogValue], step: int) -> None:
         for name, value in values.items():
@@ -228,7 +197,7 @@ class Metrics:
         if (norms := unit.gradients) is not None:
             self._numbers.set(table.GRADIENT_NORM, norms.total)
             for module, norm in norms.modules:
-                labels = (self._modules.get(module) or self._label(module))[0][:2]
+                labels = self._labels[module][0][:2]
                 self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MOST_MODULES)
             if not all(isfinite(norm) for norm in (norms.total, *(norm for _, norm in norms.modules))):
                 self._numbers.add(table.GRADIENT_NONFINITE, 1)

@@ -1,0 +1,83 @@
+"""Time and number of module calls: what a detailed step has hundreds of."""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeAlias
+
+from torchotel._records import ModuleInfo
+from torchotel.telemetry import instruments as table
+from torchotel.telemetry.accumulators import Accumulators, Labels, label
+from torchotel.telemetry.timing import Timed
+
+MOST_MODULES = 2048  # each has a forward and a backward
+
+_Sums: TypeAlias = dict[ModuleInfo, list[int]]
+"""Nanoseconds and calls."""
+
+_logger = logging.getLogger("torchotel")
+
+
+class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
+    """Give a module's labels, of its forward and of its backward."""
+
+    def __missing__(self, module: ModuleInfo) -> tuple[Labels, Labels]:
+        if len(self) >= MOST_MODULES:  # models that come and go
+            self.clear()
+        shared = label(module.model), label(module.path), label(module.type)
+        found = self[module] = (*shared, "forward"), (*shared, "backward")
+        return found
+
+
+class ModuleTimes:
+    """Add calls up by module, and by labels only when somebody reads: four strings are a costly key.
+
+    Whoever shares them between threads holds a lock.
+    """
+
+    def __init__(self, labels: ModuleLabels) -> None:
+        self._labels = labels
+        self._sums: tuple[_Sums, _Sums] = {}, {}
+        """Since the last reading, forward and backward."""
+        self._full = False
+
+    def add(self, timed: Timed, numbers: Accumulators) -> None:
+        """Take the calls of a step; `numbers` get what there is of modules that come and go."""
+        forward, backward = self._sums
+        calls, hidden = timed.calls, timed.hidden
+        for index in range(timed.own, len(calls)):
+            if not hidden[index]:
+                call = calls[index]
+                _add(forward, call.site.module, call.end_ns - call.start_ns)
+        for run in timed.runs:
+            if not hidden[run.call]:
+                _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns)
+        if len(forward) + len(backward) > 2 * MOST_MODULES:
+            self.settle(numbers)
+
+    def settle(self, numbers: Accumulators) -> None:
+        """Bring what was added into the counters; beyond `MOST_MODULES` no further module is begun."""
+        times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
+        for direction, sums in enumerate(self._sums):
+            for module, (time_ns, count) in sums.items():
+                labels = self._labels[module][direction]
+                if labels not in times and len(times) >= 2 * MOST_MODULES:
+                    self._tell_full()
+                    continue
+                times[labels] = times.get(labels, 0.0) + time_ns / 1e9
+                calls[labels] = calls.get(labels, 0.0) + count
+            sums.clear()
+
+    def _tell_full(self) -> None:
+        if not self._full:
+            self._full = True
+            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MOST_MODULES)
+
+
+def _add(sums: _Sums, module: ModuleInfo, duration_ns: int) -> None:
+    found = sums.get(module)
+    if found is None:
+        sums[module] = [duration_ns, 1]
+    else:
+        found[0] += duration_ns
+        found[1] += 1
