@@ -20,7 +20,10 @@ def norms_of(*tensors: Tensor) -> list[float] | None:
     if norms is None:
         return None
     assert norms.ready()
-    return norms.values()
+    values = norms.values()
+    assert values is not None
+    assert None not in values
+    return [value for value in values if value is not None]
 
 
 def sparse(*, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -87,6 +90,30 @@ def test_large_tensors(layout: object) -> None:
         assert abs(whole / true_norm([tensor]) - 1) > 1e-4, "cutting is no longer needed"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("values", ["all alike", "of one size"])
+def test_large_tensors_of_like_numbers(dtype: torch.dtype, values: str) -> None:
+    """Where all squares are alike the errors of a sum do not make up for each other: four digits hold there, too."""
+    like = torch.full((1 << 24,), 0.3) if values == "all alike" else torch.randn(1 << 24).sign() * 1e-3
+    tensor = like.to(dtype)
+    assert norms_of(tensor) == pytest.approx([true_norm([tensor])], rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory", ["contiguous", "channels last", "with gaps", "overlapping", "a piece and one more"])
+def test_every_element_of_a_large_tensor_counts(memory: str, dtype: torch.dtype) -> None:
+    """However it lies in memory, and where its size is no multiple of a piece."""
+    numbers = torch.randn(7, 50, 41, 23).to(dtype)
+    tensor = {
+        "contiguous": numbers,
+        "channels last": numbers.contiguous(memory_format=torch.channels_last),
+        "with gaps": numbers[:, ::2, 3:],
+        "overlapping": numbers.flatten().unfold(0, 300, 7),
+        "a piece and one more": numbers.flatten()[: (1 << 16) + 1],
+    }[memory]
+    assert norms_of(tensor) == pytest.approx([true_norm([tensor])], rel=1e-5)
+
+
 def test_many_small_dimensions_are_cut() -> None:
     """Also where the largest dimension is small."""
     tensor = torch.randn([8] * 8)
@@ -98,14 +125,42 @@ def test_many_small_dimensions_are_cut() -> None:
     [
         torch.ones(3, device="meta"),
         torch.ones(3).to(torch.float8_e4m3fn),
+        torch.eye(3).to_sparse_csr(),
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     ],
-    ids=["meta", "float8", "jagged", "nested"],
+    ids=["meta", "float8", "compressed", "jagged", "nested"],
 )
 def test_what_has_no_norm(tensor: Tensor) -> None:
-    """Where one norm can't be known there are none, rather than a wrong total."""
-    assert norms_of(torch.ones(3), tensor) is None
+    """Its norm is left out, and those of others are known."""
+    norms = norms_later([torch.ones(4), tensor])
+    assert norms is not None
+    assert norms.values() == [2.0, None]
+    assert list(norms.left_out) == [1]
+    assert norms_of(tensor) is None
+
+
+class Compressed(nn.Linear):
+    """A layer whose gradient is compressed by rows."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2, bias=False)
+        self.weight = nn.Parameter(torch.eye(2).to_sparse_csr())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.weight, x)  # type: ignore[no-any-return]  # torch has no types for it
+
+
+def test_a_gradient_of_an_unknown_layout(caplog: pytest.LogCaptureFixture) -> None:
+    """It is left out of the total and told of once; all others are there."""
+    model = nn.Sequential(nn.Linear(2, 2), Compressed())
+    with captured() as (seen, _):
+        trained(model, loss=lambda m: m(torch.eye(2)).square().sum())
+        true = gradient_norm(model[0])
+    assert seen.paths == [["0"]] * 3
+    assert seen.totals[-1] == pytest.approx(true, rel=1e-6)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the norm of a gradient of 1 can't be known (Tensor, torch.sparse_csr")
 
 
 def test_fake_tensors() -> None:

@@ -6,6 +6,7 @@ backwards of a step add up in `grad`, so the last one's norms are the step's.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from torchotel.capture.parts import Part
     from torchotel.capture.paths import Paths
     from torchotel.capture.thread import ThreadState
+
+_logger = logging.getLogger("torchotel")
+
+LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
 
 
 class PendingNorms:
@@ -50,14 +55,16 @@ class PendingNorms:
         self._norms.wait()
 
     def result(self) -> GradientNorms | None:
-        """Put them together; None where they are not ready."""
+        """Put together those that are known; None where they are not ready."""
         values = self._norms.values()
         if values is None:
             return None
         modules: dict[ModuleInfo, list[float]] = {}
         for owner, value in zip(self._owners, values, strict=True):
-            modules.setdefault(owner, []).append(value)
-        return GradientNorms(combined(values), tuple((owner, combined(own)) for owner, own in modules.items()))
+            if value is not None:
+                modules.setdefault(owner, []).append(value)
+        known = [value for own in modules.values() for value in own]
+        return GradientNorms(combined(known), tuple((owner, combined(own)) for owner, own in modules.items()))
 
 
 class Gradients:
@@ -72,6 +79,7 @@ class Gradients:
         self._paths = paths
         self._every = 0 if setting == "auto" else int(setting)
         self._with_detail = setting == "auto"
+        self._warned = False
         self.guard = Guard("gradient norms", off=self._off)
 
     def wanted(self, number: int, *, detailed: bool) -> bool:
@@ -106,7 +114,8 @@ class Gradients:
     def take(self, models: Iterable[Module], scaler: torch.amp.GradScaler | None) -> PendingNorms | None:
         """Take the norms of all gradients that the models' parameters have; None where there are none.
 
-        A parameter that several modules hold is the first one's. One that is frozen got no gradient.
+        A parameter that several modules hold is the first one's. One that is frozen got no gradient. A gradient whose
+        norm can't be known is left out, which is warned of once: the total is over the others.
 
         Args:
             models: Parts of models count as the whole.
@@ -123,7 +132,13 @@ class Gradients:
                         gradients += own
                         owners += [self._info(module, root)] * len(own)
         norms = norms_later(gradients, scaler) if gradients else None
-        return None if norms is None else PendingNorms(owners, norms)
+        if norms is None:
+            return None
+        if norms.left_out and not self._warned:
+            self._warned = True
+            place = norms.left_out[0]
+            _logger.warning(LEFT_OUT, owners[place].path or owners[place].type, _kind(gradients[place]))
+        return PendingNorms(owners, norms)
 
     def _info(self, module: Module, root: Module) -> ModuleInfo:
         state = self._paths.states.get(id(module))
@@ -134,6 +149,10 @@ class Gradients:
 
     def _off(self) -> None:
         self._with_detail, self._every = False, 0
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{type(tensor).__name__}, {tensor.layout}, {tensor.dtype}"
 
 
 def _gradients_of(module: Module, seen: set[int]) -> list[Tensor]:

@@ -1,13 +1,14 @@
 """L2 norms of many tensors: one fused call for each device and type, read later.
 
-Float32 sums of very many squares lose digits on the CPU (6e-4 at 16 million), so large tensors go in pieces there,
+Float32 sums of very many squares lose digits on the CPU (6e-4 at a million), so large tensors go in pieces there,
 whose norms are put together in double precision.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from torch import Tensor
 from torchotel.capture import seams
 from torchotel.capture.readings import Reading, can_compute, copy_later
 
-MOST_IN_PIECE = 1 << 20
+MOST_IN_PIECE = 1 << 16  # then they lose 6e-5 at most
+MOST_IN_BLOCK = 1 << 18  # what is copied at once of half precision
 SUMMED_IN: dict[torch.dtype, torch.dtype | None] = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -27,6 +29,9 @@ SUMMED_IN: dict[torch.dtype, torch.dtype | None] = {
 """Types whose norms are known, and the type that their squares are summed in where it is not their own."""
 EXACT = {torch.float64, torch.complex128}
 
+Kind: TypeAlias = tuple[torch.device, torch.dtype, bool]
+"""Of a group: device, type, and whether a scaler has brought it back already."""
+
 
 class Norms:
     """The norms of some tensors, on their way.
@@ -34,12 +39,13 @@ class Norms:
     Args:
         count: Of tensors.
         readings: For each device, norms of pieces and which tensor each piece belongs to.
+        left_out: Tensors whose norms can't be known.
     """
 
-    __slots__ = ("_count", "_readings")
+    __slots__ = ("_count", "_readings", "left_out")
 
-    def __init__(self, count: int, readings: list[tuple[Reading, list[int]]]) -> None:
-        self._count, self._readings = count, readings
+    def __init__(self, count: int, readings: list[tuple[Reading, list[int]]], left_out: Sequence[int] = ()) -> None:
+        self._count, self._readings, self.left_out = count, readings, left_out
 
     def ready(self) -> bool:
         """Tell whether they are there, without waiting."""
@@ -50,8 +56,8 @@ class Norms:
         for reading, _ in self._readings:
             reading.wait()
 
-    def values(self) -> list[float] | None:
-        """Return the norm of each tensor; None where they are not ready."""
+    def values(self) -> list[float | None] | None:
+        """Return the norm of each tensor, None for one that was left out; None where they are not ready."""
         pieces: list[list[float]] = [[] for _ in range(self._count)]
         for reading, places in self._readings:
             values = reading.values()
@@ -59,7 +65,51 @@ class Norms:
                 return None
             for place, value in zip(places, values, strict=True):
                 pieces[place].append(value)
-        return [combined(values) for values in pieces]
+        return [combined(values) if len(values) > 1 else values[0] if values else None for values in pieces]
+
+
+class _Group:
+    """Tensors of one device and type.
+
+    Args:
+        first: Of them.
+    """
+
+    def __init__(self, first: Tensor) -> None:
+        self.tensors: list[Tensor] = []
+        self.places: list[int] = []
+        self._dtype = first.dtype
+        self._blocks: list[tuple[Tensor, int]] = []
+        self._most = MOST_IN_PIECE if first.device.type == "cpu" and first.dtype not in EXACT else math.inf
+
+    def add(self, tensor: Tensor, place: int) -> None:
+        """Take one in, in pieces where its sum would lose digits."""
+        if tensor.numel() <= self._most:
+            self.tensors.append(tensor)
+            self.places.append(place)
+            return
+        flat = _flat(tensor)
+        if flat is None:
+            pieces = _pieces(tensor)
+        else:  # rows of matrices: no more calls than there are blocks
+            whole = len(flat) - len(flat) % MOST_IN_PIECE
+            self._blocks += [(block, place) for block in flat[:whole].split(MOST_IN_BLOCK)]
+            pieces = [flat[whole:]]
+        self.tensors += pieces
+        self.places += [place] * len(pieces)
+
+    def norms(self) -> tuple[list[Tensor], list[int]]:
+        """Compute the norms of all pieces, and say which tensor each belongs to."""
+        places = [*self.places]
+        norms = [torch.stack([*seams.norms(self.tensors, SUMMED_IN[self._dtype])])] if self.tensors else []
+        wide = SUMMED_IN[self._dtype]
+        buffer = torch.empty(MOST_IN_BLOCK, dtype=wide, device="cpu") if self._blocks and wide is not None else None
+        for block, place in self._blocks:
+            summed = block if buffer is None else buffer[: len(block)].copy_(block)
+            rows = summed.view(-1, MOST_IN_PIECE)
+            norms.append(torch.linalg.vector_norm(rows, dim=1))
+            places += [place] * len(rows)
+        return norms, places
 
 
 def combined(norms: Sequence[float]) -> float:
@@ -67,46 +117,66 @@ def combined(norms: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
 
-def norms_later(tensors: Sequence[Tensor], scaler: torch.amp.GradScaler | None = None) -> Norms | None:
-    """Compute the norm of each tensor, unseen and without waiting; None where one of them can't be known.
+def norms_later(
+    tensors: Sequence[Tensor], scaler: torch.amp.GradScaler | None = None, unscaled: Collection[int] = ()
+) -> Norms | None:
+    """Compute the norm of each tensor, unseen and without waiting; None where none of them can be known.
+
+    A tensor whose own norm can't be known is left out: of an unknown layout, or without numbers.
 
     Args:
         tensors: Sharded ones count with what this process holds, sparse ones with what is in one place summed.
         scaler: By whose scale they are too large.
+        unscaled: Places of those that are not.
     """
     if not can_compute():
         return None
     with seams.unseen():
-        groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[int]]] = {}
+        groups: dict[Kind, _Group] = {}
+        left_out = []
         for place, tensor in enumerate(tensors):
-            dense = _dense(tensor)
+            dense = tensor if _is_ordinary(tensor) else _dense(tensor)
             if dense is None:
-                return None
-            pieces, places = groups.setdefault((dense.device, dense.dtype), ([], []))
-            found = _pieces(dense)
-            pieces += found
-            places += [place] * len(found)
-        by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
-        for (device, dtype), (pieces, places) in groups.items():
-            norms, owners = by_device.setdefault(device, ([], []))
-            norms += seams.norms(pieces, SUMMED_IN[dtype])
-            owners += places
-        return _read(len(tensors), by_device, scaler)
+                left_out.append(place)
+                continue
+            key = dense.device, dense.dtype, place in unscaled
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group(dense)
+            group.add(dense, place)
+        readings = _read(groups, scaler) if groups else None
+        return None if readings is None else Norms(len(tensors), readings, left_out)
 
 
-def _read(
-    count: int, by_device: dict[torch.device, tuple[list[Tensor], list[int]]], scaler: torch.amp.GradScaler | None
-) -> Norms | None:
-    readings = []
-    for device, (norms, places) in by_device.items():
-        together = torch.stack(norms)
-        if scaler is not None:
+def _read(groups: Mapping[Kind, _Group], scaler: torch.amp.GradScaler | None) -> list[tuple[Reading, list[int]]] | None:
+    by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
+    for (device, _, unscaled), group in groups.items():
+        norms, places = group.norms()
+        if scaler is not None and not unscaled:
             scale = seams.scale_of(scaler, device)
             if scale is None:
                 return None
-            together = together / scale
-        readings.append((copy_later(together), places))
-    return Norms(count, readings)
+            norms = [norm / scale for norm in norms]
+        found = by_device.setdefault(device, ([], []))
+        found[0].extend(norms)
+        found[1].extend(places)
+    return [(copy_later(_joined(norms)), places) for norms, places in by_device.values()]
+
+
+def _joined(norms: list[Tensor]) -> Tensor:
+    return norms[0] if len(norms) == 1 else torch.cat(norms)  # which takes types that differ
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Tell, for the most of them quickly, whether a tensor can be taken as it is."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and tensor.dtype in SUMMED_IN
+        and not seams.is_transformed(tensor)
+        and not tensor.is_nested
+        and not tensor.is_meta
+    )
 
 
 def _dense(tensor: Tensor) -> Tensor | None:
@@ -143,10 +213,17 @@ def _summed(tensor: Tensor) -> Tensor:
     return torch.zeros_like(wide).index_add_(0, place, wide[order])
 
 
+def _flat(tensor: Tensor) -> Tensor | None:
+    """Return a dense tensor as one stretch of memory, in whatever order; None where it has gaps."""
+    if not tensor.is_contiguous():
+        tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return tensor.view(-1) if tensor.is_contiguous() else None
+
+
 def _pieces(tensor: Tensor) -> list[Tensor]:
-    """Cut a large tensor into views, where its sum would lose digits."""
+    """Cut a tensor that has gaps into views."""
     count = tensor.numel()
-    if count <= MOST_IN_PIECE or tensor.device.type != "cpu" or tensor.dtype in EXACT:
+    if count <= MOST_IN_PIECE:
         return [tensor]
     # Across the longest stride each piece is one stretch of memory: others take four times as long.
     wide = [dimension for dimension, size in enumerate(tensor.shape) if size > 1]

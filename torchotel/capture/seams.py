@@ -64,8 +64,8 @@ _without_modes: Callable[[], AbstractContextManager[object]] | None
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _functorch = getattr(torch._C, "_functorch", None)
-_is_transformed: Callable[[torch.Tensor], bool]
-_is_transformed = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
+is_transformed: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
+"""Whether a tensor is one inside of `vmap` or `grad`."""
 _foreach_norm = getattr(torch, "_foreach_norm", None)
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
@@ -101,7 +101,7 @@ def seen_by_modes() -> bool:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is what it looks like: not a subclass that dispatches itself, nor inside a transform."""
     ours = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-    return ours and not _is_transformed(tensor)
+    return ours and not is_transformed(tensor)
 
 
 def norms(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor]:

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from torchotel._guard import Guard
 from torchotel._records import TensorGradient
-from torchotel.capture.norms import Norms, combined, norms_later
+from torchotel.capture.norms import Norms, norms_later
 from torchotel.capture.seams import without_torch_function
 from torchotel.capture.sites import shape_of
 
@@ -48,7 +48,7 @@ class PendingGradient:
     def result(self) -> TensorGradient:
         """Put it together, with what is known of the norm by now."""
         values = None if self._norms is None else self._norms.values()
-        return TensorGradient(self._time_ns, self._name, self._shape, None if values is None else combined(values))
+        return TensorGradient(self._time_ns, self._name, self._shape, None if values is None else values[0])
 
 
 class Watches:
