@@ -27,7 +27,12 @@ _logger = logging.getLogger("torchotel")
 
 
 class Handle:
-    """What runs from `instrument()` to `shutdown()`; also a context manager that shuts down at its end."""
+    """What runs from `instrument()` to `shutdown()`; also a context manager that shuts down at its end.
+
+    A program that nobody shuts down is, when it ends. An exception then is no normal end of the run, and neither is a
+    `sys.exit` with a code, where that can be seen: in a `with` block, under `torchotel run`, in a child of
+    multiprocessing. At the end of a plain script it looks like a normal end.
+    """
 
     def __init__(self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool) -> None:
         self.config = config
@@ -135,8 +140,10 @@ class Handle:
         return self._session
 
     def _exit(self) -> None:
-        # What ended the program, where python has printed it.
-        self.end(finished=getattr(sys, "last_value", None) is None)
+        # Python has printed what ended the program, or a child of multiprocessing is just ending by it. The code of
+        # a `sys.exit` in a main process can't be had: python has let go of it by now.
+        printed: BaseException | None = getattr(sys, "last_value", None)
+        self.end(finished=_is_normal(printed) and _is_normal(sys.exc_info()[1]))
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +151,7 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end(finished=error is None)
+        self.end(finished=_is_normal(error))
 
     def detach(self) -> None:
         """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""
@@ -152,6 +159,10 @@ class Handle:
         session, self._session = self._session, None
         if session is not None:
             session.detach()
+
+
+def _is_normal(error: BaseException | None) -> bool:
+    return error is None or (isinstance(error, SystemExit) and (error.code is None or error.code == 0))
 
 
 _current: Handle | None = None

@@ -91,7 +91,13 @@ LEARNING_RATE = Instrument(names.METRIC_LEARNING_RATE, "gauge", "", (), "Learnin
 STEP_LAST_END_TIME = Instrument(
     names.METRIC_STEP_LAST_END_TIME, "gauge", "s", (), "Unix time at which the last training step ended."
 )
-RUN_FINISHED = Instrument(names.METRIC_RUN_FINISHED, "gauge", "", (), "1 after a normal end of the run, else 0.")
+RUN_FINISHED = Instrument(
+    names.METRIC_RUN_FINISHED,
+    "gauge",
+    "",
+    (),
+    "1 after a normal end of the run, also by `sys.exit(n)` in a plain script, else 0.",
+)
 TOKENS = Instrument(names.METRIC_TOKENS, "counter", "{token}", (), "Tokens, as logged.")
 LOG = Instrument(names.METRIC_LOG, "gauge", "", ("name",), "Values logged under names of the program's own.")
 EVALUATION_TIME = Instrument(names.METRIC_EVALUATION_TIME, "counter", "s", (), "Time of evaluations.")
