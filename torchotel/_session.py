@@ -157,7 +157,8 @@ class Session:
         """Count spans, steps and errors."""
         counts = self._stats.read()
         capture = self._capture
-        guards = [part.guard for part in (capture, capture.gradients, capture.watches, self._worker, self._publisher)]
+        optional = (capture.gradients, capture.watches, capture.memory, capture.rates)
+        guards = [part.guard for part in (capture, *optional, self._worker, self._publisher)]
         return Stats(
             spans_recorded=self._worker.spans_recorded,
             spans_exported=counts.exported,

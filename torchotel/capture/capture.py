@@ -19,10 +19,11 @@ from torchotel.capture.held import Held, hold
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.live import LiveSpans, MakeCurrent, StartSpan
 from torchotel.capture.logged import Logged, LogReader
-from torchotel.capture.memory import device_memory
+from torchotel.capture.memory import Memory
 from torchotel.capture.outermost import Outermost
 from torchotel.capture.parts import Part, join
 from torchotel.capture.paths import Paths
+from torchotel.capture.rates import LearningRates
 from torchotel.capture.sites import Sites
 from torchotel.capture.thread import ThreadState
 from torchotel.capture.watch import Watches
@@ -64,6 +65,7 @@ class Capture:
         self.model: ModelInfo | None = None
         self.gradients = Gradients(self.paths, setting=gradient_norms)
         self.watches = Watches(self.thread)
+        self.memory, self.rates = Memory(), LearningRates()
         self.live = LiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
         self.outermost = outermost = Outermost(self)
@@ -213,7 +215,7 @@ class Capture:
             self.numbers[kind] = number + 1
         unit = join(kind, number, parts, self.detail.reason(number))
         if kind == "step":
-            unit.memory = device_memory()
+            unit.memory = self.memory.read()
         thread.held.add(hold(unit, parts))
         if kind != "step":
             thread.held.release(self._hand_over)  # nobody logs to it, and the next request may be hours away

@@ -16,7 +16,6 @@ from torchotel._records import Registration
 from torchotel.capture import seams
 from torchotel.capture.calls import error_of
 from torchotel.capture.imports import after_import
-from torchotel.capture.readings import Reading, read_later
 from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Events:
         thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
         part = thread.machine.open_part
         if part is not None:
-            part.learning_rate = learning_rate(optimizer)
+            part.learning_rate = self._capture.rates.read(optimizer)
         self._capture.live.enter(thread)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -191,11 +190,3 @@ class Events:
             path = self._capture.paths.path_below(owner, name)
             if path is not None:
                 thread.registrations.append(Registration(perf_counter_ns(), path, kind))
-
-
-def learning_rate(optimizer: torch.optim.Optimizer) -> float | Reading | None:
-    """Return the learning rate of an optimizer's first parameter group; None for one that has none."""
-    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-    if isinstance(rate, torch.Tensor):
-        return read_later([rate]) if rate.numel() == 1 else None
-    return float(rate) if isinstance(rate, int | float) else None

@@ -9,6 +9,7 @@
 | `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
 | `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
+| `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
 | `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
 | `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
@@ -59,6 +60,9 @@ torch_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function
 
 is_traced: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
 """Whether `torch.jit.trace` runs on this thread: sizes are tensors there."""
+
+has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True)
+"""Whether this process has started a CUDA device."""
 
 _without_modes: Callable[[], AbstractContextManager[object]] | None
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
