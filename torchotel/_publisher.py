@@ -11,8 +11,8 @@ from torchotel._process import is_child
 from torchotel.exporters.otel_metrics import ProviderOutlet
 from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.prometheus import RegistryOutlet
-from torchotel.exporters.scraping import EndpointOutlet
+from torchotel.exporters.prometheus.collector import RegistryOutlet
+from torchotel.exporters.prometheus.endpoint import EndpointOutlet
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
-from torchotel.exporters.exposition import Exposition
-from torchotel.exporters.prometheus import RegistryOutlet, target_labels
+from torchotel.exporters.prometheus.collector import RegistryOutlet, target_labels
+from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 from torchotel.telemetry.timing import Timed

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torchotel._errors import ConfigError
 from torchotel._guard import Guard
-from torchotel.exporters.discovery import DiscoveryFile
-from torchotel.exporters.exposition import Exposition
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.prometheus import target_labels
-from torchotel.exporters.scrape_server import ScrapeServer
+from torchotel.exporters.prometheus.collector import target_labels
+from torchotel.exporters.prometheus.discovery import DiscoveryFile
+from torchotel.exporters.prometheus.exposition import Exposition
+from torchotel.exporters.prometheus.server import ScrapeServer
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 

@@ -11,8 +11,8 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from torchotel.exporters.exposition import OPENMETRICS, TEXT
-from torchotel.exporters.negotiation import takes_gzip, wants_openmetrics
+from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
+from torchotel.exporters.prometheus.negotiation import takes_gzip, wants_openmetrics
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
