@@ -1,11 +1,13 @@
 """Numbers on their way from a device, and what stands for one here: an event and a buffer that we fill."""
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
 from gradient_norms import Operations
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from torchotel.capture.memory import device_memory
 from torchotel.capture.norms import Norms
@@ -94,13 +96,38 @@ def test_nothing_is_kept() -> None:
     assert reading.values() == [2.0]
 
 
-def test_modes_do_not_see_it() -> None:
+class Functions(TorchFunctionMode):
+    """Count the functions that a mode sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("mode", [Operations, Functions])
+def test_modes_do_not_see_it(mode: type[Operations | Functions], count: int) -> None:
     """A counter of operations counts the user's alone, and a default device changes nothing."""
-    tensor = torch.ones(())
-    with Operations() as operations, torch.device("meta"):
-        reading = read_later([tensor])
-    assert reading.values() == [1.0]
-    assert operations.seen == 0
+    tensors = [torch.ones(()) for _ in range(count)]
+    with torch.device("meta"), mode() as operations:
+        seen_before = operations.seen
+        reading = read_later(tensors)
+        seen_after = operations.seen
+    assert reading.values() == [1.0] * count
+    assert seen_after == seen_before
+
+
+def test_one_number_is_read_at_once() -> None:
+    """Of every type, and of a loss that has a graph without a warning."""
+    x = torch.tensor(3.0, requires_grad=True)
+    whole, truth = torch.tensor([[2**40 + 1]]), torch.tensor(True)  # noqa: FBT003
+    found = [read_later([tensor]).values() for tensor in (x * 2, x, whole, truth, torch.tensor(1.5).bfloat16())]
+    assert found == [[6.0], [3.0], [2.0**40 + 1], [1.0], [1.5]]
+    assert {type(value) for (value,) in found} == {float}
 
 
 def test_readiness_is_asked_without_waiting() -> None:

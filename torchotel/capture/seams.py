@@ -93,13 +93,18 @@ def node_number(node: Node) -> int:
 @contextmanager
 def unseen() -> Iterator[None]:
     """Compute with tensors unseen by autograd and by any mode of the user's."""
-    with torch.no_grad(), without_torch_function(), (_without_modes or nullcontext)():
+    with without_torch_function(), torch.no_grad(), (_without_modes or nullcontext)():  # a mode sees `no_grad`, too
         yield
 
 
 def seen_by_modes() -> bool:
     """Tell whether a dispatch mode of the user's would see even what is computed in `unseen`."""
     return _without_modes is None and _dispatch_modes() > 0
+
+
+def modes_are_on() -> bool:
+    """Tell whether any mode of the user's is on, which would see what is not in `unseen`."""
+    return _dispatch_modes() > 0 or torch_function_modes() > 0
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
