@@ -55,6 +55,7 @@ def train(model: nn.Module, batches: Batches, arguments: argparse.Namespace) -> 
             for images, labels in batches:
                 optimizer.zero_grad()
                 scores = model(images)
+                torchotel.watch(scores, "scores")
                 loss = cross_entropy(scores, labels)
                 loss.backward()
                 optimizer.step()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torchotel._handle import Handle
 
 EXAMPLE = "digits_resnet.py"
+DETAIL = 8
+"""Every 8th of some ninety steps, where nothing else is said: enough of both kinds to tell what detail costs."""
 
 _NEEDS = ("torchvision", "sklearn", "rich")
 _CONNECT_S = 1.0
@@ -44,7 +46,10 @@ def call(arguments: argparse.Namespace) -> int:
         return 1
     epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
     program = Program(str(find_example()), epochs)
-    config = settings(given(arguments), program)
+    said = given(arguments)
+    if not os.environ.get("TORCHOTEL_DETAIL"):
+        said.setdefault("detail", DETAIL)
+    config = settings(said, program)
     silent = config.traces_exporter == "otlp" and not listens(config.traces_endpoint)
     if silent:
         print(_advice(config))
