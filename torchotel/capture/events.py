@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,7 @@ class Events:
 
     # ---- backward
 
-    def _backward_begins(self) -> None:
+    def _backward_begins(self, roots: Any) -> None:
         if not self._capture.installed:
             return
         thread = self._capture.thread()
@@ -76,6 +75,7 @@ class Events:
             return
         if not thread.in_backward:
             self._capture.outermost.settle(thread)
+            thread.scaling.backward_begins(roots)
         thread.in_backward += 1
         thread.trains = True
         thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
@@ -90,8 +90,10 @@ class Events:
         if not thread.in_backward:
             return  # it began before we came
         thread.in_backward -= 1
-        if exception is None and accumulates and not thread.in_backward:
-            self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
+        if not thread.in_backward:
+            if exception is None and accumulates:
+                self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
+            thread.scaling.backward_ended(accumulates=accumulates)
         error = error_of(exception) if exception is not None else None
         thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)
         self._capture.hooks.arm()
@@ -155,20 +157,30 @@ class Events:
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
         thread = self._capture.thread()
-        thread.scaler = None
+        self._unscaled(optimizer, stepped=True)
         if self._capture.installed and not thread.optimizer_steps:
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
 
     def _after_scaling(self, scaler: type) -> seams.Undo:
         guarded = self._capture.guard.guarded
-        return seams.after_scaling(scaler, guarded(self._loss_scaled), guarded(self._scale_updated))
+        scaled, unscaled = guarded(self._loss_scaled), guarded(self._optimizer_unscaled)
+        updated = guarded(self._scale_updated)
+        return seams.after_scaling(scaler, {"scale": scaled, "unscale_": unscaled, "update": updated})
 
-    def _loss_scaled(self, scaler: torch.amp.GradScaler) -> None:
+    def _loss_scaled(self, scaler: torch.amp.GradScaler, losses: Any, *_: Any) -> None:
         if scaler.is_enabled():
-            self._capture.thread().scaler = weakref.ref(scaler)
+            self._capture.thread().scaling.scaled(scaler, losses)
 
-    def _scale_updated(self, scaler: torch.amp.GradScaler) -> None:
-        self._capture.thread().scaler = None
+    def _optimizer_unscaled(self, scaler: torch.amp.GradScaler, _: Any, optimizer: torch.optim.Optimizer) -> None:
+        if scaler.is_enabled():
+            self._unscaled(optimizer, stepped=False)
+
+    def _unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
+        capture = self._capture
+        capture.gradients.unscaled(capture.thread(), optimizer, capture.numbers["step"], stepped=stepped)
+
+    def _scale_updated(self, scaler: torch.amp.GradScaler, *_: Any) -> None:
+        self._capture.thread().scaling.updated()
 
     # ---- registration
 

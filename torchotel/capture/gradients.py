@@ -26,6 +26,7 @@ from torchotel.capture.tree import modules_of
 if TYPE_CHECKING:
     from torchotel.capture.parts import Part
     from torchotel.capture.paths import Paths
+    from torchotel.capture.scaling import Scaling
     from torchotel.capture.thread import ThreadState
 
 _logger = logging.getLogger("torchotel")
@@ -100,18 +101,30 @@ class Gradients:
         """
         if thread.in_forward or is_compiling() or graph_task() != -1:
             return
-        parts = thread.machine.parts
-        if not parts or not self.wanted(number + parts[-1].ahead, detailed=bool(parts[-1].detailed)):
+        if not self._wanted_now(thread, number):
             return
+        parts = thread.machine.parts
         try:
             models = {key: model for part in parts for key, ref in part.models.items() if (model := ref()) is not None}
-            pending = self.take(models.values(), thread.scaler() if thread.scaler is not None else None)
+            pending = self.take(models.values(), thread.scaling)
             if pending is not None:
                 parts[-1].gradients = pending
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
             self.guard.fault()
 
-    def take(self, models: Iterable[Module], scaler: torch.amp.GradScaler | None) -> PendingNorms | None:
+    def unscaled(self, thread: ThreadState, optimizer: torch.optim.Optimizer, number: int, *, stepped: bool) -> None:
+        """Note that a scaler has brought an optimizer's gradients back, where norms may be taken beside them."""
+        try:
+            if self._wanted_now(thread, number):
+                thread.scaling.unscaled(optimizer, stepped=stepped)
+        except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
+            self.guard.fault()
+
+    def _wanted_now(self, thread: ThreadState, number: int) -> bool:
+        parts = thread.machine.parts
+        return bool(parts) and self.wanted(number + parts[-1].ahead, detailed=bool(parts[-1].detailed))
+
+    def take(self, models: Iterable[Module], scaling: Scaling) -> PendingNorms | None:
         """Take the norms of all gradients that the models' parameters have; None where there are none.
 
         A parameter that several modules hold is the first one's. One that is frozen got no gradient. A gradient whose
@@ -119,7 +132,7 @@ class Gradients:
 
         Args:
             models: Parts of models count as the whole.
-            scaler: That the loss was scaled by.
+            scaling: What of them is scaled.
         """
         owners: list[ModuleInfo] = []
         gradients: list[Tensor] = []
@@ -131,7 +144,9 @@ class Gradients:
                     if own:
                         gradients += own
                         owners += [self._info(module, root)] * len(own)
-        norms = norms_later(gradients, scaler) if gradients else None
+        scaler = scaling.scaler
+        unscaled = scaling.unscaled_of(gradients) if scaler is not None else ()
+        norms = norms_later(gradients, scaler, unscaled) if gradients else None
         if norms is None:
             return None
         if norms.left_out and not self._warned:

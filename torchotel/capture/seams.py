@@ -8,6 +8,7 @@
 | `torch._C._functorch.is_functorch_wrapped_tensor` | telling transformed tensors | reading one fails |
 | `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
 | `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
+| `Tensor._version` | whether gradients that were unscaled are so still | they stay so while they are kept |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
 | `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
 | `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
@@ -24,7 +25,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
@@ -130,6 +131,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return getattr(tensor, "_version", 0)
+
+
 def scale_of(scaler: Any, device: torch.device) -> torch.Tensor | None:
     """Return the scale of a `GradScaler` on a device, without reading it; None where it would have to be waited for."""
     if device.type != getattr(scaler, "_device", device.type):
@@ -220,10 +226,11 @@ def _all_of(undos: Sequence[Undo]) -> Undo:
     return undo_all
 
 
-def around_backward(begin: Callable[[], None], end: Callable[..., None]) -> Undo:
+def around_backward(begin: Callable[[Any], None], end: Callable[..., None]) -> Undo:
     """Call `begin` and `end` around each run of the autograd engine, nested ones included.
 
-    `end` gets what the run raised, and `accumulates`: whether it adds to `grad`, as `torch.autograd.grad` does not.
+    `begin` gets the roots. `end` gets what the run raised, and `accumulates`: whether it adds to `grad`, as
+    `torch.autograd.grad` does not.
     """
 
     def make(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,7 +239,7 @@ def around_backward(begin: Callable[[], None], end: Callable[..., None]) -> Undo
         @outside_dynamo
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             accumulates = kwargs.get("accumulate_grad", by_name)
-            begin()
+            begin(args[0] if args else next(iter(kwargs.values()), ()))
             try:
                 result = run(*args, **kwargs)
             except BaseException as error:
@@ -297,24 +304,25 @@ def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Opt
     return replace(torch.amp.GradScaler, "step", make)
 
 
-def after_scaling(
-    scaler: type, scaled: Callable[[torch.amp.GradScaler], None], updated: Callable[[torch.amp.GradScaler], None]
-) -> Undo:
-    """Call `scaled` after each `scale` of a class of `GradScaler`s, and `updated` after each `update`."""
+def after_scaling(scaler: type, seen: Mapping[str, Callable[..., object]]) -> Undo:
+    """Call what is `seen` by name after each call of that method of a class of `GradScaler`s.
 
-    def make(after: Callable[[torch.amp.GradScaler], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    It gets the scaler, the method's result, and what the method was given.
+    """
+
+    def make(see: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(method: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(method)
             def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 result = method(self, *args, **kwargs)
-                after(self)
+                see(self, result, *args, *kwargs.values())
                 return result
 
             return call
 
         return wrap
 
-    return _all_of([replace(scaler, "scale", make(scaled)), replace(scaler, "update", make(updated))])
+    return _all_of([replace(scaler, name, make(see)) for name, see in seen.items()])
 
 
 def around_module_compile(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from torch.amp import GradScaler
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
@@ -16,6 +14,7 @@ from torchotel._records import ModuleCall, Registration, SpanReference
 from torchotel.capture.backward import BackwardStamps
 from torchotel.capture.held import HeldSteps
 from torchotel.capture.parts import Identity, Part
+from torchotel.capture.scaling import Scaling
 from torchotel.capture.steps import StepMachine
 from torchotel.capture.watch import PendingGradient
 
@@ -53,8 +52,7 @@ class ThreadState:
         self.in_fetch = 0
         self.fetch_start_ns = 0
         self.optimizer_steps = 0
-        self.scaler: weakref.ref[GradScaler] | None = None
-        """What the loss was scaled by since gradients were last unscaled."""
+        self.scaling = Scaling()
         self.watched: list[PendingGradient] = []
         self.recompute = False
         """The outermost call that runs is a recomputation."""

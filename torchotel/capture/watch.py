@@ -141,8 +141,8 @@ class Watches:
             return
         with without_torch_function():
             shape = shape_of(gradient)
-        scaler = thread.scaler() if thread.scaler is not None else None
-        thread.watched.append(PendingGradient(now_ns, name, shape, norms_later([gradient], scaler)))
+        norms = norms_later([gradient], thread.scaling.scaler)
+        thread.watched.append(PendingGradient(now_ns, name, shape, norms))
 
 
 class _Leaf:

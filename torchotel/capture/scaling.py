@@ -1,0 +1,102 @@
+"""What `GradScaler`s have scaled on one thread, and which gradients they have brought back to their size."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from torchotel.capture.seams import version_of
+
+
+class Scaled:
+    """One call of `scale`: by which scaler."""
+
+    __slots__ = ("scaler",)
+
+    def __init__(self, scaler: GradScaler) -> None:
+        self.scaler = weakref.ref(scaler)
+
+
+class Scaling:
+    """Tell by whose scale the backward that runs makes gradients too large, and which of them are not.
+
+    A backward from what `scale` returned is known for certain. One from something made of that, as the share of a
+    batch, counts with the last scaler, as long as its last loss had no backward of its own and `update` none.
+    """
+
+    def __init__(self) -> None:
+        self._losses: dict[int, tuple[weakref.ref[Tensor], Scaled]] = {}
+        self._last: Scaled | None = None
+        self._running: Scaled | None = None
+        self._direct = False
+        self._unscaled: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The scaler whose scale is on the gradients of the backward that runs, or has just run."""
+        return None if self._running is None else self._running.scaler()
+
+    def scaled(self, scaler: GradScaler, losses: Any) -> None:
+        """Note what a scaler has made."""
+        self._last = scaled = Scaled(scaler)
+        for loss in losses if isinstance(losses, list | tuple) else [losses]:
+            if isinstance(loss, Tensor):
+                self._losses[id(loss)] = weakref.ref(loss, _drop(self._losses, id(loss))), scaled
+
+    def backward_begins(self, roots: Any) -> None:
+        """Find out whether an outermost backward begins at a scaled loss."""
+        found = None
+        for root in roots if isinstance(roots, Sequence) else [roots]:
+            loss, scaled = self._losses.get(id(root), (None, None))
+            if loss is not None and loss() is root:
+                found = scaled
+        self._direct, self._running = found is not None, found or self._last
+
+    def backward_ended(self, *, accumulates: bool) -> None:
+        """Forget it."""
+        if accumulates and self._direct and self._running is self._last:
+            self._last = None
+        self._running = None
+
+    def unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
+        """Note that an optimizer's gradients have their own size.
+
+        Args:
+            optimizer: Which was unscaled.
+            stepped: Whether it has stepped, too. Until then its gradients may be clipped, and nothing adds to them;
+                what changes later is scaled anew.
+        """
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    version = version_of(gradient) if stepped else None
+                    key = id(gradient)
+                    self._unscaled[key] = weakref.ref(gradient, _drop(self._unscaled, key)), version
+
+    def updated(self) -> None:
+        """Note that a scaler begins anew."""
+        self._last = None
+        for key, (ref, version) in list(self._unscaled.items()):
+            gradient = ref()
+            if gradient is not None and version is None:
+                self._unscaled[key] = ref, version_of(gradient)
+
+    def unscaled_of(self, gradients: Iterable[Tensor]) -> set[int]:
+        """Return the places of those that have their own size."""
+        if not self._unscaled:
+            return set()
+        return {place for place, gradient in enumerate(gradients) if self._has_own_size(gradient)}
+
+    def _has_own_size(self, gradient: Tensor) -> bool:
+        ref, version = self._unscaled.get(id(gradient), (None, None))
+        return ref is not None and ref() is gradient and version in {None, version_of(gradient)}
+
+
+def _drop(table: dict[int, Any], key: int) -> Any:
+    return lambda _: table.pop(key, None)
