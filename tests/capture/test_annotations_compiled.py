@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import recorded
 from torch import Tensor, nn
+from torch._dynamo import trace_rules
 
 import torchotel
 
@@ -35,3 +36,13 @@ def test_a_full_graph_stays_one(speak: str) -> None:
         torchotel.log(outside=1)
     assert run.steps[-1].attributes["torch.log.outside"] == 1
     torch._dynamo.reset()
+
+
+def test_dynamo_is_told_of_us_once() -> None:
+    """Each telling makes its pattern longer, for the process."""
+    with recorded():
+        pass
+    before = len(trace_rules.SKIP_DIRS)
+    with recorded():
+        pass
+    assert len(trace_rules.SKIP_DIRS) == before

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchotel._records import LogValue
 from torchotel.capture.readings import Reading, read_later
+from torchotel.capture.seams import without_torch_function
 
 _logger = logging.getLogger("torchotel")
 
@@ -116,7 +117,8 @@ class LogReader:
 
 def _read(name: str, value: Any) -> LogValue | Reading | None:
     if isinstance(value, Tensor):
-        return read_later([value.detach()]) if value.numel() == 1 and not value.is_complex() else None
+        with without_torch_function():  # a mode of the user's would be called for each property that we read
+            return read_later([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
         return None if name in FRACTIONS or name in WHOLE else value[:LONGEST_TEXT]
     item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like

@@ -38,6 +38,9 @@ from torch.nn.modules import module as nn_module
 LEAF_NUMBER = 1 << 63
 """Sequence numbers of AccumulateGrad nodes lie from here on."""
 
+_untraced: set[str] = set()
+"""Packages that Dynamo was told of."""
+
 Undo = Callable[[], None]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -344,9 +347,13 @@ def around_module_compile(
 
 
 def keep_untraced(trace_rules: ModuleType, package: str) -> None:
-    """Let Dynamo run all that the package defines as plain Python; it stays so for the process, at no cost."""
+    """Let Dynamo run all that the package defines as plain Python; it stays so for the process, at no cost.
+
+    Once: each time it makes a longer pattern of all that it leaves alone.
+    """
     add = getattr(trace_rules, "add", None)
-    if add is not None:
+    if add is not None and package not in _untraced:
+        _untraced.add(package)
         add(package)
 
 
