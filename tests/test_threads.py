@@ -179,7 +179,18 @@ def what_is_in(pipe: Connection) -> None:
 
 @pytest.mark.parametrize("detail", ["all", "off"])
 def test_fork_after_instrument(detail: str) -> None:
-    """A forked child has no hook, no patch and no thread of ours, and trains; the parent's steps go on."""
+    """A forked child has no hook, no patch and no thread of ours, and trains; the parent's steps go on.
+
+    In a process of its own: a child of one whose thread pools have run, as other tests' have, may wait for ever.
+    """
+    process = get_context("spawn").Process(target=fork_and_train, args=(detail,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+
+
+def fork_and_train(detail: str) -> None:
+    """Fork between two steps."""
     context = get_context("fork")
     ours, childs = context.Pipe()
     model = First()
