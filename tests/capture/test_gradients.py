@@ -322,7 +322,7 @@ def test_optimizers_in_the_backward() -> None:
 
     def step(parameter: Tensor) -> None:
         optimizers[parameter].step()  # type: ignore[index]  # it is one of the parameters
-        optimizers[parameter].zero_grad()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]  # it is one of them
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
