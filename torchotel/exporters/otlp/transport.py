@@ -37,6 +37,17 @@ class Reply(NamedTuple):
     """Spans that a request which was taken lost all the same."""
 
 
+class Answer(NamedTuple):
+    """What an endpoint says over HTTP, before anybody reads it."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    """Their names in any case."""
+    content: bytes
+    """Its beginning, at most `MAX_ANSWER_BYTES`."""
+
+
 class Transport(Protocol):
     """A way to an endpoint. Every method but `prepare` is called on the sender's thread."""
 
@@ -117,6 +128,18 @@ class HttpTransport:
             self._session = None
 
     def _post(self, body: bytes, limit_s: float) -> Reply:
+        answer = self.ask(body, limit_s)
+        if answer.status in _OK:
+            return _taken(answer.content)
+        return Reply(
+            error_type=str(answer.status),
+            text=f"it answered {answer.status} {answer.reason}".rstrip(),
+            retry=answer.status in _RETRYABLE,
+            retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
+        )
+
+    def ask(self, body: bytes, limit_s: float) -> Answer:
+        """Post once and give the answer as it came; raise what `requests` raises."""
         session = self._session or self._open()
         answer = session.post(
             self._url,
@@ -131,14 +154,7 @@ class HttpTransport:
         with answer:
             # Read also what is not looked at: only a connection that was read to its end is used again.
             content = answer.raw.read(MAX_ANSWER_BYTES, decode_content=True)
-            if answer.status_code in _OK:
-                return _taken(content)
-            return Reply(
-                error_type=str(answer.status_code),
-                text=f"it answered {answer.status_code} {answer.reason}".rstrip(),
-                retry=answer.status_code in _RETRYABLE,
-                retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
-            )
+            return Answer(answer.status_code, answer.reason or "", answer.headers, content)
 
     def prepare(self) -> None:
         """Load `requests`."""
