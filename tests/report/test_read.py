@@ -1,12 +1,14 @@
 """Reading a run folder back."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runfolders as folders
 
-from torchotel.report import RunError, SpanLine, UnitLine, open_run
+from torchotel.report import RunError, SpanLine, UnitLine, open_run, summarise
 
 
 def test_reads_what_was_written(tmp_path: Path) -> None:
@@ -95,3 +97,76 @@ def test_says_why_a_folder_is_no_run(tmp_path: Path) -> None:
         open_run(tmp_path)
     with pytest.raises(RunError, match="is a file"):
         open_run(Path(__file__))
+
+
+def test_says_how_far_it_has_read(tmp_path: Path) -> None:
+    """Readers of a large run show their progress by it."""
+    read: list[int] = []
+    run = replace(open_run(folders.net(tmp_path / "run")), on_read=read.append)
+    assert run.size_bytes > 0
+    assert (len(list(run.units())), len(list(run.spans()))) == (3, 7)
+    assert sum(read) == run.size_bytes
+
+
+TOLERATED_UNITS = [
+    '{"kind": "step", "duration_s": "x", "phases": {"data": NaN}, "gradient_norms": {"M": {"a": -Infinity}}}',
+    '{"kind": "step", "duration_s": 1e999, "gradient_norm": 1e999, "error": {"type": ["x"]}}',
+]
+REFUSED_UNITS = [
+    '{"kind": "step", "phases": 3}',
+    '{"kind": "step", "number": "x"}',
+    '{"kind": "step", "number": [1]}',
+    '{"kind": "step", "number": 1e999}',
+    '{"kind": "step", "gradient_norms": [1]}',
+    '{"kind": "step", "values": "x"}',
+    '{"kind": ' + "[" * 100_000 + "]" * 100_000 + "}",
+]
+TOLERATED_SPANS = [
+    '{"traceId": ["x"], "spanId": {"a": 1}, "name": 3, "endTimeUnixNano": "999999999999999999999999999999"}',
+    '{"attributes": [{"key": "torch.module.path", "value": {"intValue": "9999999999999999999999"}}]}',
+]
+REFUSED_SPANS = [
+    '{"startTimeUnixNano": "soon"}',
+    '{"attributes": [{"key": "torch.module.path", "value": {"intValue": "x"}}]}',
+    '{"attributes": [3]}',
+    '{"attributes": 3}',
+    '{"status": 3}',
+]
+
+
+@pytest.mark.parametrize("line", TOLERATED_UNITS, ids=range(len(TOLERATED_UNITS)))
+def test_takes_only_finite_numbers_from_a_strangers_steps(tmp_path: Path, line: str) -> None:
+    run = open_run(_with_unit(tmp_path, line))
+    phases = summarise(run.units(), ()).phases
+    assert phases
+    assert all(map(math.isfinite, (phase.mean_s for phase in phases)))
+
+
+@pytest.mark.parametrize("line", REFUSED_UNITS, ids=range(len(REFUSED_UNITS)))
+def test_names_the_file_that_holds_steps_of_another_form(tmp_path: Path, line: str) -> None:
+    with pytest.raises(RunError, match=r"metrics\.jsonl: "):
+        list(open_run(_with_unit(tmp_path, line)).units())
+
+
+@pytest.mark.parametrize("span", TOLERATED_SPANS, ids=range(len(TOLERATED_SPANS)))
+def test_takes_only_bounded_numbers_from_a_strangers_spans(tmp_path: Path, span: str) -> None:
+    run = open_run(_with_span(tmp_path, span))
+    assert (summarise((), run.spans()).steps, len(list(run.spans()))) == (0, 2)
+
+
+@pytest.mark.parametrize("span", REFUSED_SPANS, ids=range(len(REFUSED_SPANS)))
+def test_names_the_file_that_holds_spans_of_another_form(tmp_path: Path, span: str) -> None:
+    with pytest.raises(RunError, match=r"trace-00001\.jsonl: holds a line that torchotel does not write"):
+        list(open_run(_with_span(tmp_path, span)).spans())
+
+
+def _with_unit(folder: Path, line: str) -> Path:
+    run = folders.net(folder / "run")
+    with (run / "metrics.jsonl").open("a") as stream:
+        stream.write(f"{line}\n{{}}\n")
+    return run
+
+
+def _with_span(folder: Path, span: str) -> Path:
+    line = '{"resourceSpans":[{"scopeSpans":[{"spans":[' + span + "]}]}]}"
+    return folders.write(folder / "run", segments=[[line, line]])

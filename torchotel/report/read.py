@@ -2,14 +2,20 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
 
 _STATUS_ERROR = 2
+_LARGEST = 2**63 - 1
+_FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
+"""What a line raises that is JSON and yet not what torchotel writes."""
+
+Line = TypeVar("Line")
 
 
 class RunError(Exception):
@@ -60,20 +66,30 @@ class Run:
     folder: Path
     info: Mapping[str, Any]
     """`run.json`: configuration, resource, model; empty where the run ended before it was whole."""
+    on_read: Callable[[int], object] = int
+    """Called with the bytes of each line as it is read, for those who show how far they are."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much there is to read: the steps and all spans."""
+        size = 0
+        for path in (self.folder / "metrics.jsonl", *_segments(self.folder)):
+            with contextlib.suppress(FileNotFoundError):
+                size += path.stat().st_size
+        return size
 
     def units(self) -> Iterator[UnitLine]:
         """Read the steps and evaluations in the order in which they ended."""
         path = self.folder / "metrics.jsonl"
         if path.exists():
-            yield from map(_unit, _objects(path))
+            yield from _converted(path, _objects(path, self.on_read), lambda line: (_unit(line),))
 
     def spans(self) -> Iterator[SpanLine]:
         """Read all spans, oldest segment first."""
         for path in _segments(self.folder):
             # A run that still goes on deletes its oldest segment where it would grow too large.
             with contextlib.suppress(FileNotFoundError):
-                for request in _objects(path):
-                    yield from _spans(request)
+                yield from _converted(path, _objects(path, self.on_read), _spans)
 
 
 def open_run(folder: Path) -> Run:
@@ -99,23 +115,34 @@ def _segments(folder: Path) -> list[Path]:
 def _info(path: Path) -> Mapping[str, Any]:
     try:
         info = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}
 
 
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
+def _converted(
+    path: Path, objects: Iterable[dict[str, Any]], convert: Callable[[dict[str, Any]], Iterable[Line]]
+) -> Iterator[Line]:
+    for value in objects:
+        try:
+            yield from convert(value)
+        except _FOREIGN as error:
+            raise RunError(f"{path}: holds a line that torchotel does not write ({error})") from error
+
+
+def _objects(path: Path, on_read: Callable[[int], object]) -> Iterator[dict[str, Any]]:
     """Read a JSON object a line; a crash cuts only the last one, so a bad line before it is an error."""
     bad = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            on_read(len(line))
             if not line.strip():
                 continue
             if bad:
                 raise RunError(f"{path}: line {bad} is no JSON object")
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 value = None
             if isinstance(value, dict):
                 yield value
@@ -127,19 +154,36 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
     error = line.get("error") or {}
     return UnitLine(
         kind=str(line.get("kind", "step")),
-        number=int(line.get("number", 0)),
-        start_unix_ns=int(line.get("time_unix_nano", 0)),
-        duration_s=float(line.get("duration_s") or 0),
-        phases={name: float(seconds or 0) for name, seconds in (line.get("phases") or {}).items()},
+        number=_whole(line.get("number", 0)),
+        start_unix_ns=_whole(line.get("time_unix_nano", 0)),
+        duration_s=_seconds(line.get("duration_s")),
+        phases={name: _seconds(seconds) for name, seconds in (line.get("phases") or {}).items()},
         detailed=bool(line.get("detailed", False)),
         trace_id=str(line.get("trace_id") or ""),
-        error_type=error.get("type"),
-        error_message=error.get("message"),
-        values=line.get("values") or {},
-        gradient_norm=line.get("gradient_norm"),
-        gradient_norms=line.get("gradient_norms") or {},
+        error_type=str(error.get("type")) if error else None,
+        error_message=str(error.get("message")) if error else None,
+        values=dict(line.get("values") or {}),
+        gradient_norm=_number(line.get("gradient_norm")),
+        gradient_norms={
+            model: {path: _number(norm) for path, norm in norms.items()}
+            for model, norms in (line.get("gradient_norms") or {}).items()
+        },
         nonfinite=tuple(map(str, line.get("nonfinite") or ())),
     )
+
+
+def _seconds(value: Any) -> float:
+    return max(0.0, _number(value) or 0.0)
+
+
+def _whole(value: Any) -> int:
+    """Read an integer, a string in OTLP/JSON where it has 64 bits, and more it may not have."""
+    return max(-_LARGEST, min(int(value), _LARGEST))
+
+
+def _number(value: Any) -> float | None:
+    """Take a finite number as it is; anything else is none."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _spans(request: Mapping[str, Any]) -> Iterator[SpanLine]:
@@ -147,12 +191,12 @@ def _spans(request: Mapping[str, Any]) -> Iterator[SpanLine]:
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
                 yield SpanLine(
-                    trace_id=span.get("traceId", ""),
-                    span_id=span.get("spanId", ""),
-                    parent_id=span.get("parentSpanId", ""),
-                    name=span.get("name", ""),
-                    start_ns=int(span.get("startTimeUnixNano", 0)),
-                    end_ns=int(span.get("endTimeUnixNano", 0)),
+                    trace_id=str(span.get("traceId", "")),
+                    span_id=str(span.get("spanId", "")),
+                    parent_id=str(span.get("parentSpanId", "")),
+                    name=str(span.get("name", "")),
+                    start_ns=_whole(span.get("startTimeUnixNano", 0)),
+                    end_ns=_whole(span.get("endTimeUnixNano", 0)),
                     attributes=_attributes(span.get("attributes", ())),
                     error=span.get("status", {}).get("code") in {_STATUS_ERROR, "STATUS_CODE_ERROR"},
                 )
@@ -165,7 +209,7 @@ def _attributes(pairs: Any) -> dict[str, Value]:
 def _value(value: Mapping[str, Any]) -> Value:
     for kind, content in value.items():
         if kind == "intValue":
-            return int(content)  # 64-bit integers are strings in OTLP/JSON
+            return _whole(content)
         if kind == "doubleValue":
             return float(content)
         if kind == "arrayValue":
