@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 Action = Callable[[ModuleType], None]
 
 
 class _AfterImport(MetaPathFinder):
-    """Find one module as the other finders do, and run an action once it is loaded."""
+    """Find one module as the other finders do, and run an action once it is loaded.
+
+    It stays until then: `importlib.util.find_spec("torch")`, by which libraries ask whether torch is there, finds and
+    does not load.
+    """
 
     def __init__(self, name: str, action: Action) -> None:
         self._name, self._action = name, action
@@ -23,11 +27,25 @@ class _AfterImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)  # once, and the search below must not come here again
-        spec = importlib.util.find_spec(fullname)
+        spec = self._ask_the_rest(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenAct(spec.loader, self._action)
+            spec.loader = _ThenAct(spec.loader, self._act)
         return spec
+
+    def _ask_the_rest(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        rest = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in rest:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _act(self, module: ModuleType) -> None:
+        if self in sys.meta_path:  # once, and not when it was called off
+            sys.meta_path.remove(self)
+            self._action(module)
 
 
 class _ThenAct(Loader):
@@ -35,6 +53,9 @@ class _ThenAct(Loader):
 
     def __init__(self, loader: Loader, action: Action) -> None:
         self._loader, self._action = loader, action
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # for those who ask a spec's loader for source, data or resources
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -1,0 +1,68 @@
+"""What waits for an import sees it, whoever asks about the module before."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from torchotel.capture.imports import after_import
+
+NAME = "module_that_is_waited_for"
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / f"{NAME}.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    finders = list(sys.meta_path)
+    yield
+    sys.modules.pop(NAME, None)
+    assert sys.meta_path == finders
+
+
+def test_acts_once_when_the_module_is_loaded() -> None:
+    seen: list[object] = []
+    after_import(NAME, lambda module: seen.append(vars(module)["value"]))
+    assert seen == []
+    importlib.import_module(NAME)
+    importlib.reload(sys.modules[NAME])
+    assert seen == [1]
+
+
+def test_acts_although_somebody_only_asked_whether_the_module_is_there() -> None:
+    """Transformers and accelerate look for torch's spec before they import it."""
+    seen: list[ModuleType] = []
+    after_import(NAME, seen.append)
+    spec = importlib.util.find_spec(NAME)
+    assert spec is not None
+    assert spec.loader is not None
+    assert spec.loader.get_source(NAME) == "value = 1\n"  # type: ignore[attr-defined] # a source loader's
+    assert seen == []
+    module = importlib.import_module(NAME)
+    assert seen == [module]
+
+
+def test_two_may_wait_and_one_be_called_off() -> None:
+    seen: list[str] = []
+    after_import(NAME, lambda _: seen.append("first"))
+    call_off = after_import(NAME, lambda _: seen.append("second"))
+    after_import(NAME, lambda _: seen.append("third"))
+    call_off()
+    module = importlib.import_module(NAME)
+    assert sorted(seen) == ["first", "third"]
+    assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
+
+
+def test_is_called_off_between_finding_and_loading() -> None:
+    seen: list[ModuleType] = []
+    call_off = after_import(NAME, seen.append)
+    spec = importlib.util.find_spec(NAME)
+    call_off()
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert seen == []
