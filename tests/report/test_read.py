@@ -1,6 +1,8 @@
 """Reading a run folder back."""
 
+import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import runfolders as folders
 
-from torchotel.report import RunError, SpanLine, UnitLine, open_run, summarise
+from torchotel.report import RequestLine, RunError, SpanLine, UnitLine, open_run, read, summarise
 
 
 def test_reads_what_was_written(tmp_path: Path) -> None:
@@ -170,3 +172,27 @@ def _with_unit(folder: Path, line: str) -> Path:
 def _with_span(folder: Path, span: str) -> Path:
     line = '{"resourceSpans":[{"scopeSpans":[{"spans":[' + span + "]}]}]}"
     return folders.write(folder / "run", segments=[[line, line]])
+
+
+def test_looks_at_no_line_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders.net(tmp_path / "run")
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 40)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: has a line of more than 40 bytes"):
+        list(open_run(folder).units())
+
+
+def test_reads_regular_files_alone(tmp_path: Path) -> None:
+    folder = folders.net(tmp_path / "run")
+    spans = list(open_run(folder).spans())
+    os.mkfifo(folder / "trace-00003.jsonl")  # reading it would wait for a writer
+    (folder / "metrics.jsonl").unlink()
+    os.mkfifo(folder / "metrics.jsonl")
+    run = open_run(folder)
+    assert (list(run.spans()), list(run.units())) == (spans, [])
+
+
+def test_gives_the_lines_of_traces_as_they_are(tmp_path: Path) -> None:
+    spans = [folders.span("torch.step", 1, 0, 5, 9), folders.span("torch.data", 2, 1, 5, 6)]
+    line = folders.request(spans)
+    (found,) = open_run(folders.write(tmp_path / "run", segments=[[line]])).requests()
+    assert found == RequestLine(json.loads(line), frozenset([folders.TRACE]), 2)

@@ -1,6 +1,6 @@
 """Read back a recorded run; needs neither torch nor OpenTelemetry."""
 
-from torchotel.report.read import Run, RunError, SpanLine, UnitLine, open_run
+from torchotel.report.read import RequestLine, Run, RunError, SpanLine, UnitLine, open_run
 from torchotel.report.summary import LayerTime, PhaseTime, Summary, summarise
 from torchotel.report.tables import render
 from torchotel.report.tracked import Track, Tracked
@@ -8,6 +8,7 @@ from torchotel.report.tracked import Track, Tracked
 __all__ = [
     "LayerTime",
     "PhaseTime",
+    "RequestLine",
     "Run",
     "RunError",
     "SpanLine",

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
 
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""A longer line, some 100,000 spans of one trace, is not looked at: it would take gigabytes."""
+
 _STATUS_ERROR = 2
 _LARGEST = 2**63 - 1
 _FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
@@ -59,6 +62,14 @@ class SpanLine(NamedTuple):
     error: bool
 
 
+class RequestLine(NamedTuple):
+    """One line of the trace files: an `ExportTraceServiceRequest` as OTLP/JSON has it."""
+
+    request: Mapping[str, Any]
+    trace_ids: frozenset[str]
+    spans: int
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder. Its files are read anew by each call, so a run that still goes on can be looked at."""
@@ -81,15 +92,22 @@ class Run:
     def units(self) -> Iterator[UnitLine]:
         """Read the steps and evaluations in the order in which they ended."""
         path = self.folder / "metrics.jsonl"
-        if path.exists():
+        if path.is_file():
             yield from _converted(path, _objects(path, self.on_read), lambda line: (_unit(line),))
 
     def spans(self) -> Iterator[SpanLine]:
         """Read all spans, oldest segment first."""
+        return self._traces(_spans)
+
+    def requests(self) -> Iterator[RequestLine]:
+        """Read the lines of the trace files as they are, oldest segment first."""
+        return self._traces(lambda request: (_request(request),))
+
+    def _traces(self, convert: Callable[[dict[str, Any]], Iterable[Line]]) -> Iterator[Line]:
         for path in _segments(self.folder):
             # A run that still goes on deletes its oldest segment where it would grow too large.
             with contextlib.suppress(FileNotFoundError):
-                yield from _converted(path, _objects(path, self.on_read), _spans)
+                yield from _converted(path, _objects(path, self.on_read), convert)
 
 
 def open_run(folder: Path) -> Run:
@@ -109,7 +127,8 @@ def open_run(folder: Path) -> Run:
 
 def _segments(folder: Path) -> list[Path]:
     # By length first: the number behind trace- has five digits, and more once they are used up.
-    return sorted(folder.glob("trace-*.jsonl"), key=lambda path: (len(path.name), path.name))
+    paths = (path for path in folder.glob("trace-*.jsonl") if path.is_file())  # a pipe would let us wait for ever
+    return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
 def _info(path: Path) -> Mapping[str, Any]:
@@ -133,21 +152,33 @@ def _converted(
 def _objects(path: Path, on_read: Callable[[int], object]) -> Iterator[dict[str, Any]]:
     """Read a JSON object a line; a crash cuts only the last one, so a bad line before it is an error."""
     bad = 0
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            on_read(len(line))
-            if not line.strip():
-                continue
-            if bad:
-                raise RunError(f"{path}: line {bad} is no JSON object")
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                value = None
-            if isinstance(value, dict):
-                yield value
-            else:
-                bad = number
+    for number, line in enumerate(_lines(path), 1):
+        on_read(len(line))
+        if not line.strip():
+            continue
+        if bad:
+            raise RunError(f"{path}: line {bad} is no JSON object")
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            yield value
+        else:
+            bad = number
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as lines:
+            while line := lines.readline(MAX_LINE_BYTES + 1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise RunError(f"{path}: has a line of more than {MAX_LINE_BYTES:,} bytes")
+                yield line
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _unit(line: Mapping[str, Any]) -> UnitLine:
@@ -186,24 +217,33 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _spans(request: Mapping[str, Any]) -> Iterator[SpanLine]:
+def _request(request: Mapping[str, Any]) -> RequestLine:
+    ids = [str(span.get("traceId", "")) for span in _span_objects(request)]
+    return RequestLine(request, frozenset(ids), len(ids))
+
+
+def _span_objects(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for resource in request.get("resourceSpans", ()):
         for scope in resource.get("scopeSpans", ()):
-            for span in scope.get("spans", ()):
-                yield SpanLine(
-                    trace_id=str(span.get("traceId", "")),
-                    span_id=str(span.get("spanId", "")),
-                    parent_id=str(span.get("parentSpanId", "")),
-                    name=str(span.get("name", "")),
-                    start_ns=_whole(span.get("startTimeUnixNano", 0)),
-                    end_ns=_whole(span.get("endTimeUnixNano", 0)),
-                    attributes=_attributes(span.get("attributes", ())),
-                    error=span.get("status", {}).get("code") in {_STATUS_ERROR, "STATUS_CODE_ERROR"},
-                )
+            yield from scope.get("spans", ())
+
+
+def _spans(request: Mapping[str, Any]) -> Iterator[SpanLine]:
+    for span in _span_objects(request):
+        yield SpanLine(
+            trace_id=str(span.get("traceId", "")),
+            span_id=str(span.get("spanId", "")),
+            parent_id=str(span.get("parentSpanId", "")),
+            name=str(span.get("name", "")),
+            start_ns=_whole(span.get("startTimeUnixNano", 0)),
+            end_ns=_whole(span.get("endTimeUnixNano", 0)),
+            attributes=_attributes(span.get("attributes", ())),
+            error=span.get("status", {}).get("code") in (_STATUS_ERROR, "STATUS_CODE_ERROR"),
+        )
 
 
 def _attributes(pairs: Any) -> dict[str, Value]:
-    return {pair["key"]: _value(pair.get("value", {})) for pair in pairs}
+    return {str(pair["key"]): _value(pair.get("value", {})) for pair in pairs}
 
 
 def _value(value: Mapping[str, Any]) -> Value:
@@ -211,7 +251,7 @@ def _value(value: Mapping[str, Any]) -> Value:
         if kind == "intValue":
             return _whole(content)
         if kind == "doubleValue":
-            return float(content)
+            return _number(float(content))
         if kind == "arrayValue":
             return tuple(_value(item) for item in content.get("values", ()))
         if isinstance(content, str | bool):
