@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "torchotel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_process", "_settings"}
+WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_process", "_receiver", "_settings"}
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
 SESSION = {"_handle", "_session", "_stats"}
@@ -32,7 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
-    **dict.fromkeys(FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters"}),
+    "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "_versions", "doctor"},
+    **dict.fromkeys(FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters", "doctor"}),
 }
 """Parts of torchotel by what they may import of it; a new part takes its place here."""
 
@@ -44,6 +45,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "_exporting": {"opentelemetry"},
     "_session": {"torch", "opentelemetry"},
     "_handle": {"torch"},
+    "doctor": {"torch", "opentelemetry", "requests", "google"},
     "instrumentor": {"opentelemetry"},
     "testing": {"torch", "opentelemetry"},
 }

@@ -1,0 +1,1 @@
+"""Checks of what telemetry depends on: one subject a file, plain findings out."""

@@ -1,0 +1,113 @@
+"""What an endpoint's answer over HTTP means."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from torchotel._receiver import Receiver
+from torchotel.doctor.finding import Finding, ok, warning
+from torchotel.doctor.trouble import Trouble, foreign
+from torchotel.exporters.otlp.http_transport import Answer
+from torchotel.exporters.otlp.transport import without_credentials
+
+_PROTOBUF = "application/x-protobuf"
+_NO_RECEIVER = (
+    "Something else listens there. OTLP over HTTP is port 4318 of a Collector or of Jaeger (16686 is Jaeger's page, "
+    "4317 gRPC)."
+)
+_BUSY = frozenset({429, 502, 503, 504})
+_HEADERS_ASKED = frozenset({401, 403})
+_NO_SUCH_PATH = frozenset({404, 405})
+
+
+def judge(subject: str, answer: Answer, response: Any, receiver: Receiver) -> Finding:
+    """Tell whether an endpoint took the request.
+
+    Args:
+        subject: Of the finding.
+        answer: What the endpoint said.
+        response: Type of OTLP's message that it should have said.
+        receiver: Whose answer it is.
+
+    Raises:
+        Trouble: It did not.
+    """
+    shown = without_credentials(receiver.endpoint)
+    if answer.status // 100 != 2:  # noqa: PLR2004 - the class of statuses that mean success
+        raise _refused(answer, receiver, shown)
+    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind not in {"", _PROTOBUF}:
+        text = f"{shown} answered {answer.status} with {foreign(kind, receiver.headers)}, which is no answer of OTLP"
+        raise Trouble(text, _NO_RECEIVER)
+    try:
+        partial = response.FromString(answer.content).partial_success
+    except Exception:  # noqa: BLE001 - whatever protobuf makes of another's bytes
+        raise Trouble(
+            f"{shown} answered {answer.status} with something that is no answer of OTLP", _NO_RECEIVER
+        ) from None
+    return _taken(subject, partial, receiver, shown, said=bool(kind))
+
+
+def _taken(subject: str, partial: Any, receiver: Receiver, shown: str, *, said: bool) -> Finding:
+    message = foreign(partial.error_message, receiver.headers)
+    rejected = getattr(partial, "rejected_spans", 0) or getattr(partial, "rejected_data_points", 0)
+    if rejected:
+        raise Trouble(f"{shown} took the request and rejected what is in it: {message or 'no reason given'}", _REASON)
+    if message:
+        return warning(subject, f"{shown} took it, with a warning: {message}", _REASON)
+    if not said:
+        text = f"{shown} answered 200, and did not say that it speaks OTLP (no Content-Type)"
+        return warning(subject, text, "Look the test span up: a server that answers 200 to anything loses it.")
+    return ok(subject, f"{shown} takes OTLP")
+
+
+_REASON = "That is the endpoint's own reason; its log may say more."
+
+
+def _refused(answer: Answer, receiver: Receiver, shown: str) -> Trouble:
+    words = foreign(answer.content.decode("utf-8", "replace"), receiver.headers)
+    what = f"{shown} answered {answer.status} {foreign(answer.reason, receiver.headers)}".rstrip()
+    if words and "<" not in words:  # a page of HTML says nothing in a line
+        what += f": {words}"
+    return Trouble(what, _advise(answer, receiver, shown))
+
+
+def _advise(answer: Answer, receiver: Receiver, shown: str) -> str:
+    status = answer.status
+    if status in _HEADERS_ASKED:
+        return _advise_headers(receiver)
+    if status in _BUSY:
+        return "It may pass. In a run such requests are sent again for about a minute, then dropped and counted."
+    if status in _NO_SUCH_PATH:
+        return _advise_path(shown)
+    if status // 100 == 3:  # noqa: PLR2004 - the class of statuses that lead elsewhere
+        to = foreign(without_credentials(answer.headers.get("Location", "?")), receiver.headers)
+        return f"Redirects are not followed. Name the endpoint that it leads to: {to}"
+    return _ADVICE.get(status, "The endpoint's own log may say more.")
+
+
+def _advise_headers(receiver: Receiver) -> str:
+    names = ", ".join(receiver.headers) or "none"
+    return (
+        f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS (name=value, comma-separated, "
+        "values URL-encoded: a blank is %20)."
+    )
+
+
+def _advise_path(shown: str) -> str:
+    path = urlsplit(shown).path
+    if path.count("/v1/") > 1:
+        return "OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/traces is added: leave that out of it."
+    if not path.endswith(("/v1/traces", "/v1/metrics")):
+        return (
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is taken as it is, so it has to end in /v1/traces; "
+            "OTEL_EXPORTER_OTLP_ENDPOINT has that added."
+        )
+    return f"There is no OTLP receiver at {path} of that server. " + _NO_RECEIVER
+
+
+_ADVICE = {
+    400: "It could not read the request; a proxy in between may have changed it.",
+    407: "The proxy asks for a password: HTTP_PROXY, HTTPS_PROXY, NO_PROXY.",
+    413: "Even one span is too large for it: raise its limit.",
+    415: "It takes no protobuf: a receiver of OTLP over HTTP must take application/x-protobuf.",
+}

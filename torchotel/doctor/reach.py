@@ -1,0 +1,55 @@
+"""Whether anybody is at an address, and who."""
+
+import errno
+import socket
+
+from torchotel.doctor.network import Address, connect, resolve, speaks_http, speaks_http2, speaks_tls
+from torchotel.doctor.trouble import Trouble
+
+_START = "Start a Collector or Jaeger there, or name another endpoint: --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT."
+_BLOCKED = "A firewall drops what goes there, or the address is wrong: see whether it can be reached from this machine."
+
+
+def reach(address: Address, limit_s: float) -> None:
+    """Resolve the name and open a connection.
+
+    Raises:
+        Trouble: There is no such name, or nobody who takes a connection.
+    """
+    try:
+        found = resolve(address, limit_s)
+    except TimeoutError:
+        raise Trouble(
+            f"the resolver gave no answer for {address.host} in {limit_s:g} s", "Check DNS on this machine."
+        ) from None
+    except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
+        advice = "Check the name for a misspelling, and DNS: a service's name in a cluster holds only inside it."
+        raise Trouble(f"the name {address.host} is not known ({_words(error)})", advice) from None
+    try:
+        connect(address, limit_s).close()
+    except TimeoutError:
+        raise Trouble(f"{address} gave no answer in {limit_s:g} s", _BLOCKED) from None
+    except ConnectionRefusedError:
+        at = "" if found == [address.host] else f" ({', '.join(found)})"
+        raise Trouble(f"nothing listens at {address}{at}: the connection was refused", _START) from None
+    except OSError as error:
+        reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        raise Trouble(f"{address} cannot be reached: {_words(error)} ({reason})", _BLOCKED) from None
+
+
+def who_is_there(address: Address, limit_s: float) -> str:
+    """Say what a server speaks that did not answer as it should: "gRPC", "TLS", "plain HTTP" or ""."""
+    if speaks_http2(address, limit_s):
+        return "gRPC"
+    if address.tls:
+        plain = address._replace(tls=False)
+        if speaks_http2(plain, limit_s):
+            return "plain gRPC"
+        return "plain HTTP" if speaks_http(plain, limit_s) else ""
+    return "TLS" if speaks_tls(address, limit_s) else ""
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return error.args[1] if len(error.args) > 1 else str(error)
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,75 @@
+"""Settings: every variable that cannot be read, and what reading them warns of."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, NamedTuple, cast
+
+from torchotel._config import Config
+from torchotel._errors import ConfigError
+from torchotel._settings import Setting
+from torchotel.doctor.finding import Finding, failed, ok, warning
+
+SUBJECT = "settings"
+_DISABLED = "OTEL_SDK_DISABLED"
+
+
+class Read(NamedTuple):
+    """Settings without what could not be read, and findings about that."""
+
+    config: Config
+    findings: list[Finding]
+
+
+def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
+    """Read the settings as `instrument()` does, going on without each variable that it would raise for.
+
+    Raises:
+        ConfigError: Something given is bad, which is a wrong use of the command.
+    """
+    findings: list[Finding] = []
+    # The other variables are looked at all the same.
+    left = {name: value for name, value in environ.items() if name != _DISABLED}
+    if environ.get(_DISABLED, "").strip().lower() == "true":
+        advice = f"Unset {_DISABLED}. All else is examined as if it were unset."
+        findings.append(
+            warning(SUBJECT, f"{_DISABLED} is true: nothing is recorded, instrument() does nothing", advice)
+        )
+    while True:
+        with _warnings() as told:
+            try:
+                config = Config.read(given, left)
+            except ConfigError as error:
+                bad = [name for name in _variables(error.field) if name in left]
+                if error.field in given or not bad:
+                    raise
+                advice = f"instrument() raises ConfigError for it. Correct {' and '.join(bad)}, or unset."
+                findings.append(failed(SUBJECT, str(error), advice))
+                for name in bad:
+                    del left[name]
+                continue
+        break
+    findings += (warning(SUBJECT, text, "Correct the variable, or unset it.") for text in dict.fromkeys(told))
+    return Read(config, findings or [ok(SUBJECT, "every setting can be read")])
+
+
+def _variables(field: str) -> tuple[str, ...]:
+    (setting,) = (cast("Any", found.type).__metadata__[0] for found in fields(Config) if found.name == field)
+    assert isinstance(setting, Setting)  # noqa: S101 - says so to the type checker
+    return setting.variables
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Take what torchotel would log meanwhile."""
+    told: list[str] = []
+    logger, handler = logging.getLogger("torchotel"), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]  # less than a class
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield told
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

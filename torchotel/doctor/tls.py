@@ -1,0 +1,155 @@
+"""TLS: the files that are configured, and the server's certificate."""
+
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torchotel._receiver import Receiver
+from torchotel.doctor.finding import Finding, failed, ok, warning
+from torchotel.doctor.network import Address, connect, within
+from torchotel.doctor.reach import who_is_there
+from torchotel.doctor.trouble import Trouble
+
+SUBJECT = "tls"
+_SOON_DAYS = 14
+_DAY_S = 86_400
+# OpenSSL's numbers: https://docs.openssl.org/master/man3/X509_STORE_CTX_get_error/
+_NOT_YET, _EXPIRED = 9, 10
+_UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
+_OTHER_NAME = frozenset({62, 64})
+_CA = "OTEL_EXPORTER_OTLP_CERTIFICATE"
+
+
+class _EncryptedError(Exception):
+    """A key's password is asked for, which nobody would be there to type."""
+
+
+def check_files(receiver: Receiver) -> Iterator[Finding]:
+    """Read the certificates and the key that are configured."""
+    for name, read in (("certificate", _load_authorities), ("client_certificate", _load_client)):
+        path = getattr(receiver, name)
+        if path is None:
+            continue
+        try:
+            read(ssl.create_default_context(), receiver)
+        except Trouble as trouble:
+            yield failed(SUBJECT, trouble.text, trouble.advice)
+        else:
+            yield ok(SUBJECT, f"{name} {path} can be read" + (", its key too" if name != "certificate" else ""))
+
+
+def check_server(address: Address, receiver: Receiver, authorities: str, limit_s: float) -> Iterator[Finding]:
+    """Shake hands, and look at the server's certificate.
+
+    Args:
+        address: Where to.
+        receiver: Names the client's certificate.
+        authorities: PEM file, or folder, of those that may sign the server's.
+        limit_s: For the connection, and for each wait in the handshake.
+
+    Raises:
+        Trouble: No connection comes about.
+    """
+    context = _trusting(authorities)
+    _load_client(context, receiver)
+    try:
+        certificate, protocol = within(2 * limit_s, lambda: _shake_hands(context, address, limit_s))
+    except ssl.SSLCertVerificationError as error:
+        raise _distrusted(address, authorities, error, limit_s) from None
+    except (ssl.SSLError, OSError) as error:
+        raise _no_handshake(address, error, limit_s) from None
+    days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY_S
+    text = f"{protocol} with {address}, whose certificate is good for {days:.0f} days"
+    if days < _SOON_DAYS:
+        yield warning(SUBJECT, text, "Renew the server's certificate: afterwards nothing arrives any more.")
+    else:
+        yield ok(SUBJECT, text)
+
+
+def _trusting(authorities: str) -> ssl.SSLContext:
+    if Path(authorities).is_dir():  # as `requests` takes it too
+        return ssl.create_default_context(capath=authorities)
+    return ssl.create_default_context(cafile=authorities)
+
+
+def _shake_hands(context: ssl.SSLContext, address: Address, limit_s: float) -> tuple[dict[str, Any], str | None]:
+    with connect(address, limit_s) as plain, context.wrap_socket(plain, server_hostname=address.host) as secured:
+        return dict(secured.getpeercert() or {}), secured.version()
+
+
+def _load_authorities(context: ssl.SSLContext, receiver: Receiver) -> None:
+    try:
+        context.load_verify_locations(cafile=receiver.certificate)
+    except (ssl.SSLError, OSError) as error:
+        advice = f"{_CA} names a PEM file (-----BEGIN CERTIFICATE-----) of the authorities."
+        raise Trouble(f"certificate {receiver.certificate} cannot be read: {_reason(error)}", advice) from None
+
+
+def _load_client(context: ssl.SSLContext, receiver: Receiver) -> None:
+    if receiver.client_certificate is None:
+        return
+    where = f"client_certificate {receiver.client_certificate}"
+    key = "its own file" if receiver.client_key is None else "the file of client_key"
+    try:
+        context.load_cert_chain(receiver.client_certificate, receiver.client_key, password=_refuse)
+    except _EncryptedError:
+        advice = "Give the key without a password: openssl pkey -in KEY -out PLAIN_KEY."
+        raise Trouble(f"the key of {where}, in {key}, is encrypted", advice) from None
+    except (ssl.SSLError, OSError) as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise Trouble(f"{where} and the key in {key} do not belong together", "Name the key of this one.") from None
+        advice = (
+            "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY name PEM files that this "
+            "process may read."
+        )
+        raise Trouble(f"{where} with the key in {key} cannot be read: {_reason(error)}", advice) from None
+
+
+def _refuse() -> NoReturn:
+    raise _EncryptedError
+
+
+def _distrusted(address: Address, authorities: str, error: ssl.SSLCertVerificationError, limit_s: float) -> Trouble:
+    code = error.verify_code
+    if code == _EXPIRED:
+        return Trouble(f"the certificate of {address} has expired", "Renew the server's certificate.")
+    if code == _NOT_YET:
+        advice = "Check this machine's clock, and the server's certificate."
+        return Trouble(f"the certificate of {address} is not good yet", advice)
+    if code in _OTHER_NAME:
+        names = _names(address, authorities, limit_s)
+        text = f"the certificate of {address} is for other names: {names or 'none'}"
+        return Trouble(text, "Address the server by one of these names, or give it a certificate with this one.")
+    advice = f"Name the PEM file of the authority that signed the server's certificate: {_CA}."
+    if code in _UNKNOWN_AUTHORITY:
+        text = f"the certificate of {address} is signed by nobody in {authorities} ({error.verify_message})"
+        return Trouble(text, advice)
+    return Trouble(f"the certificate of {address} is not trusted: {error.verify_message}", advice)
+
+
+def _names(address: Address, authorities: str, limit_s: float) -> str:
+    """List the names that a certificate is for."""
+    context = _trusting(authorities)
+    context.check_hostname = False
+    try:
+        certificate, _ = within(2 * limit_s, lambda: _shake_hands(context, address, limit_s))
+    except OSError:
+        return ""
+    return ", ".join(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
+
+
+def _no_handshake(address: Address, error: OSError, limit_s: float) -> Trouble:
+    if who_is_there(address, limit_s).startswith("plain"):
+        return Trouble(f"{address} speaks no TLS", "Name the endpoint with http:// instead of https://.")
+    if isinstance(error, TimeoutError):
+        return Trouble(f"{address} took the connection and gave no answer to TLS in {limit_s:g} s", "Is it a TLS port?")
+    advice = "Where the server wants a client certificate, name it: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _KEY."
+    return Trouble(f"no TLS with {address}: {_reason(error)}", advice)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "not in PEM form").replace("_", " ").lower()
+    return error.strerror or str(error)
