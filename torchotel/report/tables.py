@@ -43,9 +43,14 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns" if seconds else "0"
 
 
+def printable(text: str) -> str:
+    """Put a question mark for what a terminal would obey: names in a stranger's run are not ours."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
     """Align cells under their heads; the first `left` columns to the left, numbers to the right."""
-    lines = [list(head), *map(list, rows)]
+    lines = [[printable(cell) for cell in line] for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

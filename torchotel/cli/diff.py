@@ -1,0 +1,65 @@
+"""Compare two recorded runs: what takes longer in B than in A, by how much, and whether it is noise.
+
+    torchotel diff runs/main runs/branch --max-regression 5%
+
+The exit code is 1 where the step, a phase or a layer got slower by more than --max-regression and that is more than
+noise, else 0; 2 where a run cannot be read or is too short. So it is a gate for CI.
+
+Medians stand beside half of the distance between their quartiles (±). The interval is that of the ratio of the
+medians (Price and Bonett 2002, over blocks of steps), widened so that all intervals of a table hold together at
+95 %: where it holds no change at all, the change is noise. Warm-up is left out: the first fifth of the steps, ten at
+most. So are failed steps, and what takes less than 1 % of the step is shown but never fails. Steps with detail are
+not compared with steps without, and a layer's time is its own, without the layers inside it.
+
+Within two runs it cannot be seen what makes a whole run slower, such as another program on the machine: compare two
+runs of the same code first to learn what that comes to, and set --max-regression above it.
+"""
+
+import argparse
+from pathlib import Path
+
+from torchotel.report import open_run
+from torchotel.report.diff import compare
+from torchotel.report.difftable import render_diff
+from torchotel.report.times import read_times
+
+MAX_REGRESSION = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("before", type=Path, metavar="A", help="run folder to compare with")
+    parser.add_argument("after", type=Path, metavar="B", help="run folder to judge")
+    parser.add_argument(
+        "--max-regression",
+        type=share,
+        default=MAX_REGRESSION,
+        metavar="5%",
+        help="slower than this is a regression, such as 5%% or 0.05 (default: 5%%)",
+    )
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="layers to show (default: 10)")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    """Print the comparison."""
+    before, after = (read_times(open_run(folder)) for folder in (arguments.before, arguments.after))
+    diff = compare(before, after)
+    print(f"A  {arguments.before}\nB  {arguments.after}\n")
+    print(render_diff(diff, arguments.max_regression, top=arguments.top))
+    return 1 if diff.regressions(arguments.max_regression) else 0
+
+
+def share(text: str) -> float:
+    """Read a share, written as 5% or 0.05.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if rest or not 0 <= value < float("inf") or (value >= 1 and not percent):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 5% or 0.05")
+    return value

@@ -1,0 +1,72 @@
+"""A diff as plain aligned columns."""
+
+from collections.abc import Sequence
+
+from torchotel.report.diff import Diff, Row, Spread
+from torchotel.report.ratios import Ratio
+from torchotel.report.tables import duration, printable, table
+
+_COMPARED = {
+    "plain": "steps without detail",
+    "detailed": "detailed steps",
+    "all": "all steps, since there are too few of one kind: detail itself takes time",
+}
+_HEAD = ("A", "±", "B", "±", "change", "interval", "")
+_MANY = 10
+"""From ten times on a change is shown as a factor."""
+
+
+def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
+    """Lay a diff out as text; beside the `top` layers that cost the most, all that fail are shown."""
+    steps = diff.steps[0]
+    counts = f"{steps.before.steps:,} and {steps.after.steps:,}"
+    parts = [
+        f"compared: {counts} {_COMPARED[diff.compared]}; warm-up and failed steps left out",
+        _rows("median", [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps], limit),
+    ]
+    shown = [row for place, row in enumerate(diff.layers) if place < top or row.verdict(limit) == "REGRESSION"]
+    if shown:
+        parts.append(_rows("layer, self time a step", [(row.name, row) for row in shown], limit))
+    elif not diff.layers:
+        parts.append("no layers to compare: no step was recorded in detail in both runs")
+    notes = [_only(name, paths, top) for name, paths in (("A", diff.only_before), ("B", diff.only_after)) if paths]
+    hidden = len(diff.layers) - len(shown)
+    if hidden:
+        notes.insert(0, f"{hidden:,} further layers, which add less (--top shows more)")
+    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), _conclusion(diff, limit)])
+
+
+def _rows(title: str, rows: Sequence[tuple[str, Row]], limit: float) -> str:
+    cells = [
+        (name, *_spread(row.before), *_spread(row.after), *_change(row.change), row.verdict(limit))
+        for name, row in rows
+    ]
+    return table((title, *_HEAD), cells, left=1)
+
+
+def _spread(spread: Spread) -> tuple[str, str]:
+    return duration(spread.median_s), f"{spread.half_width:.1%}"
+
+
+def _change(change: Ratio | None) -> tuple[str, str]:
+    if change is None:
+        return "?", ""
+    return _share(change.value), f"{_share(change.low)} … {_share(change.high)}"
+
+
+def _share(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}" if ratio < _MANY else f"x{ratio:.3g}"
+
+
+def _only(name: str, paths: Sequence[str], top: int) -> str:
+    more = f" and {len(paths) - top:,} more" if len(paths) > top else ""
+    return printable(f"only in {name}: {', '.join(paths[:top])}{more}")
+
+
+def _conclusion(diff: Diff, limit: float) -> str:
+    found = diff.regressions(limit)
+    beyond = f"beyond {limit * 100:.6g}%"
+    if not found:
+        return f"no regression {beyond} that is more than noise"
+    names = ", ".join(f"{row.name} {_change(row.change)[0]}" for row in found)
+    return printable(f"{len(found):,} regression{'s' if len(found) > 1 else ''} {beyond}: {names}")
