@@ -140,7 +140,7 @@ def _rows(series: Mapping[str, Pair], step_s: Sequence[float]) -> Sequence[Row]:
     judged = sum(not row.small and row.is_enough for row in rows)
     confidence = 1 - (1 - CONFIDENCE) / max(1, judged)
     return [
-        row._replace(change=ratio(*map(warm, series[row.name]), confidence)) if row.is_enough else row for row in rows
+        row._replace(change=ratio(*map(warm, series[row.name]), confidence=confidence)) if row.is_enough else row for row in rows
     ]
 
 

@@ -42,7 +42,7 @@ class Ratio(NamedTuple):
         return self.low <= 1 <= self.high
 
 
-def ratio(before_s: Sequence[float], after_s: Sequence[float], confidence: float) -> Ratio:
+def ratio(before_s: Sequence[float], after_s: Sequence[float], *, confidence: float) -> Ratio:
     """Divide the median of `after_s` by that of `before_s`; both in the order of the steps, `FEWEST` at least."""
     errors = [_standard_error(_blocks(series)) for series in (before_s, after_s)]
     value = _log(median(after_s)) - _log(median(before_s))
