@@ -11,7 +11,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from torchotel.exporters.otlp.exporter import OtlpTraceExporter
+from torchotel._receiver import Receiver
+from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.telemetry.spans import Trace, TraceExporter
 
@@ -24,7 +26,8 @@ def ways_out(traces: Sequence[Trace], endpoint: str) -> Iterator[dict[str, Calla
 
     Replaying alone goes to a provider without processors: the rest is the SDK's own queue, encoder and request.
     """
-    ours = OtlpTraceExporter(endpoint, resource={"service.name": "bench"}, version="0")
+    transport = HttpTransport(Receiver(endpoint), version="0")
+    ours = RequestExporter(transport, resource={"service.name": "bench"}, version="0")
     provider, silent = TracerProvider(shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
     exporters = {

@@ -14,11 +14,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from benchmarks.models import Workload
 from benchmarks.replay import ways_out
+from torchotel._receiver import Receiver
 from torchotel._records import Record, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
-from torchotel.exporters.otlp.transport import HttpTransport
+from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.otlp_json import JsonEncoder
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.identities import Identities
@@ -97,15 +98,7 @@ def _capturing() -> Iterator[list[Unit]]:
 
 
 def _gzip() -> HttpTransport:
-    return HttpTransport(
-        "http://localhost:4318/v1/traces",
-        headers={},
-        compression="gzip",
-        timeout_s=1,
-        verify=True,
-        cert=None,
-        version="0",
-    )
+    return HttpTransport(Receiver("http://localhost:4318/v1/traces"), version="0")
 
 
 def _sdk_spans(traces: Sequence[Trace]) -> tuple[ReadableSpan, ...]:

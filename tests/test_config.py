@@ -21,16 +21,32 @@ BAD: list[tuple[str, list[object]]] = [
         ["", "localhost:4318", "ftp://host", "http://", "http://host:port", "http://h/?q=1", None, 4318],
     ),
     ("traces_endpoint", ["host/v1/traces", "http://:4318/v1/traces", None]),
-    ("protocol", ["grpc", "http/json", None, 1]),
+    ("protocol", ["http/json", None, 1]),
     ("headers", [None, "a=b", {"a b": "c"}, {"a": 1}, {"a": "b\r\nc: d"}, {1: "a"}, [("a", "b")]]),
     ("compression", ["deflate", None, True]),
     ("timeout_s", [0, -1, float("nan"), float("inf"), "10", True, None]),
     ("certificate", ["/no/such/file", 1, ""]),
     ("client_certificate", ["/no/such/file"]),
     ("client_key", ["/no/such/file"]),
-    ("traces_exporter", ["console", "zipkin", None]),
+    ("traces_exporter", ["zipkin", None]),
     ("metrics_endpoint", ["host/v1/metrics", None]),
     ("metrics_interval_s", [0, "60", None]),
+    ("metrics_protocol", ["http/json", None]),
+    ("metrics_timeout_s", [0, "10"]),
+    ("metrics_certificate", ["/no/such/file"]),
+    ("metrics_client_certificate", ["/no/such/file"]),
+    ("metrics_client_key", ["/no/such/file"]),
+    ("insecure", [None, "true"]),
+    ("metrics_insecure", [1]),
+    ("metrics_export_timeout_s", [0, "30"]),
+    ("metrics_temporality", ["Delta", None]),
+    ("metrics_histograms", ["exponential", None]),
+    ("attribute_count_limit", [-1, None, True, "8"]),
+    ("attribute_value_length_limit", [-1, 1.0]),
+    ("event_count_limit", [-1, None]),
+    ("link_count_limit", [-1, None]),
+    ("event_attribute_count_limit", [-1, None]),
+    ("link_attribute_count_limit", [-1, None]),
     ("sampler", ["sometimes", None]),
     ("sampler_ratio", [-0.1, 1.1, "1", True, float("nan")]),
     ("metrics_exporter", ["console", "", "prometheus,", ["otlp", "none"], ["otlp", 1], None, {"otlp"}]),
@@ -57,7 +73,7 @@ BAD: list[tuple[str, list[object]]] = [
 BAD_VARIABLES = [
     ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318"),
     ("traces_endpoint", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost:4318/v1/traces"),
-    ("protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+    ("protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
     ("protocol", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
     ("compression", "OTEL_EXPORTER_OTLP_COMPRESSION", "deflate"),
     ("compression", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zstd"),
@@ -66,7 +82,7 @@ BAD_VARIABLES = [
     ("certificate", "OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
     ("client_certificate", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/no/such/file"),
     ("client_key", "OTEL_EXPORTER_OTLP_CLIENT_KEY", "/no/such/file"),
-    ("traces_exporter", "OTEL_TRACES_EXPORTER", "console"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "zipkin"),
     ("metrics_endpoint", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "localhost:4318/v1/metrics"),
     ("metrics_compression", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
     ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "0"),
@@ -167,8 +183,20 @@ def test_has_the_defaults_of_the_conventions() -> None:
         "protocol": "http/protobuf",
         "compression": "gzip",
         "timeout_s": 10.0,
+        "insecure": False,
+        "attribute_count_limit": 128,
+        "event_count_limit": 128,
+        "link_count_limit": 128,
+        "event_attribute_count_limit": 128,
+        "link_attribute_count_limit": 128,
+        "metrics_protocol": "http/protobuf",
         "metrics_compression": "gzip",
+        "metrics_timeout_s": 10.0,
+        "metrics_insecure": False,
         "metrics_interval_s": 60.0,
+        "metrics_export_timeout_s": 30.0,
+        "metrics_temporality": "cumulative",
+        "metrics_histograms": "explicit_bucket_histogram",
         "metrics_endpoint": "http://localhost:4318/v1/metrics",
         "traces_exporter": "otlp",
         "sampler": "parentbased_always_on",
@@ -284,8 +312,38 @@ def test_warns_of_a_timeout_that_looks_like_milliseconds(caplog: pytest.LogCaptu
 
 
 def test_fails_on_no_variable_while_disabled() -> None:
-    environ = {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    environ = {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
     assert Config.read({}, environ).disabled
+
+
+@pytest.mark.parametrize(
+    ("environ", "traces", "metrics"),
+    [
+        ({"PROTOCOL": "grpc"}, "http://localhost:4317", "http://localhost:4317"),
+        ({"TRACES_PROTOCOL": "grpc"}, "http://localhost:4317", "http://localhost:4318/v1/metrics"),
+        ({"METRICS_PROTOCOL": "gRPC"}, "http://localhost:4318/v1/traces", "http://localhost:4317"),
+        ({"PROTOCOL": "grpc", "METRICS_ENDPOINT": "https://other"}, "http://localhost:4317", "https://other"),
+        ({"PROTOCOL": "grpc", "ENDPOINT": "collector:4317"}, "collector:4317", "collector:4317"),
+        ({"METRICS_PROTOCOL": "grpc", "ENDPOINT": "http://c:1"}, "http://c:1/v1/traces", "http://c:1"),
+        ({"PROTOCOL": "grpc", "TRACES_PROTOCOL": "http/protobuf"}, "http://localhost:4318/v1/traces", ":4317"),
+    ],
+)
+def test_gives_each_protocol_its_own_form_of_an_endpoint(environ: dict[str, str], traces: str, metrics: str) -> None:
+    config = Config.read({}, {f"OTEL_EXPORTER_OTLP_{name}": text for name, text in environ.items()})
+    assert config.traces_endpoint == traces
+    assert config.metrics_endpoint.endswith(metrics)
+
+
+def test_takes_the_protocol_argument_for_both_signals() -> None:
+    config = Config.read({"protocol": "grpc"}, {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"})
+    assert (config.protocol, config.metrics_protocol) == ("grpc", "grpc")
+    assert config.endpoint == config.traces_endpoint == config.metrics_endpoint == "http://localhost:4317"
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", "", "http://", "a b:4317"])
+def test_refuses_a_target_that_grpc_could_not_read(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint: got"):
+        Config.read({"protocol": "grpc", "endpoint": endpoint}, {})
 
 
 def test_counts_an_unknown_word_of_the_sdk_flag_as_false(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,10 +25,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from receiver import Receiver, receiver
 from support import plain
 
+from torchotel._receiver import Receiver as Endpoint
 from torchotel._records import ModelInfo, Record, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
-from torchotel.exporters.otlp.exporter import OtlpTraceExporter
+from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span
@@ -75,7 +77,7 @@ def export(units: Sequence[Unit], exporter: TraceExporter, starter: SpanStarter,
 
 
 def by_our_encoder(units: Sequence[Unit], server: Receiver, max_spans: int) -> None:
-    exporter = OtlpTraceExporter(server.url, resource=RESOURCE, version="1.2")
+    exporter = RequestExporter(HttpTransport(Endpoint(server.url), version="1.2"), resource=RESOURCE, version="1.2")
     export(units, exporter, Identities("always_on"), max_spans)
 
 

@@ -49,11 +49,15 @@ def _parse_flag(text: str) -> object:
     return flags[text.lower()]
 
 
-def _parse_otel_flag(text: str) -> object:
-    # The specification: only "true" is true, all else is false and worth a warning.
-    if text.lower() not in {"true", "false"}:
-        _logger.warning("OTEL_SDK_DISABLED takes 'true' or 'false'; %r counts as 'false'", text)
-    return text.lower() == "true"
+def otel_flag(variable: str) -> Kind:
+    """Take what the specification calls a Boolean: only "true" is true, all else is false and worth a warning."""
+
+    def parse(text: str) -> object:
+        if text.lower() not in {"true", "false"}:
+            _logger.warning("%s takes 'true' or 'false'; %r counts as 'false'", variable, text)
+        return text.lower() == "true"
+
+    return Kind("True or False", _check_flag, parse)
 
 
 def _check_seconds(value: object) -> object:
@@ -91,6 +95,16 @@ def _check_base_url(value: object) -> object:
     if "?" in str(url) or "#" in str(url):
         raise ValueError  # a path is added to it, which would end up in the query
     return url
+
+
+def _check_target(value: object) -> object:
+    target = str(_check_text(value))
+    if target.startswith(("http://", "https://")):
+        return _check_url(target)
+    # As gRPC writes them: host:port, dns:///host:port, unix:/path. A colon is all that they have in common.
+    if ":" not in target or re.search(r"\s", target):
+        raise ValueError
+    return target
 
 
 def _check_headers(value: object) -> object:
@@ -195,11 +209,11 @@ def _parse_detail(text: str) -> object:
 
 TEXT = Kind("a string that is not empty", _check_text)
 FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
-OTEL_FLAG = Kind("True or False", _check_flag, _parse_otel_flag)
 SECONDS = Kind("a number of seconds above 0", _check_seconds, _parse_seconds)
 MILLISECONDS = Kind("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
 URL = Kind("an http:// or https:// URL with a host", _check_url)
 BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url)
+TARGET = Kind("an http:// or https:// URL with a host, or host:port", _check_target)
 HEADERS = Kind("a mapping of header names to strings of one line", _check_headers, _parse_headers, _show_headers)
 PATTERNS = Kind("patterns on module paths: comma-separated or a list of strings", _check_patterns)
 FOLDER = Kind("the path of a folder, there or to be made", _check_folder)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from torchotel import _checks as checks
 from torchotel._errors import ConfigError
 from torchotel._kinds import choice, choices, having, integer, optional
+from torchotel._receiver import OtlpCompression, OtlpProtocol, Receiver
 from torchotel._settings import UNSET, Setting, env, otlp
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
@@ -16,15 +17,22 @@ PlainValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 
 GradientNormsSetting: TypeAlias = Literal["auto"] | bool | int
 
-_HIDDEN = frozenset({"headers", "metrics_headers", "client_certificate", "client_key"})
+_HIDDEN = frozenset(
+    f"{signal}{name}" for signal in ("", "metrics_") for name in ("headers", "client_certificate", "client_key")
+)
 _GIVEN = frozenset({"tracer_provider", "meter_provider", "prometheus_registry"})
 """Objects of the user's, of which no more than their class is shown."""
-_SIGNALS = ("traces", "metrics")
+_PROTOCOLS_OF = {"endpoint": "protocol", "traces_endpoint": "protocol", "metrics_endpoint": "metrics_protocol"}
+"""Fields whose form depends on another field."""
 
-
-_EXPORTERS: Final = choice("otlp", "none", later="console")
-_PROTOCOLS: Final = choice("http/protobuf", later="grpc")
+_EXPORTERS: Final = choice("otlp", "console", "none")
+_PROTOCOLS: Final = choice("http/protobuf", "grpc")
 _COMPRESSIONS: Final = choice("gzip", "none")
+_TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
+_HISTOGRAMS: Final = choice("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
+_INSECURE: Final = checks.otel_flag("OTEL_EXPORTER_OTLP_INSECURE")
+_LIMIT: Final = integer(0)
+_LENGTH: Final = optional(integer(0))
 _DEPTH: Final = optional(integer(0), word="none")
 _SPANS: Final = optional(integer(10), word="none")
 _RUN_ID: Final = optional(checks.TEXT, word="none")
@@ -45,44 +53,90 @@ class Config:
 
     service_name: Annotated[str | None, env(_TEXT, "OTEL_SERVICE_NAME")] = None
     """`service.name`; None: the script's name."""
+    protocol: Annotated[OtlpProtocol, otlp(_PROTOCOLS, "PROTOCOL")] = "http/protobuf"
+    """How traces travel."""
+    metrics_protocol: Annotated[OtlpProtocol, otlp(_PROTOCOLS, "PROTOCOL", signal="METRICS")] = "http/protobuf"
+    """How metrics travel: the argument `protocol`, or their own variables."""
     endpoint: Annotated[str, env(checks.BASE_URL, "OTEL_EXPORTER_OTLP_ENDPOINT")] = "http://localhost:4318"
-    """Base URL of an OTLP receiver; the signal's path is added."""
+    """Base URL of an OTLP receiver; over HTTP the signal's path is added. The default's port is 4317 for gRPC."""
     traces_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")] = ""
     """Full URL that traces are posted to; left out: `endpoint` with `/v1/traces`. By its variable only."""
     metrics_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")] = ""
     """Full URL that metrics are posted to; left out: `endpoint` with `/v1/metrics`. By its variable only."""
-    protocol: Annotated[Literal["http/protobuf"], otlp(_PROTOCOLS, "PROTOCOL")] = "http/protobuf"
-    """How traces travel."""
     headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", merged=True)] = field(
         default_factory=dict, repr=False
     )
     """Headers of each request. They carry credentials, so they are never shown."""
-    compression: Annotated[Literal["gzip", "none"], otlp(_COMPRESSIONS, "COMPRESSION")] = "gzip"
-    """Of request bodies."""
     metrics_headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", signal="METRICS", merged=True)] = (
         field(default_factory=dict, repr=False)
     )
     """Headers of each request with metrics: the argument `headers`, or their own variables."""
-    metrics_compression: Annotated[Literal["gzip", "none"], otlp(_COMPRESSIONS, "COMPRESSION", signal="METRICS")] = (
-        "gzip"
-    )
+    compression: Annotated[OtlpCompression, otlp(_COMPRESSIONS, "COMPRESSION")] = "gzip"
+    """Of request bodies."""
+    metrics_compression: Annotated[OtlpCompression, otlp(_COMPRESSIONS, "COMPRESSION", signal="METRICS")] = "gzip"
     """Of request bodies with metrics: the argument `compression`, or its own variables."""
-    metrics_interval_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_INTERVAL")] = 60.0
-    """Time between two pushes of metrics. By its variable only, which has milliseconds."""
     timeout_s: Annotated[float, otlp(checks.SECONDS, "TIMEOUT")] = 10.0
     """Longest wait for an answer to one request."""
+    metrics_timeout_s: Annotated[float, otlp(checks.SECONDS, "TIMEOUT", signal="METRICS")] = 10.0
+    """The same for a request with metrics. By its variables only."""
     certificate: Annotated[str | None, otlp(_FILE, "CERTIFICATE")] = None
     """PEM file of the authorities that may sign the server's certificate; None: the usual ones."""
+    metrics_certificate: Annotated[str | None, otlp(_FILE, "CERTIFICATE", signal="METRICS")] = None
+    """The same for metrics. By its variables only."""
     client_certificate: Annotated[str | None, otlp(_FILE, "CLIENT_CERTIFICATE")] = None
     """PEM file that says who this client is, for mutual TLS."""
+    metrics_client_certificate: Annotated[str | None, otlp(_FILE, "CLIENT_CERTIFICATE", signal="METRICS")] = None
+    """The same for metrics. By its variables only."""
     client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY")] = field(default=None, repr=False)
     """PEM file of the client certificate's private key; None: it is in the certificate's file."""
-    traces_exporter: Annotated[Literal["otlp", "none"], env(_EXPORTERS, "OTEL_TRACES_EXPORTER")] = "otlp"
+    metrics_client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", signal="METRICS")] = field(
+        default=None, repr=False
+    )
+    """The same for metrics. By its variables only."""
+    insecure: Annotated[bool, otlp(_INSECURE, "INSECURE")] = False
+    """Whether a gRPC endpoint without a scheme is called without TLS. By its variables only."""
+    metrics_insecure: Annotated[bool, otlp(_INSECURE, "INSECURE", signal="METRICS")] = False
+    """The same for metrics. By its variables only."""
+    metrics_interval_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_INTERVAL")] = 60.0
+    """Time between two pushes of metrics. By its variable only, which has milliseconds."""
+    metrics_export_timeout_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_TIMEOUT")] = 30.0
+    """Time after which a push of metrics is given up. By its variable only, which has milliseconds."""
+    metrics_temporality: Annotated[
+        Literal["cumulative", "delta", "lowmemory"],
+        env(_TEMPORALITIES, "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"),
+    ] = "cumulative"
+    """Since when pushed counters count. By its variable only."""
+    metrics_histograms: Annotated[
+        Literal["explicit_bucket_histogram", "base2_exponential_bucket_histogram"],
+        env(_HISTOGRAMS, "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"),
+    ] = "explicit_bucket_histogram"
+    """What pushed histograms are. By its variable only."""
+    traces_exporter: Annotated[Literal["otlp", "console", "none"], env(_EXPORTERS, "OTEL_TRACES_EXPORTER")] = "otlp"
     """Where traces go, besides the run file."""
     sampler: Annotated[str, env(checks.SAMPLER, "OTEL_TRACES_SAMPLER")] = checks.DEFAULT_SAMPLER
     """Which traces are sent, by OpenTelemetry's names of samplers. By its variable only."""
     sampler_ratio: Annotated[float, env(checks.RATIO, "OTEL_TRACES_SAMPLER_ARG")] = 1.0
     """Share of traces that a `traceidratio` sampler keeps. By its variable only."""
+    attribute_count_limit: Annotated[
+        int, env(_LIMIT, "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "OTEL_ATTRIBUTE_COUNT_LIMIT")
+    ] = 128
+    """Attributes of a span, the rest is left out and counted. By its variables only, as are the other limits."""
+    attribute_value_length_limit: Annotated[
+        int | None, env(_LENGTH, "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT")
+    ] = None
+    """Characters of an attribute's text, the rest is cut off; None: no limit."""
+    event_count_limit: Annotated[int, env(_LIMIT, "OTEL_SPAN_EVENT_COUNT_LIMIT")] = 128
+    """Events of a span."""
+    link_count_limit: Annotated[int, env(_LIMIT, "OTEL_SPAN_LINK_COUNT_LIMIT")] = 128
+    """Links of a span."""
+    event_attribute_count_limit: Annotated[
+        int, env(_LIMIT, "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "OTEL_ATTRIBUTE_COUNT_LIMIT")
+    ] = 128
+    """Attributes of an event."""
+    link_attribute_count_limit: Annotated[
+        int, env(_LIMIT, "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT", "OTEL_ATTRIBUTE_COUNT_LIMIT")
+    ] = 128
+    """Attributes of a link."""
     metrics_exporter: Annotated[tuple[str, ...], env(_METRICS, "OTEL_METRICS_EXPORTER")] = ("prometheus",)
     """Ways out of metrics; empty: none."""
     tracer_provider: Annotated[Any, env(_TRACER_PROVIDER)] = field(default=None, repr=False)
@@ -119,20 +173,24 @@ class Config:
     """Whether shapes of inputs and outputs are recorded."""
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None
     """The run, the same on all its ranks; None: the launcher's job id, else random."""
-    disabled: Annotated[bool, env(checks.OTEL_FLAG, "OTEL_SDK_DISABLED")] = False
+    disabled: Annotated[bool, env(checks.otel_flag("OTEL_SDK_DISABLED"), "OTEL_SDK_DISABLED")] = False
     """No hook is installed and nothing is exported."""
 
     def __post_init__(self) -> None:
         """Check every value and bring it into its one form."""
-        for signal in _SIGNALS:
-            if getattr(self, f"{signal}_endpoint") == "":
-                base = _SETTINGS["endpoint"].checked("endpoint", self.endpoint)
-                object.__setattr__(self, f"{signal}_endpoint", f"{base.rstrip('/')}/v1/{signal}")
-        for name, setting in _SETTINGS.items():
-            object.__setattr__(self, name, setting.checked(name, getattr(self, name)))
-        if self.client_key is not None and self.client_certificate is None:
-            takes = "None where there is no client_certificate"
-            raise ConfigError("client_key", self.client_key, takes)
+        for signal in ("traces", "metrics"):
+            name = f"{signal}_endpoint"
+            if getattr(self, name) == "":
+                base = self._setting("endpoint").checked("endpoint", self.endpoint)
+                protocol = getattr(self, _PROTOCOLS_OF[name])
+                object.__setattr__(self, name, _signal_endpoint(base, signal, protocol))
+        for name in _SETTINGS:
+            object.__setattr__(self, name, self._setting(name).checked(name, getattr(self, name)))
+        for signal in ("", "metrics_"):
+            key = getattr(self, f"{signal}client_key")
+            if key is not None and getattr(self, f"{signal}client_certificate") is None:
+                takes = "None where there is no client_certificate"
+                raise ConfigError(f"{signal}client_key", key, takes)
 
     @classmethod
     def read(cls, given: Mapping[str, object], environ: Mapping[str, str]) -> "Config":
@@ -148,13 +206,23 @@ class Config:
         # Said in the program, so it beats the variables of the same thing for one signal.
         if "endpoint" in values:
             values = {"traces_endpoint": "", "metrics_endpoint": "", **values}
-        for name in ("headers", "compression"):
+        for name in ("protocol", "headers", "compression"):
             if name in values:
                 values.setdefault(f"metrics_{name}", values[name])
-        for name, setting in _SETTINGS.items():
-            if name not in values and (value := setting.read(name, environ)) is not UNSET:
+        for name in _SETTINGS:
+            if name not in values and (value := _setting(name, values).read(name, environ)) is not UNSET:
                 values[name] = value
+        _add_default_endpoints(values)
         return cls(**values)
+
+    def receiver(self, signal: Literal["traces", "metrics"]) -> Receiver:
+        """Say where a signal goes over OTLP, and how."""
+        prefix = "" if signal == "traces" else f"{signal}_"
+        how: dict[str, Any] = {name: getattr(self, prefix + name) for name in Receiver._fields if name != "endpoint"}
+        return Receiver(getattr(self, f"{signal}_endpoint"), **how)
+
+    def _setting(self, name: str) -> Setting:
+        return _setting(name, {protocol: getattr(self, protocol) for protocol in _PROTOCOLS_OF.values()})
 
     def public(self) -> dict[str, PlainValue]:
         """Give what may be shown and sent: set fields as plain values, without credentials."""
@@ -175,6 +243,30 @@ class Config:
 _SETTINGS: Final[Mapping[str, Setting]] = {
     setting.name: cast("Any", setting.type).__metadata__[0] for setting in fields(Config)
 }
+
+
+def _setting(name: str, values: Mapping[str, object]) -> Setting:
+    """Give a field's setting; an endpoint of gRPC may be a target without a scheme."""
+    grpc = values.get(_PROTOCOLS_OF.get(name, "")) == "grpc"
+    return _SETTINGS[name]._replace(kind=checks.TARGET) if grpc else _SETTINGS[name]
+
+
+def _add_default_endpoints(values: dict[str, Any]) -> None:
+    """Fill in where signals go when nobody says it: each protocol has a port of its own."""
+    if "endpoint" in values:
+        return
+    values["endpoint"] = _default_endpoint(values.get("protocol"))
+    if values.get("metrics_protocol") != values.get("protocol"):
+        base = _default_endpoint(values.get("metrics_protocol"))
+        values.setdefault("metrics_endpoint", _signal_endpoint(base, "metrics", values.get("metrics_protocol")))
+
+
+def _default_endpoint(protocol: object) -> str:
+    return f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
+
+
+def _signal_endpoint(base: str, signal: str, protocol: object) -> str:
+    return base if protocol == "grpc" else f"{base.rstrip('/')}/v1/{signal}"
 
 
 def own_folder(record: Path, environ: Mapping[str, str]) -> Path:

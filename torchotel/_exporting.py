@@ -10,7 +10,9 @@ from opentelemetry.trace import TracerProvider
 from torchotel._config import Config, own_folder
 from torchotel._process import is_child
 from torchotel._versions import package_version
-from torchotel.exporters.otlp.exporter import OtlpTraceExporter
+from torchotel.exporters.otlp.connect import make_transport
+from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.signals import TRACES
 from torchotel.exporters.runfile import RunFile
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
@@ -56,20 +58,10 @@ def _make_sdk(provider: TracerProvider, stats: ExportStats) -> SdkEngine:
     return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
 
 
-def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> OtlpTraceExporter:
-    certificate, key = config.client_certificate, config.client_key
-    return OtlpTraceExporter(
-        config.traces_endpoint,
-        headers=config.headers,
-        compression=config.compression,
-        timeout_s=config.timeout_s,
-        verify=config.certificate or True,
-        cert=(certificate, key) if certificate and key else certificate,
-        resource=resource,
-        version=package_version(),
-        stats=stats,
-        rest=_rest,
-    )
+def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> RequestExporter:
+    version = package_version()
+    transport = make_transport(config.receiver("traces"), TRACES, version=version)
+    return RequestExporter(transport, resource=resource, version=version, stats=stats, rest=_rest)
 
 
 def _rest() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from torchotel._config import Config, own_port
 from torchotel._guard import Guard
-from torchotel._process import is_child
 from torchotel.exporters.otel_metrics import ProviderOutlet
-from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet
+from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet, Pushing
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.endpoint import EndpointOutlet
+from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 
@@ -25,39 +25,48 @@ class Publisher:
         metrics: What is shown and sent.
         resource: Attributes of the resource.
         version: Of torchotel, for the scope.
+        stats: Where failures to push are counted.
         environ: Where the launcher tells the local rank.
+        wait: Open the port and push only when there is something to tell.
 
     Raises:
         ConfigError: The endpoint's address or the discovery folder can't be used.
     """
 
     def __init__(
-        self, config: Config, metrics: Metrics, resource: Attributes, version: str, environ: Mapping[str, str]
+        self,
+        config: Config,
+        metrics: Metrics,
+        resource: Attributes,
+        version: str,
+        stats: ExportStats,
+        environ: Mapping[str, str],
+        *,
+        wait: bool,
     ) -> None:
         self.guard = Guard("the ways out of metrics", limit=1000)
         self._metrics = metrics
         self._endpoint: EndpointOutlet | None = None
         self._outlets: list[MetricsOutlet] = []
         if "prometheus" in config.metrics_exporter:
-            self._serve(config, resource, environ)
+            self._serve(config, resource, environ, wait=wait)
         if config.meter_provider is not None:
             made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]
         if "otlp" in config.metrics_exporter:
             self._outlets.append(
                 OtlpMetricsOutlet(
-                    config.metrics_endpoint,
-                    headers=config.metrics_headers,
-                    compression=config.metrics_compression,
-                    interval_s=config.metrics_interval_s,
+                    config.receiver("metrics"),
+                    Pushing.of(config),
                     resource=resource,
                     metrics=metrics,
                     version=version,
-                    wait=is_child(),
+                    stats=stats,
+                    wait=wait,
                 )
             )
 
-    def _serve(self, config: Config, resource: Attributes, environ: Mapping[str, str]) -> None:
+    def _serve(self, config: Config, resource: Attributes, environ: Mapping[str, str], *, wait: bool) -> None:
         if config.prometheus_registry is not None:
             self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource, self.guard))
         elif config.prometheus_port is not None:
@@ -68,7 +77,7 @@ class Publisher:
                 resource,
                 config.discovery_dir,
                 self.guard,
-                wait=is_child(),  # a spawned loader worker runs the user's script again
+                wait=wait,
             )
             self._outlets.append(self._endpoint)
 
@@ -82,8 +91,8 @@ class Publisher:
         for outlet in self._outlets:
             self.guard.guarded(outlet.prepare)()
 
-    def first_step(self) -> None:
-        """Begin what had to wait until this process trains; called on the worker."""
+    def begin(self) -> None:
+        """Begin what had to wait until there is something to tell; called on the worker."""
         for outlet in self._outlets:
             self.guard.guarded(outlet.first_step)()
 

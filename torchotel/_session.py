@@ -13,6 +13,7 @@ from torchotel._buffer import Buffer
 from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._exporting import make_exporters, open_record
+from torchotel._process import is_child
 from torchotel._publisher import Publisher
 from torchotel._records import Unit
 from torchotel._stats import Stats
@@ -39,13 +40,19 @@ class Session:
         config: What is wanted.
         model: Its modules get their full names from the first call on.
         exporters: Where traces go instead of where the configuration says.
+        wait: Open ports and push metrics only when there is something to tell: this process may be a launcher.
 
     Raises:
         ConfigError: A folder or an address can't be used; nothing was installed.
     """
 
     def __init__(
-        self, config: Config, model: torch.nn.Module | None, exporters: Sequence[TraceExporter] | None = None
+        self,
+        config: Config,
+        model: torch.nn.Module | None,
+        exporters: Sequence[TraceExporter] | None = None,
+        *,
+        wait: bool = False,
     ) -> None:
         self._config = config
         self._metrics = Metrics(
@@ -73,7 +80,7 @@ class Session:
             self._metrics,
             self._prepare,
             self._write_line,
-            self._first_step,
+            self._first,
         )
         self._capture = Capture(
             buffer.put,
@@ -88,7 +95,7 @@ class Session:
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
-        self._publisher = self._publish()
+        self._publisher = self._publish(wait=wait or is_child())
         self._describe(finished=False)
         self._worker.start()
         if model is not None:
@@ -128,6 +135,11 @@ class Session:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
         self._capture.detach()
         self._publisher.detach()
+
+    def discard_empty(self) -> None:
+        """Take the run file of what has stopped back, if nothing is in it."""
+        if self._record is not None and self._record.empty:
+            self._record.discard()
 
     def discard(self) -> None:
         """End before anything was seen, and leave no run file behind."""
@@ -173,9 +185,11 @@ class Session:
             overhead_ratio=self._metrics.overhead_ratio(),
         )
 
-    def _publish(self) -> Publisher:
+    def _publish(self, *, wait: bool) -> Publisher:
         try:
-            return Publisher(self._config, self._metrics, self._resource, package_version(), os.environ)
+            return Publisher(
+                self._config, self._metrics, self._resource, package_version(), self._stats, os.environ, wait=wait
+            )
         except ConfigError:
             for exporter in self._exporters:
                 exporter.shutdown(time.monotonic())
@@ -196,8 +210,12 @@ class Session:
             "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
         }
 
-    def _first_step(self, unit: Unit) -> Trace | None:
-        self._publisher.first_step()
+    def _first(self, unit: Unit) -> Trace | None:
+        """Do what waited for the first unit of a kind; give what is to be sent beside the first step."""
+        if unit.kind == "step" or not is_child():  # a loader's worker may evaluate, too
+            self._publisher.begin()
+        if unit.kind != "step":
+            return None
         self._describe(finished=False)
         if self._resource[names.RANK] != 0:
             return None  # its ids are the same on all ranks

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from collections.abc import Mapping
 
-from torchotel.exporters.otlp.transport import HttpTransport
+from torchotel._receiver import OtlpCompression, Receiver
+from torchotel.exporters.otlp.http_transport import HttpTransport
 
 
 def sender_threads() -> list[threading.Thread]:
@@ -14,7 +16,8 @@ def soon(seconds: float = 10.0) -> float:
     return time.monotonic() + seconds
 
 
-def http(url: str, timeout_s: float = 5.0, compression: str = "gzip") -> HttpTransport:
-    return HttpTransport(
-        url, headers={}, compression=compression, timeout_s=timeout_s, verify=True, cert=None, version="1.2"
-    )
+def http(
+    url: str, timeout_s: float = 5.0, compression: OtlpCompression = "gzip", headers: Mapping[str, str] | None = None
+) -> HttpTransport:
+    receiver = Receiver(url, headers=headers or {}, compression=compression, timeout_s=timeout_s)
+    return HttpTransport(receiver, version="1.2")

@@ -8,21 +8,17 @@ from receiver import Receiver
 from senders import http, soon
 from traces import RESOURCE, flat, proto, rich
 
-from torchotel.exporters.otlp.exporter import OtlpTraceExporter, RequestExporter
+from torchotel._receiver import OtlpCompression
+from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.stats import ExportCounts
 from torchotel.telemetry.spans import Trace
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])
-def test_delivers(server: Receiver, compression: str) -> None:
+def test_delivers(server: Receiver, compression: OtlpCompression) -> None:
     """Spans arrive as they were, at the URL as it was given, under our name and the user's headers."""
-    exporter = OtlpTraceExporter(
-        server.url,
-        resource=RESOURCE,
-        version="1.2",
-        headers={"Authorization": "Bearer x"},
-        compression=compression,
-    )
+    transport = http(server.url, compression=compression, headers={"Authorization": "Bearer x"})
+    exporter = RequestExporter(transport, resource=RESOURCE, version="1.2")
     exporter.export(flat(100))
     exporter.export(rich())
     assert exporter.flush(soon())
@@ -56,7 +52,7 @@ def test_splits_and_batches(server: Receiver) -> None:
 
 def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     """A trace that cannot be encoded costs its own spans and one log line."""
-    exporter = OtlpTraceExporter(server.url, resource=RESOURCE, version="1.2")
+    exporter = RequestExporter(http(server.url), resource=RESOURCE, version="1.2")
     bad = flat(100)
     bad = Trace(bad.trace_id, [*bad.spans[:70], bad.spans[70]._replace(start_ns=-1)], {})
     exporter.export(bad)
@@ -69,7 +65,7 @@ def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCapture
 def test_import_is_cheap() -> None:
     """Importing the exporter brings in neither requests nor protobuf."""
     code = (
-        "import sys, torchotel.exporters.otlp.exporter\n"
-        "assert not {'requests', 'urllib3', 'google.protobuf', 'torch'} & set(sys.modules)"
+        "import sys, torchotel.exporters.otlp.exporter, torchotel.exporters.otlp.connect\n"
+        "assert not {'requests', 'urllib3', 'google.protobuf', 'grpc', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # our own words

@@ -13,8 +13,10 @@ import pytest
 from receiver import Answer, Receiver, rejected
 from senders import http, sender_threads, soon
 
+from torchotel._receiver import Receiver as OtlpReceiver
+from torchotel.exporters.otlp.http_transport import HttpTransport, retry_after_s
 from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.transport import HttpTransport, retry_after_s, without_credentials
+from torchotel.exporters.otlp.transport import without_credentials
 from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
@@ -184,7 +186,7 @@ class Late(HttpTransport):
     """Does not come to its attempt before it is told to."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, headers={}, compression="none", timeout_s=30.0, verify=True, cert=None, version="1.2")
+        super().__init__(OtlpReceiver(url, compression="none", timeout_s=30.0), version="1.2")
         self.opened = threading.Event()
 
     def prepare(self) -> None:

@@ -6,13 +6,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torchotel import _names as names
+from torchotel._config import Config
+from torchotel._receiver import Receiver
 from torchotel.exporters.otel_metrics import ProviderInstruments
+from torchotel.exporters.otlp.connect import make_transport
+from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.signals import METRICS
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.spans import speakable
+from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.module_times import MOST_MODULES
 from torchotel.telemetry.spans import Attributes
@@ -22,40 +28,59 @@ THREAD_NAME = "torchotel-metrics"
 _logger = logging.getLogger("torchotel")
 
 
-class OtlpMetricsOutlet(MetricsOutlet):
-    """Push metrics at an interval, and once more at the end.
+class Pushing(NamedTuple):
+    """How metrics are pushed."""
 
-    The SDK's exporter reads its own variables for timeout, certificates and temporality.
+    interval_s: float
+    export_timeout_s: float
+    """Time after which a push is given up."""
+    temporality: str
+    histograms: str
+
+    @classmethod
+    def of(cls, config: Config) -> Pushing:
+        """Take it from the configuration."""
+        return cls(
+            config.metrics_interval_s,
+            config.metrics_export_timeout_s,
+            config.metrics_temporality,
+            config.metrics_histograms,
+        )
+
+
+class OtlpMetricsOutlet(MetricsOutlet):
+    """Push metrics at an interval, and once more at the end; the SDK collects, our sender sends.
+
+    The SDK's own exporters can't be told to end, tell failures to their log alone, and try for their whole timeout.
 
     Args:
-        endpoint: Full URL, ending in `/v1/metrics`.
-        headers: Sent with each request.
-        compression: "gzip" or "none".
-        interval_s: Time between two pushes.
+        receiver: Where to, and how.
+        pushing: When, and in which form.
         resource: Attributes of the resource.
         metrics: What is sent.
         version: Of torchotel, for the scope.
+        stats: Where failures are counted.
         wait: Begin with the first step only: this process may be a loader's worker.
     """
 
     def __init__(
         self,
-        endpoint: str,
+        receiver: Receiver,
+        pushing: Pushing,
         *,
-        headers: Mapping[str, str],
-        compression: str,
-        interval_s: float,
         resource: Attributes,
         metrics: Metrics,
         version: str,
+        stats: ExportStats,
         wait: bool,
     ) -> None:
-        self._endpoint, self._headers, self._compression = endpoint, headers, compression
-        self._interval_s, self._resource, self._metrics, self._version = interval_s, resource, metrics, version
+        self._pushing, self._resource, self._metrics, self._version = pushing, resource, metrics, version
+        self._transport = make_transport(receiver, METRICS, version=version)
+        self._sender = Sender(self._transport, stats, signal=METRICS, max_elapsed_s=pushing.export_timeout_s)
         self._wait, self._ended = wait, False
         self._instruments: ProviderInstruments | None = None
         self._pusher: _Pusher | None = None
-        self._close: Callable[[float], None] | None = None
+        self._close: Callable[[], None] | None = None
 
     def prepare(self) -> None:
         """Load the SDK's metrics and begin; it takes some tenths of a second, so not on the training thread."""
@@ -69,7 +94,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
 
     def flush(self, deadline_s: float) -> bool:
         """Push the present state; False where that was not done by `deadline_s`."""
-        return self._pusher is None or self._pusher.push(deadline_s)
+        return self._pusher is None or (self._pusher.push(deadline_s) and self._sender.flush(deadline_s))
 
     def shutdown(self, deadline_s: float) -> None:
         """Push the last state by `deadline_s`, and let go of the provider."""
@@ -77,8 +102,9 @@ class OtlpMetricsOutlet(MetricsOutlet):
         pusher, self._pusher = self._pusher, None
         if pusher is not None:
             pusher.end(deadline_s)
+        self._sender.shutdown(deadline_s)
         if self._close is not None:
-            self._close(max(0.0, deadline_s - time.monotonic()) * 1000 + 100)
+            self._close()
         if self._instruments is not None:
             self._instruments.close()
 
@@ -90,29 +116,29 @@ class OtlpMetricsOutlet(MetricsOutlet):
             self._instruments.detach()
 
     def _begin(self) -> None:
-        from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # see above
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
+        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  # see above
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
         from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
 
+        from torchotel.exporters.otlp.metrics_exporter import SenderMetricExporter  # noqa: PLC0415
+
+        self._transport.prepare()
         # More than the SDK's 2000 series of an instrument would be added up under no name.
         limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MOST_MODULES}
         try:
             views = [View(instrument_name="torch.module.*", **limit)]
         except TypeError:  # a version without a limit, before 1.45.2
             views = []
-        exporter = OTLPMetricExporter(
-            self._endpoint, headers=dict(self._headers), compression=Compression(self._compression)
-        )
+        pushing = self._pushing
+        exporter = SenderMetricExporter(self._sender, temporality=pushing.temporality, histograms=pushing.histograms)
         # Without a thread of the SDK's: that would come up again in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
         resource = Resource(speakable(self._resource), names.SCHEMA_URL)
         provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)
-        self._pusher = _Pusher(reader.collect, self._interval_s)
+        self._pusher = _Pusher(reader.collect, pushing.interval_s)
 
 
 class _Pusher:

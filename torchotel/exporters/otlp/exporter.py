@@ -1,12 +1,12 @@
-"""Traces to an OTLP/HTTP endpoint."""
+"""Traces to an OTLP endpoint."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.transport import HttpTransport, Transport
+from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
 
@@ -112,45 +112,3 @@ class RequestExporter(TraceExporter):
         self._batch.append(data)
         self._spans += spans
         self._bytes += len(data)
-
-
-class OtlpTraceExporter(RequestExporter):
-    """Send traces over OTLP/HTTP.
-
-    Args:
-        endpoint: Full URL, ending in `/v1/traces`.
-        resource: Attributes of the resource.
-        version: Of torchotel, for the scope and the User-Agent.
-        headers: Sent with each request.
-        compression: "gzip" or "none".
-        timeout_s: For a connection, and for an answer.
-        verify: File of CA certificates; True: the system's; False: none is asked for.
-        cert: File of the client's certificate with its key, or one file for each.
-        stats: Where spans and failures are counted.
-        rest: Called after every 64 spans, to let go of the GIL.
-    """
-
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        resource: Attributes,
-        version: str,
-        headers: Mapping[str, str] | None = None,
-        compression: str = "gzip",
-        timeout_s: float = 10.0,
-        verify: bool | str = True,
-        cert: str | tuple[str, str] | None = None,
-        stats: ExportStats | None = None,
-        rest: Callable[[], None] = lambda: None,
-    ) -> None:
-        transport = HttpTransport(
-            endpoint,
-            headers=headers or {},
-            compression=compression,
-            timeout_s=timeout_s,
-            verify=verify,
-            cert=cert,
-            version=version,
-        )
-        super().__init__(transport, resource=resource, version=version, stats=stats, rest=rest)

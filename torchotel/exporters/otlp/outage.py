@@ -3,45 +3,62 @@
 import logging
 import time
 
+from torchotel.exporters.otlp.signals import Signal
+
 QUIET_S = 3600.0
-"""After a warning, outages are only counted for this long: an endpoint that flaps must not fill the log."""
+"""After a warning, failures of the same cause are only counted for this long: one that flaps must not fill the log."""
+_HEADERS = "Check OTEL_EXPORTER_OTLP_HEADERS."
 _ADVICE = {
-    "401": "Check OTEL_EXPORTER_OTLP_HEADERS.",
-    "403": "Check OTEL_EXPORTER_OTLP_HEADERS.",
-    "404": "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/traces is added.",
+    "401": _HEADERS,
+    "403": _HEADERS,
+    "UNAUTHENTICATED": _HEADERS,
+    "PERMISSION_DENIED": _HEADERS,
+    "404": "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/{name} is added.",
+    "UNIMPLEMENTED": "It speaks gRPC, but takes no {name}: check OTEL_EXPORTER_OTLP_{NAME}_ENDPOINT.",
 }
-_ADVICE_ELSE = "Start a Collector or Jaeger there, set OTEL_EXPORTER_OTLP_ENDPOINT, or set OTEL_TRACES_EXPORTER=none."
+_ADVICE_ELSE = (
+    "Start a Collector or Jaeger there (4318 is for http/protobuf, 4317 for grpc), set OTEL_EXPORTER_OTLP_ENDPOINT "
+    "and OTEL_EXPORTER_OTLP_PROTOCOL, or set OTEL_{NAME}_EXPORTER=none."
+)
 _logger = logging.getLogger("torchotel")
 
 
 class OutageLog:
-    """Log the beginning and the end of an outage of one endpoint; on one thread."""
+    """Log the beginning and the end of an outage of one endpoint; on one thread.
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    Args:
+        endpoint: Its name, without credentials.
+        signal: What is sent there.
+    """
+
+    def __init__(self, endpoint: str, signal: Signal) -> None:
+        self._endpoint, self._signal = endpoint, signal
         self._warned = False
         self._quiet_until_s: dict[str, float] = {}
 
     def failed(self, error_type: str, text: str) -> None:
-        """Warn at the first failure; training goes on, and so the rest is for the counters."""
-        advice = _ADVICE.get(error_type, _ADVICE_ELSE)
-        if self._warn("Could not send spans to %s: %s. Training is not affected. %s", text, advice):
+        """Warn at the first failure of its kind; training goes on, and so the rest is for the counters."""
+        name = self._signal.name
+        advice = _ADVICE.get(error_type, _ADVICE_ELSE).format(name=name, NAME=name.upper())
+        message = "Could not send %s to %s: %s. Training is not affected. %s"
+        if self._warn(error_type, message, self._signal.items, self._endpoint, text, advice):
             self._warned = True
 
-    def rejected(self, spans: int, text: str) -> None:
-        """Warn that an endpoint took a request but not all of its spans."""
-        self._warn("%s rejected %d spans: %s", spans, text or "it gave no reason")
+    def rejected(self, count: int, text: str) -> None:
+        """Warn that an endpoint took a request but not all that is in it."""
+        reason = text or "it gave no reason"
+        self._warn("rejected", "%s rejected %d %s: %s", self._endpoint, count, self._signal.items, reason)
 
     def recovered(self) -> None:
-        """Say that the endpoint takes spans again, where it was warned about."""
+        """Say that the endpoint takes requests again, where it was warned about."""
         if self._warned:
             self._warned = False
-            _logger.info("Spans reach %s again", self._endpoint)
+            _logger.info("%s reach %s again", self._signal.items.capitalize(), self._endpoint)
 
-    def _warn(self, message: str, *args: object) -> bool:
+    def _warn(self, cause: str, message: str, *args: object) -> bool:
         now_s = time.monotonic()
-        if now_s < self._quiet_until_s.get(message, now_s):
+        if now_s < self._quiet_until_s.get(cause, now_s):
             return False
-        self._quiet_until_s[message] = now_s + QUIET_S
-        _logger.warning(message, self._endpoint, *args)
+        self._quiet_until_s[cause] = now_s + QUIET_S
+        _logger.warning(message, *args)
         return True

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from torchotel.exporters.otlp.outage import OutageLog
+from torchotel.exporters.otlp.signals import TRACES, Signal
 from torchotel.exporters.otlp.transport import Reply, Transport
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.suppress import suppressed
@@ -42,6 +43,7 @@ class Sender:
     Args:
         transport: The way to the endpoint.
         stats: Where spans and failures are counted.
+        signal: What the requests hold.
         max_requests: Requests that may wait.
         max_bytes: Bytes that may wait, before compression.
         max_elapsed_s: Time after which a request is given up.
@@ -53,6 +55,7 @@ class Sender:
         transport: Transport,
         stats: ExportStats,
         *,
+        signal: Signal = TRACES,
         max_requests: int = MAX_REQUESTS,
         max_bytes: int = MAX_BYTES,
         max_elapsed_s: float = MAX_ELAPSED_S,
@@ -64,19 +67,20 @@ class Sender:
         self._max_bytes = max_bytes
         self._max_elapsed_s = max_elapsed_s
         self._first_backoff_s = first_backoff_s
-        self._outage = OutageLog(transport.endpoint)
+        self._signal = signal
+        self._outage = OutageLog(transport.endpoint, signal)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
         self._under_way: _Request | None = None
         self._thread: threading.Thread | None = None
         self._lost = False
-        """Whether a span was dropped since the last `flush`."""
+        """Whether a request was lost since the last `flush`, or a part of one."""
         self._deadline_s: float | None = None
         """Set by `shutdown`: no request is taken any more, and none attempted later."""
 
     def put(self, body: bytes, spans: int, traces: Sequence[int] = ()) -> None:
-        """Take a request, with the ids of the traces whose roots are in it."""
+        """Take a request, with the ids of the traces whose roots are in it; one of metrics has no spans to count."""
         with self._changed:
             if self._deadline_s is not None:
                 self._drop(spans)
@@ -146,7 +150,7 @@ class Sender:
                 try:
                     reply = self._deliver(request)
                 except Exception as error:
-                    _logger.exception("Could not send spans to %s", self._transport.endpoint)
+                    _logger.exception("Could not send %s to %s", self._signal.items, self._transport.endpoint)
                     reply = Reply(error_type=type(error).__name__)
                     self._stats.error(type(error).__name__)
                 self._settle(request, reply)
@@ -186,7 +190,7 @@ class Sender:
                 self._under_way = None
                 # Which spans of a request were rejected is not told, so none of its traces counts as arrived.
                 self._stats.exported(request.spans - lost, () if lost else request.traces)
-                if lost:
+                if reply.error_type is not None or reply.rejected:
                     self._drop(lost)
                 self._changed.notify_all()
 

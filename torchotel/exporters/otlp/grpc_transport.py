@@ -1,0 +1,160 @@
+"""OTLP over gRPC: the same bytes, as one unary call."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from torchotel._receiver import Receiver
+from torchotel.exporters.otlp.signals import Signal
+from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
+
+if TYPE_CHECKING:
+    import grpc
+
+# https://opentelemetry.io/docs/specs/otlp/#otlpgrpc-response
+_RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
+_THROTTLED = "RESOURCE_EXHAUSTED"
+"""To be tried again only where the answer says when: without that it is the message that is too large."""
+_UNANSWERED = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_DETAILS = "grpc-status-details-bin"
+"""Where gRPC puts a `google.rpc.Status`."""
+_PORTS = {"http": 80, "https": 443}
+_OURS = ("user-agent", "content-type", "te", "grpc-")
+"""Headers that gRPC writes itself."""
+
+_logger = logging.getLogger("torchotel")
+
+
+class Target(NamedTuple):
+    """Whom gRPC calls."""
+
+    address: str
+    secure: bool
+
+
+class GrpcTransport(Transport):
+    """Call with grpcio, which opentelemetry-exporter-otlp brings along; it is loaded on the worker.
+
+    Args:
+        receiver: Where to, and how; its timeout is a deadline for the whole call.
+        signal: Whose service is called.
+        version: Of torchotel, for the User-Agent.
+    """
+
+    def __init__(self, receiver: Receiver, signal: Signal, *, version: str) -> None:
+        self._target = read_target(receiver.endpoint, insecure=receiver.insecure)
+        self.endpoint = self._target.address
+        self._receiver, self._signal, self._version = receiver, signal, version
+        self._metadata = tuple(metadata(receiver.headers))
+        self._channel: grpc.Channel | None = None
+        self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] | None = None
+
+    def prepare(self) -> None:
+        """Load `grpc`."""
+        import grpc  # noqa: F401, PLC0415  # 100 ms
+
+    def pack(self, body: bytes) -> bytes:
+        """Leave it as it is: gRPC compresses each message itself."""
+        return body
+
+    def send(self, body: bytes, timeout_s: float | None) -> Reply:
+        """Call once."""
+        limit_s = self._receiver.timeout_s
+        limit_s = limit_s if timeout_s is None else max(0.001, min(limit_s, timeout_s))
+        try:
+            call = self._call or self._open()
+            return taken(call(body, timeout=limit_s, metadata=self._metadata))
+        except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
+            reply = _failure(error)
+            if not reply.answered:
+                self.close()  # a channel that failed waits longer and longer before it looks again; we do that
+            return reply
+
+    def close(self) -> None:
+        """Close the channel."""
+        channel, self._channel, self._call = self._channel, None, None
+        if channel is not None:
+            channel.close()
+
+    def _open(self) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
+        import grpc  # noqa: PLC0415  # 100 ms, and only where something is sent
+
+        gzip = self._receiver.compression == "gzip"
+        compression = grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression
+        # A pool of its own: a channel of the user's to the same address must not share our failures.
+        options = [("grpc.primary_user_agent", f"torchotel/{self._version}"), ("grpc.use_local_subchannel_pool", 1)]
+        address = self._target.address
+        if self._target.secure:
+            channel = grpc.secure_channel(address, _credentials(self._receiver), options, compression)
+        else:
+            channel = grpc.insecure_channel(address, options, compression)
+        self._channel = channel
+        self._call = channel.unary_unary(self._signal.method)  # bytes as they are, in and out
+        return self._call
+
+
+def read_target(endpoint: str, *, insecure: bool) -> Target:
+    """Read a URL, whose scheme says whether there is TLS, or a target as gRPC writes it: `host:port`, `unix:/path`."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in _PORTS:
+        return Target(endpoint, secure=not insecure)
+    host = parts.netloc.rpartition("@")[2]
+    address = host if parts.port is not None else f"{host}:{_PORTS[parts.scheme]}"
+    return Target(address, secure=parts.scheme == "https")
+
+
+def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    """Give headers as gRPC takes them: lower-case names, values of visible ASCII; what can't be so is left out."""
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()) or name.lower().endswith("-bin"):
+            # Its value may be a secret.
+            _logger.warning("The OTLP header %s is left out: gRPC takes visible ASCII alone", name)
+        elif not name.lower().startswith(_OURS):
+            yield name.lower(), value
+
+
+def _credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
+    import grpc  # noqa: PLC0415  # see above
+
+    def read(file: str | None) -> bytes | None:
+        return None if file is None else Path(file).read_bytes()
+
+    certificate = read(receiver.client_certificate)
+    key = read(receiver.client_key) or certificate
+    return grpc.ssl_channel_credentials(read(receiver.certificate), key, certificate)
+
+
+def _failure(error: Exception) -> Reply:
+    import grpc  # noqa: PLC0415  # see above
+
+    if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
+        return Reply(type(error).__name__, f"{type(error).__name__}: {error}", answered=False)
+    code = error.code().name
+    after_s = _retry_after_s(error.trailing_metadata() or ())
+    return Reply(
+        error_type=code,
+        text=f"{code}: {error.details()}".rstrip(": "),
+        retry=code in _RETRYABLE or (code == _THROTTLED and after_s is not None),
+        answered=code not in _UNANSWERED or after_s is not None,
+        retry_after_s=after_s,
+    )
+
+
+def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
+    """Read the RetryInfo of an answer; None where there is none."""
+    details = dict(trailers).get(_DETAILS)
+    if not isinstance(details, bytes):
+        return None
+    from google.rpc.error_details_pb2 import RetryInfo  # noqa: PLC0415  # slow, and rare
+    from google.rpc.status_pb2 import Status  # noqa: PLC0415
+
+    info = RetryInfo()
+    try:
+        if not any(detail.Unpack(info) for detail in Status.FromString(details).details):
+            return None
+    except Exception:  # noqa: BLE001  # whatever an endpoint writes there; the status is what counts
+        return None
+    delay_s = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
+    return min(max(delay_s, 0.0), MAX_RETRY_AFTER_S)

@@ -1,0 +1,156 @@
+"""OTLP over HTTP: POST protobuf."""
+
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchotel._receiver import Receiver
+from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken, without_credentials
+
+if TYPE_CHECKING:
+    import requests
+
+MAX_ANSWER_BYTES = 64 * 1024
+"""What is read of an answer; an endpoint that never stops talking must not fill the memory."""
+# https://opentelemetry.io/docs/specs/otlp/#retryable-response-codes
+_RETRYABLE = frozenset({429, 502, 503, 504})
+_GZIP_WBITS = 31
+_OK = range(200, 300)
+
+
+class Answer(NamedTuple):
+    """What an endpoint says over HTTP, before anybody reads it."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    """Their names in any case."""
+    content: bytes
+    """Its beginning, at most `MAX_ANSWER_BYTES`."""
+
+
+class HttpTransport(Transport):
+    """POST with `requests`, which opentelemetry-exporter-otlp brings along and which knows proxies.
+
+    Args:
+        receiver: Where to, and how; its timeout holds for the connection, and for each wait for an answer.
+        version: Of torchotel, for the User-Agent.
+    """
+
+    def __init__(self, receiver: Receiver, *, version: str) -> None:
+        self.endpoint = without_credentials(receiver.endpoint)
+        self._url = receiver.endpoint
+        self._gzip = receiver.compression == "gzip"
+        self._timeout_s = receiver.timeout_s
+        self._verify = receiver.certificate or True
+        certificate, key = receiver.client_certificate, receiver.client_key
+        self._cert = (certificate, key) if certificate and key else certificate
+        self._headers = {
+            "User-Agent": f"torchotel/{version}",
+            **receiver.headers,
+            "Content-Type": "application/x-protobuf",
+        }
+        if self._gzip:
+            self._headers["Content-Encoding"] = "gzip"
+        self._session: requests.Session | None = None
+
+    def pack(self, body: bytes) -> bytes:
+        """Compress at the fastest level, enough for spans that repeat themselves; without the GIL."""
+        if not self._gzip:
+            return body
+        gzip = zlib.compressobj(1, zlib.DEFLATED, _GZIP_WBITS)
+        return gzip.compress(body) + gzip.flush()
+
+    def send(self, body: bytes, timeout_s: float | None) -> Reply:
+        """Post once."""
+        limit_s = self._timeout_s if timeout_s is None else max(0.001, min(self._timeout_s, timeout_s))
+        try:
+            return self._post(body, limit_s)
+        except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
+            return _failure(error)
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _post(self, body: bytes, limit_s: float) -> Reply:
+        answer = self.ask(body, limit_s)
+        if answer.status in _OK:
+            return taken(answer.content)
+        return Reply(
+            error_type=str(answer.status),
+            text=f"it answered {answer.status} {answer.reason}".rstrip(),
+            retry=answer.status in _RETRYABLE,
+            retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
+        )
+
+    def ask(self, body: bytes, limit_s: float) -> Answer:
+        """Post once and give the answer as it came; raise what `requests` raises."""
+        session = self._session or self._open()
+        answer = session.post(
+            self._url,
+            data=body,
+            headers=self._headers,
+            timeout=limit_s,
+            verify=self._verify,
+            cert=self._cert,
+            allow_redirects=False,  # a redirected POST turns into a GET, or leads the headers elsewhere
+            stream=True,
+        )
+        with answer:
+            # Read also what is not looked at: only a connection that was read to its end is used again.
+            content = answer.raw.read(MAX_ANSWER_BYTES, decode_content=True)
+            return Answer(answer.status_code, answer.reason or "", answer.headers, content)
+
+    def prepare(self) -> None:
+        """Load `requests`."""
+        import requests  # noqa: F401, PLC0415  # 100 ms
+
+    def _open(self) -> "requests.Session":
+        import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
+
+        self._session = session = requests.Session()
+        # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
+        session.auth = lambda request: request
+        return session
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """Read a Retry-After of seconds or of a date; None where it says nothing."""
+    if header is None:
+        return None
+    text = header.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), MAX_RETRY_AFTER_S)
+    try:
+        until = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
+
+
+def _failure(error: Exception) -> Reply:
+    import requests  # noqa: PLC0415  # not before something was sent
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+    passing = (
+        requests.ConnectionError,
+        requests.Timeout,
+        requests.exceptions.ChunkedEncodingError,
+        HTTPError,
+    )
+    root: BaseException = error
+    while isinstance(inner := root.__cause__ or root.__context__, OSError | HTTPError):
+        root = inner  # requests wraps urllib3, which wraps the socket's own, shortest words
+    return Reply(
+        error_type=type(error).__name__,
+        text=f"{type(error).__name__}: {root}",
+        retry=isinstance(error, passing),
+        answered=False,
+    )
