@@ -50,6 +50,8 @@ OUTPUT_DTYPES = "torch.output.dtypes"
 """string[]: the same of the outputs."""
 DEVICE = "torch.device"
 """string: `cuda:0`."""
+DEVICE_TIME = "torch.device_time"
+"""double, s: on the device's own clock; CUDA only."""
 MODULE_PARAMETERS = "torch.module.parameters"
 """int: elements owned by the module itself; on torch.run, by the whole model."""
 MODULE_COUNT = "torch.module.count"
@@ -73,6 +75,8 @@ FOLDED_TIME = "torch.folded.time"
 
 # Attributes of steps and phases.
 
+THREAD_ID = "thread.id"
+"""int, of OpenTelemetry's conventions: the thread that ran a step or an evaluation, on its root."""
 STEP_NUMBER = "torch.step.number"
 """int: from 0 over the process; on every span of the step."""
 KEPT_REASON = "torch.kept.reason"

@@ -4,7 +4,7 @@ Ints, strings and tuples; never a tensor, a module or an autograd node, so that 
 the step that it describes. Times are `perf_counter_ns`; a `Unit` carries the offset to unix time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -78,6 +78,8 @@ Slots: TypeAlias = int | tuple[int, ...]
 """Where the stamps of a call's backward are found: a number, or several where it has several boundary nodes."""
 
 NO_SLOTS: Slots = ()
+NO_CLOCK = 0
+"""Slot of a call that has no device time."""
 
 
 class ModuleCall(NamedTuple):
@@ -91,10 +93,21 @@ class ModuleCall(NamedTuple):
     ends: Slots
     """Stamps whose latest is its end."""
     note: CallNote | None
+    device_slot: int = NO_CLOCK
+    """Where the time of its forward on its device is found; `NO_CLOCK`: nowhere."""
 
 
 Stamp: TypeAlias = tuple[int, int, int]
 """A node of the autograd graph ran: its slot, the time in ns, the graph task."""
+
+
+class DeviceTimes(NamedTuple):
+    """What calls took on the clock of their device."""
+
+    forwards_ns: Mapping[int, int]
+    """Of forwards, by `ModuleCall.device_slot`."""
+    clocks: Sequence[Sequence[Stamp]]
+    """When nodes of the graph ran, each sequence by one device's clock: from any moment, and maybe before it."""
 
 
 class Phase(NamedTuple):
@@ -210,6 +223,7 @@ class Unit:
     """None: not looked at."""
     tensor_gradients: list[TensorGradient] = field(default_factory=list)
     memory: tuple[DeviceMemory, ...] = ()
+    device_times: list[DeviceTimes] = field(default_factory=list)
     folded: int = 0
     """Evaluations that this one stands for."""
     folded_ns: int = 0

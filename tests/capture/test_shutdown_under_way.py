@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import train
 
 import torchotel
+from torchotel.capture.device_times import CudaClock, DeviceMarks
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.thread import ThreadState
 
@@ -106,7 +107,7 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
     module_hooks.install()
 
     def toggle() -> None:
-        thread = ThreadState(lambda *_: None, lambda: None)
+        thread = ThreadState(lambda *_: None, lambda: None, DeviceMarks(CudaClock()))
         for number in range(5000):
             module_hooks.want(thread, detailed=number % 2 == 0)
             module_hooks.arm()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -25,6 +25,9 @@ from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number, node_o
 MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
 LONGEST_WAY = 1024  # remembered
 
+DeviceStamp: TypeAlias = Callable[[int, int], None]
+"""Takes a slot and the graph task."""
+
 _next_slot = count().__next__  # unique over the process: a graph that lives on never stamps another call
 
 
@@ -33,6 +36,8 @@ class BackwardStamps:
 
     def __init__(self) -> None:
         self.log: list[Stamp] = []
+        self.on_device: DeviceStamp | None = None
+        """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
 
@@ -77,8 +82,8 @@ class BackwardStamps:
             return NO_SLOTS, NO_SLOTS
         start, end = _next_slot(), _next_slot()
         for node in nodes:
-            node.register_prehook(_before(self.log.append, start))
-            node.register_hook(_after(self.log.append, end))
+            node.register_prehook(_before(self.log.append, start, self.on_device))
+            node.register_hook(_after(self.log.append, end, self.on_device))
         return start, end
 
     def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
@@ -91,7 +96,7 @@ class BackwardStamps:
         seen = set(nodes)
         todo = list(seen)
         for node in todo:
-            node.register_prehook(_before(self.log.append, start))
+            node.register_prehook(_before(self.log.append, start, self.on_device))
         while todo:
             node = todo.pop()
             inner = [
@@ -100,7 +105,7 @@ class BackwardStamps:
                 if n is not None and n not in stops and first <= node_number(n) < LEAF_NUMBER
             ]
             if not inner:
-                node.register_hook(_after(self.log.append, end))
+                node.register_hook(_after(self.log.append, end, self.on_device))
             fresh = [n for n in inner if n not in seen]
             if len(seen) + len(fresh) > MOST_NODES:
                 return start, NO_SLOTS
@@ -112,7 +117,7 @@ class BackwardStamps:
         slot = self._starts.get(number)
         if slot is None:  # else the last child's output is ours too
             slot = self._starts[number] = _next_slot()
-            node.register_prehook(_before(self.log.append, slot))
+            node.register_prehook(_before(self.log.append, slot, self.on_device))
         return slot
 
     def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
@@ -126,7 +131,7 @@ class BackwardStamps:
         slot = self._ends.get(number)
         if slot is None:
             slot = self._ends[number] = _next_slot()
-            lowest.register_hook(_after(self.log.append, slot))  # type: ignore[union-attr] # set above
+            lowest.register_hook(_after(self.log.append, slot, self.on_device))  # type: ignore[union-attr] # set above
         return slot
 
 
@@ -134,18 +139,22 @@ def _as_list(slots: Slots) -> list[int]:
     return [slots] if isinstance(slots, int) else list(slots)
 
 
-def _before(append: Callable[[Stamp], None], slot: int) -> Callable[[Any], None]:
+def _before(append: Callable[[Stamp], None], slot: int, on_device: DeviceStamp | None) -> Callable[[Any], None]:
     def stamp(_: Any) -> None:
         if not is_dynamo_compiling():  # compiled autograd traces hooks; in eager this costs half of is_compiling()
             append((slot, perf_counter_ns(), graph_task()))
+            if on_device is not None:
+                on_device(slot, graph_task())
 
     return stamp
 
 
-def _after(append: Callable[[Stamp], None], slot: int) -> Callable[[Any, Any], None]:
+def _after(append: Callable[[Stamp], None], slot: int, on_device: DeviceStamp | None) -> Callable[[Any, Any], None]:
     def stamp(_: Any, __: Any) -> None:
         if not is_dynamo_compiling():
             append((slot, perf_counter_ns(), graph_task()))
+            if on_device is not None:
+                on_device(slot, graph_task())
 
     return stamp
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Module
 
-from torchotel._records import NO_SLOTS, CallNote, Error, ModuleCall, Slots
+from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
     calls_in_progress,
@@ -29,6 +29,7 @@ from torchotel.capture.sites import Sites, tensors_in
 
 if TYPE_CHECKING:
     from torchotel._records import CallSite
+    from torchotel.capture.device_times import DeviceMarks
     from torchotel.capture.thread import Frame, ThreadState
 
 INTERRUPTED = CallNote(estimated="end")
@@ -62,6 +63,7 @@ class CallRecorder:
     Args:
         paths: Names of modules.
         sites: What calls look like.
+        device_marks: Marks on the clocks of devices.
         find_thread: The calling thread's state.
         enter: Called before an outermost call; False where the call is not to be recorded.
         leave: Called after it.
@@ -72,12 +74,14 @@ class CallRecorder:
         self,
         paths: Paths,
         sites: Sites,
+        device_marks: DeviceMarks,
         find_thread: Callable[[], ThreadState],
         enter: Callable[[ThreadState, Module], bool],
         leave: Callable[[ThreadState, int, Error | None], None],
         fault: Callable[[], None],
     ) -> None:
         self._paths, self._sites, self._find_thread = paths, sites, find_thread
+        self._device_marks = device_marks
         self._enter, self._leave, self._fault = enter, leave, fault
         self._states = paths.states
 
@@ -95,7 +99,7 @@ class CallRecorder:
                     return
             elif not self._enter(thread, module):
                 return
-            stack.append((module, _next_number(), perf_counter_ns()))
+            self.open(thread, module, args)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault()
 
@@ -118,22 +122,24 @@ class CallRecorder:
                 if found is None:
                     return
                 frame = found
+            slot = thread.device_log.call_ended(frame[3]) if frame[3] is not None else NO_CLOCK
             error = None
             if len(rest) == 1:
-                error = self._add_failed(thread, frame, args, end_ns)
+                error = self._add_failed(thread, frame, args, end_ns, slot)
             elif torch_function_modes():
                 with without_torch_function():  # it would be called for each property that we read
-                    self._add(thread, frame, args, rest[0], rest[1], end_ns)
+                    self._add(thread, frame, args, rest[0], rest[1], end_ns, slot)
             else:
-                self._add(thread, frame, args, rest[0], rest[1], end_ns)
+                self._add(thread, frame, args, rest[0], rest[1], end_ns, slot)
             if not stack:
                 self._leave(thread, end_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault()
 
-    def open(self, thread: ThreadState, module: Module) -> None:
-        """Open an outermost call whose pre-hook has come and gone."""
-        thread.stack.append((module, _next_number(), perf_counter_ns()))
+    def open(self, thread: ThreadState, module: Module, args: Any) -> None:
+        """Open a call that is to be recorded."""
+        start_ns, marks = perf_counter_ns(), self._device_marks
+        thread.stack.append((module, _next_number(), start_ns, marks.begin(module, args) if marks.on else None))
 
     def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
         """Close the calls that an interrupt left open, as far as the Python stack shows.
@@ -190,8 +196,11 @@ class CallRecorder:
                 return state
         return self._paths.find(module, [frame[0] for frame in thread.stack])
 
-    def _add(self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int) -> None:
-        module, first, start_ns = frame
+    def _add(
+        self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
+    ) -> None:
+        module, first, start_ns, _ = frame
+        thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
         state = self._state_of(thread, module)
         starts = ends = NO_SLOTS
         if (
@@ -217,7 +226,7 @@ class CallRecorder:
             note = RECOMPUTED if thread.recompute else None
             if thread.given_ids:
                 note = self._with_id(thread, frame, note)
-            thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note)))
+            thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note, slot)))
 
     def _site_of_one(
         self, state: ModuleState, module: Module, tensor: Tensor, output: Tensor, *, has_node: bool
@@ -247,7 +256,7 @@ class CallRecorder:
     def _look_closely(
         self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSite, Slots, Slots]:
-        module, first, _ = frame
+        module, first, _, _ = frame
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
         site = self._sites.find(state, module, inputs, outputs)
         self._note_device(thread, site)
@@ -265,26 +274,26 @@ class CallRecorder:
                 thread.unordered = True
             thread.device = site.device
 
-    def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int) -> Error | None:
-        module, _, start_ns = frame
+    def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
+        module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
         error = error_of(exception) if exception is not None else None
         state = self._state_of(thread, module)
         with without_torch_function():
             site = self._sites.find(state, module, tensors_in(args), [])
         note = self._with_id(thread, frame, CallNote(error, recompute=thread.recompute))
-        thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note))
+        thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
         return error
 
     def _add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
-        module, _, start_ns = frame
+        module, _, start_ns, _ = frame
         site = self._sites.unseen(self._state_of(thread, module), module)
         note = self._with_id(thread, frame, INTERRUPTED)
         thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))
 
     def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
         """Find the call that ends; those above it were interrupted. None where it was never opened."""
-        if all(open_module is not module for open_module, _, _ in thread.stack):
+        if all(open_module is not module for open_module, *_ in thread.stack):
             thread.stack.append(frame)  # another's pre-hook raised before ours ran
             return None
         while frame[0] is not module:

@@ -13,6 +13,7 @@ from torchotel._records import Log, ModelInfo, Record, SpanReference
 from torchotel.capture.calls import CallRecorder, error_of
 from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
+from torchotel.capture.device_times import Clock, CudaClock, DeviceMarks
 from torchotel.capture.events import Events
 from torchotel.capture.gradients import Gradients
 from torchotel.capture.held import Held, hold
@@ -40,6 +41,7 @@ class Capture:
         user_span: Answers with the user's span that is current on the calling thread.
         start_span: Fixes the ids of a span that is asked for while it runs.
         make_current: Makes current what asks.
+        clock: Of devices; None: CUDA's.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Capture:
         user_span: Callable[[], SpanReference | None] = lambda: None,
         start_span: StartSpan | None = None,
         make_current: MakeCurrent | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._hand_over, self.detail, self._user_span = hand_over, detail, user_span
         self._local = threading.local()
@@ -66,11 +69,18 @@ class Capture:
         self.gradients = Gradients(self.paths, setting=gradient_norms)
         self.watches = Watches(self.thread)
         self.memory, self.rates = Memory(), LearningRates()
+        self.device_marks = DeviceMarks(clock or CudaClock())
         self.live = LiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
         self.outermost = outermost = Outermost(self)
         self.calls = CallRecorder(
-            self.paths, Sites(shapes=shapes), self.thread, outermost.enter, outermost.leave, self.guard.fault
+            self.paths,
+            Sites(shapes=shapes),
+            self.device_marks,
+            self.thread,
+            outermost.enter,
+            outermost.leave,
+            self.guard.fault,
         )
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, outermost.first, outermost.left)
         self.events = Events(self)
@@ -190,7 +200,7 @@ class Capture:
             return self._local.state  # type: ignore[no-any-return] # threading.local holds anything
         except AttributeError:
             self._retire_ended()
-            thread = self._local.state = ThreadState(self._emit, self._user_span, self._begins)
+            thread = self._local.state = ThreadState(self._emit, self._user_span, self.device_marks, self._begins)
             self.threads.add(thread)
             return thread
 

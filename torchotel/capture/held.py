@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from torchotel._records import GradientNorms, Log, Record, TensorGradient, Unit
+from torchotel._records import DeviceTimes, GradientNorms, Log, Record, TensorGradient, Unit
 from torchotel.capture.logged import Logged
 from torchotel.capture.parts import Awaited, Part
 
@@ -24,15 +24,19 @@ class Held:
     logged: Logged
     gradients: Awaited[GradientNorms | None] | None = None
     watched: Sequence[Awaited[TensorGradient]] = field(default_factory=list)
+    device_times: Sequence[Awaited[DeviceTimes | None]] = field(default_factory=list)
 
     def ready(self) -> bool:
-        """Tell whether all of it can be read."""
-        return self.logged.ready() and all(awaited.ready() for awaited in self._awaited())
+        """Tell whether all of it can be read, and that of an evaluation which it must not wait for."""
+        timed = all(times.ready() for times in self.device_times)
+        if isinstance(self.record, Unit) and self.record.kind != "step":
+            timed = True  # the trace of a request does not wait for the next request
+        return timed and self.logged.ready() and all(awaited.ready() for awaited in self._awaited())
 
     def wait(self) -> None:
         """Wait until it can."""
         self.logged.wait()
-        for awaited in self._awaited():
+        for awaited in (*self._awaited(), *self.device_times):
             awaited.wait()
 
     def finish(self) -> Record:
@@ -43,6 +47,7 @@ class Held:
         record.values = self.logged.close()
         record.gradients = self.gradients.result() if self.gradients is not None else None
         record.tensor_gradients = [gradient.result() for gradient in self.watched]
+        record.device_times = [times for one in self.device_times if (times := one.result()) is not None]
         return record
 
     def _awaited(self) -> list[Awaited[object]]:
@@ -59,7 +64,8 @@ def hold(unit: Unit, parts: Sequence[Part]) -> Held:
         logged.merge(part.logged)
     gradients = [part.gradients for part in parts if part.gradients is not None]
     watched = [gradient for part in parts for gradient in part.watched]
-    return Held(unit, logged, gradients[-1] if gradients else None, watched)
+    times = [part.device_times for part in parts if part.device_times is not None]
+    return Held(unit, logged, gradients[-1] if gradients else None, watched, times)
 
 
 class HeldSteps:
@@ -92,7 +98,7 @@ class HeldSteps:
 
     def _take_ready(self) -> Held | None:
         waiting = list(self._held)  # a signal's handler may flush in the midst of it
-        if len(waiting) > MOST_WAITING or (waiting and waiting[0].ready()):
+        if waiting and (waiting[0].ready() or len(waiting) > MOST_WAITING):
             return self._take()
         return None
 

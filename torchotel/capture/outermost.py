@@ -85,6 +85,7 @@ class Outermost:
         if grad:
             self._capture.gradients.note_model(part, module)
         thread.in_forward = thread.forwards = True
+        self._capture.device_marks.look()
         self._capture.live.enter(thread, forward=True)
         self._capture.forwarding.add(thread)
         if len(self._capture.forwarding) == 1:  # with several the one-shot stays, so that none misses its forward
@@ -107,6 +108,7 @@ class Outermost:
             del thread.calls[thread.muted_from :]
         if thread.owner is not None:
             thread.owner.calls += thread.calls
+            thread.device_log.move(thread.owner.device_log)
             thread.calls.clear()
         forward = thread.in_forward
         thread.reset_call()
@@ -138,7 +140,7 @@ class Outermost:
             if not self._capture.installed:  # it ended while another of this call's hooks ran
                 return
             if self.enter(thread, module):
-                self._capture.calls.open(thread, module)
+                self._capture.calls.open(thread, module, args)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault()
 
@@ -172,7 +174,7 @@ class Outermost:
             if thread.in_forward or thread.in_fetch or not self._capture.installed:
                 return None
             if self.enter(thread, module, watch=False):
-                self._capture.calls.open(thread, module)
+                self._capture.calls.open(thread, module, args)
                 return self._capture.calls.after
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault()

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from torch.nn import Module
 
 from torchotel._records import (
+    DeviceTimes,
     Error,
     GradientNorms,
     LogValue,
@@ -100,6 +101,7 @@ class Part:
     gradients: Awaited[GradientNorms | None] | None = None
     """Norms as the last backward left them."""
     watched: list[Awaited[TensorGradient]] = field(default_factory=list)
+    device_times: Awaited[DeviceTimes | None] | None = None
 
     @property
     def finished(self) -> bool:

@@ -12,14 +12,15 @@ from torch.utils.hooks import RemovableHandle
 
 from torchotel._records import ModuleCall, Registration, SpanReference
 from torchotel.capture.backward import BackwardStamps
+from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.held import HeldSteps
 from torchotel.capture.parts import Identity, Part
 from torchotel.capture.scaling import Scaling
 from torchotel.capture.steps import StepMachine
 from torchotel.capture.watch import PendingGradient
 
-Frame: TypeAlias = tuple[Module, int, int]
-"""An open call: the module, the sequence number of the first node that it can make, its start."""
+Frame: TypeAlias = tuple[Module, int, int, Mark | None]
+"""An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
 
 MOST_CALLS = 1 << 16  # kept for one part; what a longer one calls is counted as dropped
 MOST_REGISTRATIONS = 128
@@ -32,6 +33,7 @@ class ThreadState:
         self,
         emit: Callable[[ThreadState, str, list[Part]], None],
         user_span: Callable[[], SpanReference | None],
+        device_marks: DeviceMarks,
         begins: Callable[[ThreadState], None] = lambda _: None,
     ) -> None:
         self.thread = threading.current_thread()
@@ -39,6 +41,7 @@ class ThreadState:
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
         self.backward = BackwardStamps()
+        self.device_log = DeviceLog(device_marks)
         self.machine = StepMachine(self._take, partial(emit, self), user_span, partial(begins, self))
         self.held = HeldSteps()
         self.in_forward = False
@@ -96,9 +99,11 @@ class ThreadState:
     def _take(self, part: Part) -> None:
         if part.detailed:
             part.calls, part.stamps = self.calls.copy(), self.backward.log.copy()
+            part.device_times = self.device_log.take()
         part.registrations = self.registrations.copy()
         part.watched = [*self.watched]
         self.calls.clear()
         self.backward.log.clear()
+        self.device_log.clear()
         self.registrations.clear()
         self.watched.clear()

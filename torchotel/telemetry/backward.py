@@ -22,10 +22,14 @@ class BackwardCall:
     """That of the nearest enclosing call which ran in the same graph task."""
     estimated: str | None = None
     error: Error | None = None
+    task: int = -1
+    """The engine's number of the run; that of a nested run is its own."""
+    device_ns: int | None = None
+    """By the clock of its device; None where that has none."""
 
 
 @dataclass(slots=True)
-class _Task:
+class Task:
     """The stamps of one graph task: the first and the last of each slot."""
 
     first: dict[int, int]
@@ -52,37 +56,39 @@ def backward_calls(
             if ends != starts:
                 users.setdefault(ends, []).append(index)
         else:
-            for slot in {*_each(starts), *_each(ends)}:
+            for slot in {*each_slot(starts), *each_slot(ends)}:
                 users.setdefault(slot, []).append(index)
     found: list[BackwardCall] = []
-    for task in _tasks(stamps).values():
+    for number, task in tasks_of(stamps).items():
         run = _run_of(task, phases)
         touched = sorted({index for slot in task.first for index in users.get(slot, ())})
         spans = _time(touched, calls, parents, task, phases[run] if run >= 0 else None)
         for span in spans:
-            span.run = run
+            span.run, span.task = run, number
         found += spans
     return found
 
 
-def _each(slots: Slots) -> tuple[int, ...]:
+def each_slot(slots: Slots) -> tuple[int, ...]:
+    """Return them as a tuple in any case."""
     return (slots,) if isinstance(slots, int) else slots
 
 
-def _tasks(stamps: Sequence[Stamp]) -> dict[int, _Task]:
-    tasks: dict[int, _Task] = {}
-    task, current = _Task({}, {}, []), None
+def tasks_of(stamps: Sequence[Stamp]) -> dict[int, Task]:
+    """Sort stamps by the graph task that they were written in."""
+    tasks: dict[int, Task] = {}
+    task, current = Task({}, {}, []), None
     for slot, time_ns, number in stamps:
         if number != current:
             current = number
-            task = tasks.setdefault(number, _Task({}, {}, []))
+            task = tasks.setdefault(number, Task({}, {}, []))
         task.first.setdefault(slot, time_ns)
         task.last[slot] = time_ns
         task.times.append(time_ns)
     return tasks
 
 
-def _run_of(task: _Task, phases: Sequence[Phase]) -> int:
+def _run_of(task: Task, phases: Sequence[Phase]) -> int:
     """Find the innermost run that holds all stamps of the task."""
     first, last, best = min(task.times), max(task.times), -1
     for index, phase in enumerate(phases):
@@ -93,7 +99,7 @@ def _run_of(task: _Task, phases: Sequence[Phase]) -> int:
 
 
 def _time(
-    touched: Sequence[int], calls: Sequence[ModuleCall], parents: Sequence[int], task: _Task, run: Phase | None
+    touched: Sequence[int], calls: Sequence[ModuleCall], parents: Sequence[int], task: Task, run: Phase | None
 ) -> list[BackwardCall]:
     """Time the calls that a task touched; a container holds at least what its children took."""
     among = set(touched)
@@ -113,7 +119,7 @@ def _time(
 
 
 def _time_one(
-    index: int, call: ModuleCall, inner: Sequence[BackwardCall], task: _Task, run: Phase | None
+    index: int, call: ModuleCall, inner: Sequence[BackwardCall], task: Task, run: Phase | None
 ) -> BackwardCall:
     if type(call.starts) is int and type(call.ends) is int:
         start_ns, end_ns = task.first.get(call.starts), task.last.get(call.ends)
@@ -121,8 +127,8 @@ def _time_one(
             for child in inner:
                 start_ns, end_ns = min(start_ns, child.start_ns), max(end_ns, child.end_ns)
             return BackwardCall(index, -1, start_ns, end_ns)
-    starts = [task.first[slot] for slot in _each(call.starts) if slot in task.first]
-    ends = [task.last[slot] for slot in _each(call.ends) if slot in task.last]
+    starts = [task.first[slot] for slot in each_slot(call.starts) if slot in task.first]
+    ends = [task.last[slot] for slot in each_slot(call.ends) if slot in task.last]
     ended = bool(ends)
     starts += [child.start_ns for child in inner]
     ends += [child.end_ns for child in inner]

@@ -13,7 +13,7 @@ from torchotel.telemetry.timing import Timed
 MOST_MODULES = 2048  # each has a forward and a backward
 
 _Sums: TypeAlias = dict[ModuleInfo, list[int]]
-"""Nanoseconds and calls."""
+"""Nanoseconds, calls, and of those that were timed on a device nanoseconds and calls."""
 
 _logger = logging.getLogger("torchotel")
 
@@ -48,24 +48,27 @@ class ModuleTimes:
         for index in range(timed.own, len(calls)):
             if not hidden[index]:
                 call = calls[index]
-                _add(forward, call.site.module, call.end_ns - call.start_ns)
+                _add(forward, call.site.module, call.end_ns - call.start_ns, timed.device_ns.get(index))
         for run in timed.runs:
             if not hidden[run.call]:
-                _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns)
+                _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
         if len(forward) + len(backward) > 2 * MOST_MODULES:
             self.settle(numbers)
 
     def settle(self, numbers: Accumulators) -> None:
         """Bring what was added into the counters; beyond `MOST_MODULES` no further module is begun."""
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
+        device_times = numbers.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
-            for module, (time_ns, count) in sums.items():
+            for module, (time_ns, count, device_ns, on_device) in sums.items():
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MOST_MODULES:
                     self._tell_full()
                     continue
                 times[labels] = times.get(labels, 0.0) + time_ns / 1e9
                 calls[labels] = calls.get(labels, 0.0) + count
+                if on_device:
+                    device_times[labels] = device_times.get(labels, 0.0) + device_ns / 1e9
             sums.clear()
 
     def _tell_full(self) -> None:
@@ -74,10 +77,12 @@ class ModuleTimes:
             _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MOST_MODULES)
 
 
-def _add(sums: _Sums, module: ModuleInfo, duration_ns: int) -> None:
+def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | None) -> None:
     found = sums.get(module)
     if found is None:
-        sums[module] = [duration_ns, 1]
-    else:
-        found[0] += duration_ns
-        found[1] += 1
+        found = sums[module] = [0, 0, 0, 0]
+    found[0] += duration_ns
+    found[1] += 1
+    if device_ns is not None:
+        found[2] += device_ns
+        found[3] += 1

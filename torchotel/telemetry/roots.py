@@ -41,7 +41,7 @@ def root_attributes(unit: Unit, reason: str | None, nonfinite: Sequence[str]) ->
         reason: Why it is kept.
         nonfinite: What of it went NaN or infinite.
     """
-    attributes: dict[str, AttributeValue] = {}
+    attributes: dict[str, AttributeValue] = {names.THREAD_ID: unit.thread}
     if reason is not None:
         attributes[names.KEPT_REASON] = reason
     for name, value in unit.values.items():

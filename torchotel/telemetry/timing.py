@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torchotel._records import ModuleCall, Unit
 from torchotel.telemetry.backward import BackwardCall, backward_calls
 from torchotel.telemetry.calls import call_indices, enclosing_calls
+from torchotel.telemetry.device_times import time_on_device
 
 KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
 
@@ -28,6 +29,8 @@ class Timed:
     """From 0, n-th call of the module in the step, where it runs more than once."""
     runs: Sequence[BackwardCall] = ()
     """Backwards of calls, parents first."""
+    device_ns: Mapping[int, int] = field(default_factory=dict)
+    """What forwards took by the clock of their device, by the index of the call."""
 
 
 class CallTimer:
@@ -48,13 +51,20 @@ class CallTimer:
             parents = enclosing_calls(before) + [p + own if p >= 0 else -1 for p in parents]
         earlier.append(unit.calls)
         del earlier[:-KEPT_CALLS]
+        runs = backward_calls(calls, parents, unit.phases, unit.stamps)
+        forwards_ns: dict[int, int] = {}
+        for times in unit.device_times:
+            forwards_ns.update(times.forwards_ns)
+            for clock in times.clocks:
+                time_on_device(runs, calls, clock)
         return Timed(
             calls,
             own,
             parents,
             _hidden(calls, parents),
             [None] * own + call_indices(unit.calls),
-            backward_calls(calls, parents, unit.phases, unit.stamps),
+            runs,
+            {i: forwards_ns[slot] for i, call in enumerate(calls) if (slot := call.device_slot) in forwards_ns},
         )
 
 

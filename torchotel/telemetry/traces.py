@@ -130,6 +130,8 @@ class TraceBuilder:
                 node.set(names.CALL_INDEX, number)
             if run.estimated is not None:
                 node.set(names.ESTIMATED, run.estimated)
+            if run.device_ns is not None:
+                node.set(names.DEVICE_TIME, run.device_ns / 1e9)
             node_of[id(run)] = len(nodes)
             added.append(len(nodes))
             nodes.append(node)
@@ -163,6 +165,8 @@ class TraceBuilder:
                 node.error = call.note.error
             if indices[index] is not None or call.note is not None:
                 _annotate(node, indices[index], call.note)
+            if (device_ns := timed.device_ns.get(index)) is not None:
+                node.set(names.DEVICE_TIME, device_ns / 1e9)
             node_of[index] = len(nodes)
             nodes.append(node)
 

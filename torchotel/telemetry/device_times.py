@@ -1,0 +1,39 @@
+"""From stamps by a device's clock to the time that each module call's backward took there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torchotel._records import ModuleCall, Stamp
+from torchotel.telemetry.backward import BackwardCall, Task, each_slot, tasks_of
+
+Bounds: TypeAlias = tuple[int, int]
+
+
+def time_on_device(runs: Sequence[BackwardCall], calls: Sequence[ModuleCall], stamps: Sequence[Stamp]) -> None:
+    """Note how long backwards took by one device's clock; a container's holds those of its children.
+
+    Args:
+        runs: Parents before children.
+        calls: What they are the backwards of.
+        stamps: In the order that they were written, by one clock.
+    """
+    tasks = tasks_of(stamps)
+    children: dict[int, list[Bounds]] = {}  # by `id()` of the parent
+    for run in reversed(runs):
+        task = tasks.get(run.task)
+        bounds = _bounds(calls[run.call], task, children.pop(id(run), [])) if task is not None else None
+        if bounds is not None:
+            run.device_ns = bounds[1] - bounds[0]
+            if run.parent is not None:
+                children.setdefault(id(run.parent), []).append(bounds)
+
+
+def _bounds(call: ModuleCall, task: Task, inner: Sequence[Bounds]) -> Bounds | None:
+    starts = [task.first[slot] for slot in each_slot(call.starts) if slot in task.first]
+    ends = [task.last[slot] for slot in each_slot(call.ends) if slot in task.last]
+    starts += [start_ns for start_ns, _ in inner]
+    ends += [end_ns for _, end_ns in inner]
+    # Where nodes ran on several streams one may end before another has begun.
+    return (min(starts), max(ends)) if starts and ends and min(starts) <= max(ends) else None
