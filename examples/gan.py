@@ -1,0 +1,80 @@
+"""Train a GAN on scikit-learn's handwritten digits: two optimizers, and still one step for each batch.
+
+    python examples/gan.py
+
+In Jaeger (http://localhost:16686) each batch is one trace: three forwards and backwards (real digits, made-up ones,
+and once more to teach the generator), the two optimizer steps, and below them both models' layers, told apart by
+`torch.model`. Calls of the discriminator are numbered by `torch.call.index`.
+"""
+
+import sys
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchotel
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError as error:
+    sys.exit(f"{error}; this example needs: pip install 'torchotel[demo]'")
+
+NOISE = 16
+
+
+class Generator(nn.Sequential):
+    """Make images of 8x8 pixels from noise."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 64), nn.Sigmoid())
+
+
+class Discriminator(nn.Sequential):
+    """Tell real images from made-up ones."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
+
+
+def loss_against(answer: float, scores: Tensor) -> Tensor:
+    """Say how far scores are from an answer."""
+    return binary_cross_entropy_with_logits(scores, torch.full_like(scores, answer))
+
+
+def main() -> None:
+    """Train three epochs."""
+    torch.manual_seed(0)
+    handle = torchotel.instrument()
+    pixels = torch.tensor(load_digits().data, dtype=torch.float32) / 16
+    batches = DataLoader(TensorDataset(pixels), batch_size=128, shuffle=True)
+    generator, discriminator = Generator(), Discriminator()
+    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-3)
+    n_batches = 0
+    for epoch in range(3):
+        for (real,) in batches:
+            made_up = generator(torch.randn(len(real), NOISE))
+
+            discriminator_optimizer.zero_grad()
+            on_real = loss_against(1, discriminator(real))
+            on_real.backward()
+            on_made_up = loss_against(0, discriminator(made_up.detach()))
+            on_made_up.backward()
+            discriminator_optimizer.step()
+
+            generator_optimizer.zero_grad()
+            loss = loss_against(1, discriminator(made_up))
+            loss.backward()
+            generator_optimizer.step()
+
+            discriminator_loss = on_real.detach() + on_made_up.detach()
+            torchotel.log(loss=loss, discriminator_loss=discriminator_loss, samples=len(real), epoch=epoch)
+            n_batches += 1
+    handle.shutdown()  # what is left would be sent at the end of the program by itself; here for the numbers below
+    print(f"{n_batches} batches, {handle.stats()['steps']} steps, {handle.stats()['spans_recorded']} spans")
+
+
+if __name__ == "__main__":
+    main()
