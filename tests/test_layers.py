@@ -41,6 +41,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "capture": {"torch"},
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
+    "report": {"plotly"},
     "_versions": {"torch"},
     "_exporting": {"opentelemetry"},
     "_session": {"torch", "opentelemetry"},

@@ -1,0 +1,62 @@
+"""Make one HTML page of a recorded run: where the time went, gradient norms, its slowest step, what to do first.
+
+Without RUN the newest one in torchotel-runs/ is taken. The page holds all that it needs and opens without a network.
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from torchotel.cli.progress import Progress
+from torchotel.cli.summary import newest
+from torchotel.report import RunError, open_run
+
+_DRAWING_SHARE = 0.2
+"""Of the time of a long run: drawing, beside reading."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: <name of RUN>.html here)")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    if importlib.util.find_spec("plotly") is None:
+        print("the report needs plotly: pip install 'torchotel[report]'", file=sys.stderr)
+        return 1
+    folder = arguments.run or newest()
+    output = arguments.output or Path(f"{folder.resolve().name}.html")
+    page = _page(folder)
+    try:
+        _write(output, page)
+    except OSError as error:
+        raise RunError(f"{output}: the page cannot be written ({error.strerror}); choose another with -o") from error
+    print(f"{output}: {len(page.encode()) / 1e6:.1f} MB, opens in any browser")
+    return 0
+
+
+def _page(folder: Path) -> str:
+    from torchotel.report import page  # noqa: PLC0415 - brings in plotly, which only this command needs
+
+    run = open_run(folder)
+    size_bytes = run.size_bytes
+    drawing = int(size_bytes * _DRAWING_SHARE)
+    with Progress(size_bytes + drawing) as progress:
+        progress.begin(f"reading {folder.name}")
+        content = page.gather(replace(run, on_read=progress.advance))
+        progress.begin("drawing")
+        return page.document(content, lambda: progress.advance(drawing // len(page.SECTIONS)))
+
+
+def _write(output: Path, page: str) -> None:
+    """Write the whole page or nothing, readable by its owner alone like the run that it is made from."""
+    new = output.with_name(f".{output.name}.new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(page)
+    new.replace(output)

@@ -1,0 +1,230 @@
+"""What the numbers of a run say to do first; pure. Texts are HTML, and names in them are escaped."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from torchotel.report.page.content import Content
+from torchotel.report.page.series import StepTime
+from torchotel.report.page.text import count, duration, percent, shown
+from torchotel.report.summary import PHASES, LayerTime
+from torchotel.report.times import WARM_UP_STEPS
+
+DATA_SHARE = 0.1
+OPTIMIZER_SHARE = 0.2
+OTHER_SHARE = 0.15
+LAYER_SHARE = 0.3
+SLOW_RATIO = 2.0
+"""A step that takes so many times the median is an outlier."""
+DRIFT = 0.15
+VANISHING = 1e-4
+"""Of the largest layer's norm."""
+SPIKE = 20.0
+"""Times the median norm."""
+FEW_DETAILED = 5
+
+_FEWEST_STEPS = 20
+"""Below that, shares of the first steps say little about the rest."""
+
+
+class Advice(NamedTuple):
+    """One thing that stands out."""
+
+    weight: float
+    """Broken runs have 2 and more, others the share of time that is at stake; the heaviest comes first."""
+    title: str
+    text: str
+
+
+def advise(content: Content) -> Sequence[Advice]:
+    """Name what stands out in a run, what to do first at the top."""
+    found = [advice for rule in _RULES for advice in rule(content)]
+    return sorted(found, key=lambda advice: -advice.weight)
+
+
+def later(content: Content) -> Sequence[StepTime]:
+    """Leave the first steps out, where enough of others follow."""
+    steps = content.series.steps
+    return steps[WARM_UP_STEPS:] if len(steps) >= _FEWEST_STEPS else steps
+
+
+def phase_shares(steps: Sequence[StepTime]) -> dict[str, float]:
+    """Share the time of steps out to their phases."""
+    whole_s = sum(step.duration_s for step in steps) or 1.0
+    return {name: sum(step.phases_s[place] for step in steps) / whole_s for place, name in enumerate(PHASES)}
+
+
+def _broken(content: Content) -> Iterator[Advice]:
+    summary = content.summary
+    if summary.tracked.nonfinite:
+        first, steps = next(iter(summary.tracked.nonfinite.items()))
+        yield Advice(
+            4,
+            "Something went NaN or infinite",
+            f"<code>{shown(first)}</code> in {count(steps, 'step')}, and {len(summary.tracked.nonfinite) - 1:,} more names. "
+            "Look at the first crosses in the gradient norms: there it began. Lower the learning rate, clip gradients "
+            "(<code>clip_grad_norm_</code>), or look for a log, root or division of zero in that layer.",
+        )
+    if summary.errors:
+        kinds = ", ".join(f"{steps:,} × {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
+        yield Advice(3, "Steps failed", f"{kinds}. The span that failed is outlined in the timeline and has the message.")
+    if content.info.get("finished") is False:
+        yield Advice(
+            2, "The run has not ended", "It still goes on, or was cut short: this page shows what was written so far."
+        )
+
+
+def _waiting(content: Content) -> Iterator[Advice]:
+    share = phase_shares(later(content))["data"]
+    if share > DATA_SHARE:
+        yield Advice(
+            share,
+            f"Waiting for data takes {percent(share)} of the time",
+            "The model idles meanwhile. Give the DataLoader more <code>num_workers</code> (with "
+            "<code>persistent_workers=True</code>), and on a GPU <code>pin_memory=True</code>; then look at what "
+            "<code>__getitem__</code> does: decoding and augmentation can be done once, or on the device.",
+        )
+
+
+def _optimizer(content: Content) -> Iterator[Advice]:
+    share = phase_shares(later(content))["optimizer"]
+    if share > OPTIMIZER_SHARE:
+        yield Advice(
+            share / 2,
+            f"The optimizer takes {percent(share)} of the time",
+            "Try <code>fused=True</code> (or <code>foreach=True</code>), and larger batches or gradient accumulation: its "
+            "cost is by step, not by sample.",
+        )
+
+
+def _other(content: Content) -> Iterator[Advice]:
+    share = phase_shares(later(content))["other"]
+    if share > OTHER_SHARE:
+        yield Advice(
+            share,
+            f"{percent(share)} of the time is in no phase",
+            "It is spent between the optimizer and the next batch, or between backward and optimizer: reading a loss with "
+            "<code>.item()</code>, printing, checkpoints, metrics. Do it every n-th step.",
+        )
+
+
+def _layers(content: Content) -> Iterator[Advice]:
+    shares = phase_shares(later(content))
+    for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
+        if len(layers) > 2 and layers[0].share > LAYER_SHARE:  # noqa: PLR2004 # of two layers one is always the larger
+            yield _dominating(direction, layers[0], layers[0].share * shares[direction])
+
+
+def _dominating(direction: str, layer: LayerTime, share: float) -> Advice:
+    return Advice(
+        share / 2,
+        f"One module takes {percent(layer.share)} of the {direction}",
+        f"<code>{shown(layer.path)}</code> ({shown(layer.type)}): {duration(layer.self_s)} of its own in "
+        f"{count(layer.calls, 'call')}. Start there: <code>torch.compile</code>, a lower precision, another layout "
+        "(<code>channels_last</code>) or a cheaper layer.",
+    )
+
+
+def _outliers(content: Content) -> Iterator[Advice]:
+    steps = later(content)
+    if len(steps) < WARM_UP_STEPS:
+        return
+    median_s = median(step.duration_s for step in steps)
+    slow = [step for step in steps if step.duration_s > SLOW_RATIO * median_s]
+    if not slow:
+        return
+    usual_s = [median(step.phases_s[place] for step in steps) for place in range(len(PHASES))]
+    excess_s = [sum(step.phases_s[place] - usual_s[place] for step in slow) for place in range(len(PHASES))]
+    place = max(range(len(PHASES)), key=excess_s.__getitem__)
+    lost_s = sum(step.duration_s - median_s for step in slow)
+    worst = max(slow, key=lambda step: step.duration_s)
+    yield Advice(
+        lost_s / (sum(step.duration_s for step in steps) or 1.0),
+        f"{count(len(slow), 'step')} took more than {SLOW_RATIO:g} times the median",
+        f"Together they cost {duration(lost_s)} beyond it, most of that in <b>{PHASES[place]}</b>; the worst is step "
+        f"{worst.number:,} with {duration(worst.duration_s)}. The timeline below shows what one of them did instead.",
+    )
+
+
+def _drift(content: Content) -> Iterator[Advice]:
+    steps = later(content)
+    quarter = len(steps) // 4
+    if quarter < WARM_UP_STEPS:
+        return
+    before_s = median(step.duration_s for step in steps[:quarter])
+    after_s = median(step.duration_s for step in steps[-quarter:])
+    if before_s and after_s / before_s > 1 + DRIFT:
+        share = after_s / before_s - 1
+        yield Advice(
+            share / 2,
+            f"Steps became {percent(share)} slower over the run",
+            f"The median went from {duration(before_s)} in the first quarter to {duration(after_s)} in the last. Something "
+            "grows (a list of losses with their graphs, a cache, the length of sequences), or the machine throttles.",
+        )
+
+
+def _gradients(content: Content) -> Iterator[Advice]:
+    norms = {}
+    for name, row in content.series.norms.items():
+        finite = [norm for norm in row if math.isfinite(norm)]
+        if finite:
+            norms[name] = median(finite)
+    largest = max(norms.values(), default=0.0)
+    faint = {name: norm for name, norm in norms.items() if norm < VANISHING * largest}
+    if faint:
+        name, norm = min(faint.items(), key=lambda item: item[1])
+        zero = sum(norm == 0 for norm in faint.values())
+        yield Advice(
+            0.3,
+            f"Gradients vanish in {count(len(faint), 'layer')}",
+            f"Their norm is less than {VANISHING:g} of the largest layer's: <code>{shown(name)}</code> has {norm:.2g} beside "
+            f"{largest:.2g}" + (f", and {count(zero, 'layer')} get none at all" if zero else "") + ". Look for saturated "
+            "activations, a detached branch, missing normalisation or residual connections, or half precision without scaling.",
+        )
+
+
+def _spikes(content: Content) -> Iterator[Advice]:
+    _, values = content.series.logged.get("gradient norm", ((), ()))
+    if len(values) < WARM_UP_STEPS:
+        return
+    typical, largest = median(values), max(values)
+    if typical and largest > SPIKE * typical:
+        yield Advice(
+            0.25,
+            f"The gradient norm jumped to {largest / typical:,.0f} times its median",
+            f"{largest:.3g} beside {typical:.3g}. Clip gradients, warm the learning rate up, or look at the batch of that step.",
+        )
+
+
+def _detail(content: Content) -> Iterator[Advice]:
+    summary = content.summary
+    if summary.steps and summary.detailed_steps < min(FEW_DETAILED, summary.steps):
+        yield Advice(
+            0.01,
+            f"Only {count(summary.detailed_steps, 'step')} recorded in detail",
+            "Times by module rest on these alone. Record more: <code>torchotel run --detail 8 …</code>, or "
+            "<code>handle.detail(steps=5)</code> where it matters.",
+        )
+    deleted = (content.info.get("recording") or {}).get("spans_deleted", 0)
+    if isinstance(deleted, int) and deleted:
+        yield Advice(
+            0.005,
+            "The oldest detail is gone",
+            f"{count(deleted, 'span')} were deleted so that the run file keeps its size: times by module and the timeline "
+            "are of the later steps. Times by phase and norms are whole.",
+        )
+
+
+_RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
+    _broken,
+    _waiting,
+    _other,
+    _outliers,
+    _layers,
+    _optimizer,
+    _drift,
+    _gradients,
+    _spikes,
+    _detail,
+)

@@ -1,0 +1,71 @@
+"""Put the page together: one file that opens without a network and runs no code but its own."""
+
+import html
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from importlib import resources
+from string import Template
+
+from plotly.offline import get_plotlyjs
+
+from torchotel.report.page import glance, logged, modules, norms, steps, timeline
+from torchotel.report.page.content import Content
+from torchotel.report.page.theme import PHASE_COLOURS, Section
+
+SECTIONS: Sequence[Callable[[Content], Section | None]] = (
+    steps.section,
+    modules.section,
+    norms.section,
+    timeline.section,
+    logged.section,
+)
+
+
+def document(content: Content, drawn: Callable[[], object] = lambda: None) -> str:
+    """Write the whole page; `drawn` is called after each of the SECTIONS."""
+    sections = []
+    for make in SECTIONS:
+        section = make(content)
+        if section is not None:
+            sections.append(section)
+        drawn()
+    scripts = [get_plotlyjs(), _resource("page.js")]
+    return Template(_resource("page.html")).substitute(
+        policy=_policy(scripts),
+        title=html.escape(f"{glance.title(content)} · torchotel"),
+        heading=html.escape(glance.title(content)),
+        about=glance.about(content),
+        glance=glance.glance(content),
+        style=_resource("page.css") + _phase_rules(),
+        navigation="".join(f'<a href="#{section.id}">{section.title}</a>' for section in sections),
+        sections="\n".join(map(_section, sections)),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def _section(section: Section) -> str:
+    # plotly's JSON has no <, > or /, so nothing in it can end the element.
+    figure = "" if section.figure is None else section.figure.to_json()
+    return (
+        f'<section id="{section.id}"><h2>{section.title}</h2><p>{section.lead}</p>'
+        f'<div class="figure" id="figure-{section.id}" style="min-height:{section.figure.layout.height}px"></div>'
+        f'<script type="application/json" data-figure="figure-{section.id}">{figure}</script>{section.after}</section>'
+    )
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Allow the page's own scripts and nothing else: what slipped through all escaping still could not run or load."""
+    hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _phase_rules() -> str:
+    return "".join(f".phase.{name}{{background:{colour}}}" for name, colour in PHASE_COLOURS.items())
+
+
+def _resource(name: str) -> str:
+    return resources.files(__package__ or "torchotel.report.page").joinpath(name).read_text("utf-8")

@@ -1,0 +1,136 @@
+"""The head of the page: what ran, how long, where the time went, and what to do first, in words."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from torchotel.report.page.advice import Advice, advise, later, phase_shares
+from torchotel.report.page.content import Content
+from torchotel.report.page.text import count, cut, duration, percent, shown, size
+
+_MOST_ADVICE = 8
+_LEAST_SHARE = 0.06
+"""Of the bar: a phase as wide may hold its name."""
+
+
+def title(content: Content) -> str:
+    """Name the run."""
+    return cut(content.info.get("service_name") or content.name)
+
+
+def glance(content: Content) -> str:
+    """Write the head as HTML."""
+    parts = [f"<p class=lead>{_sentence(content)}</p>", _tiles(content)]
+    if content.series.steps:
+        parts.append(_shares(content))
+    parts.append(_todo(advise(content)))
+    return "\n".join(part for part in parts if part)
+
+
+def about(content: Content) -> str:
+    """Write the line below the title: run, machine, versions, when."""
+    resource = _mapping(content.info.get("resource"))
+    parts = [
+        ("run", content.info.get("run_id") or content.name),
+        ("host", resource.get("host.name")),
+        ("torch", resource.get("torch.version")),
+        ("torchotel", content.info.get("torchotel.version")),
+    ]
+    world = resource.get("torch.world_size")
+    if isinstance(world, int) and world > 1:
+        parts.append(("rank", f"{resource.get('torch.rank')} of {world}"))
+    said = [f"{name} <b>{shown(value)}</b>" for name, value in parts if value]
+    began = _began(content)
+    return " · ".join([*said, began] if began else said)
+
+
+def _sentence(content: Content) -> str:
+    summary = content.summary
+    model = _mapping(content.info.get("model"))
+    what = f"<b>{shown(title(content))}</b>"
+    if model.get("name"):
+        parameters = model.get("parameters")
+        known = f", {size(parameters)} parameters" if isinstance(parameters, int) else ""
+        modules = model.get("modules")
+        held = count(modules, "module") if isinstance(modules, int) else ""
+        what += f" ran <b>{shown(model['name'])}</b> ({held}{known})"
+    if not summary.steps:
+        return f"{what}: no training step, {count(summary.evaluations, 'evaluation')}."
+    words = f"{what} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
+    if summary.evaluations:
+        words += f", with {count(summary.evaluations, 'batch')}".replace("batchs", "batches") + " of evaluation"
+    shares = sorted(phase_shares(later(content)).items(), key=lambda item: -item[1])
+    (first, most), (second, more) = shares[:2]
+    return (
+        f"{words}. A typical step takes <b>{duration(content.median_s)}</b>; {percent(most)} of the time goes to "
+        f"<b>{_spoken(first)}</b>, {percent(more)} to {_spoken(second)}."
+    )
+
+
+def _spoken(phase: str) -> str:
+    return {"data": "waiting for data", "optimizer": "the optimizer", "other": "what is in no phase"}.get(phase, phase)
+
+
+def _tiles(content: Content) -> str:
+    summary = content.summary
+    tiles = []
+    if summary.phases:
+        step = summary.phases[0]
+        tiles += [
+            ("median step", duration(step.p50_s), f"95 % within {duration(step.p95_s)}"),
+            ("steps", f"{summary.steps:,}", f"{summary.detailed_steps:,} in detail"),
+        ]
+    if summary.samples_per_second:
+        tiles.append(("throughput", f"{summary.samples_per_second:,.4g}/s", "samples, over the time of steps"))
+    elif summary.phases and summary.phases[0].mean_s:
+        tiles.append(("throughput", f"{1 / summary.phases[0].mean_s:,.3g}/s", "steps"))
+    loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
+    if loss is not None:
+        tiles.append(("last loss", f"{loss.last:.4g}", f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
+    if summary.phases:
+        share = phase_shares(later(content))["data"]
+        tiles.append(("waiting for data", percent(share), "of the time, without the first steps"))
+    cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd><dd class=note>{note}</dd></div>" for name, value, note in tiles)
+    return f"<dl class=tiles>{cells}</dl>" if tiles else ""
+
+
+def _shares(content: Content) -> str:
+    shares = phase_shares(content.series.steps)
+    whole = sum(shares.values()) or 1.0
+    cells = "".join(
+        f'<span class="phase {name}" style="flex-grow:{share / whole:.4f}" title="{name} {percent(share)}">'
+        f"{f'{name} {percent(share)}' if share > _LEAST_SHARE else ''}</span>"
+        for name, share in shares.items()
+        if share > 0
+    )
+    label = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+    return f'<h2>Where the time goes</h2><div class=shares role=img aria-label="{label}">{cells}</div>'
+
+
+def _todo(found: Sequence[Advice]) -> str:
+    if not found:
+        return (
+            "<h2>What to do first</h2><p>Nothing stands out: no NaN, no failed step, little waiting, no outliers, no layer "
+            "that dominates.</p>"
+        )
+    rows = "".join(
+        f'<li class="{"broken" if advice.weight >= 2 else "notable"}"><b>{advice.title}.</b> {advice.text}</li>'  # noqa: PLR2004 # as said in Advice
+        for advice in found[:_MOST_ADVICE]
+    )
+    return f"<h2>What to do first</h2><ol class=advice>{rows}</ol>"
+
+
+def _wall_s(content: Content) -> float:
+    return max(0, content.series.ended_unix_ns - content.series.began_unix_ns) / 1e9
+
+
+def _began(content: Content) -> str:
+    try:
+        began = datetime.fromtimestamp(content.series.began_unix_ns / 1e9, tz=UTC)
+    except (OverflowError, OSError, ValueError):  # a stranger's number
+        return ""
+    return f"{began:%Y-%m-%d %H:%M} UTC" if content.series.began_unix_ns else ""
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,131 @@
+"""Figure: where forward and backward spend their time, over the tree of modules."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from torchotel.report.page.content import Content
+from torchotel.report.page.text import count, duration, percent, rounded, shown
+from torchotel.report.page.theme import INK, PHASE_COLOURS, Section, figure, shade
+from torchotel.report.page.tree import Sector, sectors
+from torchotel.report.summary import LayerTime
+
+MOST_SECTORS = 500
+"""Modules of one direction that are drawn; the smaller ones stand together."""
+
+_LISTED = 8
+_ROW_PX = 15
+_LEAST_PX, _MOST_PX = 340, 760
+_GAP = 0.012
+
+
+def section(content: Content) -> Section | None:
+    """Draw both directions side by side, or nothing where no module was timed."""
+    directions = {"forward": content.summary.forward, "backward": content.summary.backward}
+    drawn = {name: layers for name, layers in directions.items() if layers}
+    if not drawn:
+        return None
+    width = 1 / len(drawn)
+    icicles, rows = [], 0
+    for place, (name, layers) in enumerate(drawn.items()):
+        found = sectors(layers, MOST_SECTORS)
+        parents = {one.parent for one in found}
+        rows = max(rows, sum(one.id not in parents for one in found))
+        domain = [place * width + _GAP * (place > 0), (place + 1) * width - _GAP * (place + 1 < len(drawn))]
+        icicles.append(_icicle(name, layers, found, domain))
+    height = max(_LEAST_PX, min(_MOST_PX, rows * _ROW_PX))
+    made = figure(icicles, height, margin={"l": 4, "r": 4, "t": 30, "b": 4}, annotations=_titles(icicles))
+    steps = count(content.summary.detailed_steps, "step")
+    lead = (
+        f"Total time of every module's calls in the {steps} recorded in detail, by area; the deeper the colour, the "
+        "more of it is the module's <em>own</em> time, without the modules inside it. Click a module to go in."
+    )
+    if content.traces.spans_folded:
+        lead += " Modules beyond the limit of spans stand in their parents' own time."
+    tables = "".join(_table(name, layers) for name, layers in drawn.items())
+    return Section("modules", "Time by module", lead, made, f'<div class="pair">{tables}</div>')
+
+
+def _icicle(name: str, layers: Sequence[LayerTime], found: Sequence[Sector], domain: list[float]) -> go.Icicle:
+    whole_s = sum(layer.self_s for layer in layers) or 1.0
+    most = max((layer.share for layer in layers), default=0.0) or 1.0
+    return go.Icicle(
+        name=name,
+        ids=[one.id for one in found],
+        parents=[one.parent for one in found],
+        labels=[shown(one.label, 32) for one in found],
+        values=[rounded(left_s) for left_s in _remainders(found)],
+        text=[percent(one.area_s / whole_s) for one in found],
+        customdata=[[_words(one, whole_s)] for one in found],
+        branchvalues="remainder",
+        domain={"x": domain},
+        marker={
+            "colors": [shade(PHASE_COLOURS[name], _strength(one, most)) for one in found],
+            "line": {"color": "#FFFFFF", "width": 1},
+        },
+        texttemplate="%{label}  %{text}",
+        hovertemplate="%{customdata[0]}<extra></extra>",
+        tiling={"orientation": "h", "pad": 0},
+        pathbar={"visible": True, "thickness": 20, "edgeshape": "/"},
+        sort=False,
+        maxdepth=6,
+    )
+
+
+def _remainders(found: Sequence[Sector]) -> Sequence[float]:
+    """Take from each area what is inside it: a rounding then never makes a parent smaller than its children."""
+    inside_s: Counter[str] = Counter()
+    for one in found:
+        inside_s[one.parent] += one.area_s  # type: ignore[assignment] # seconds are no whole numbers
+    return [max(0.0, one.area_s - inside_s[one.id]) for one in found]
+
+
+def _strength(one: Sector, most: float) -> float:
+    # A root's scale: a layer with a quarter of the most time still has half of the colour.
+    return math.sqrt(one.layer.share / most) if one.layer else 0.0
+
+
+def _words(one: Sector, whole_s: float) -> str:
+    if one.others:
+        return f"{count(one.others, 'smaller module')}<br>{duration(one.area_s)} in all"
+    if one.layer is None:
+        return f"<b>{shown(one.label)}</b><br>a container, never called itself<br>{duration(one.area_s)} inside it"
+    layer = one.layer
+    return (
+        f"<b>{shown(layer.path)}</b> ({shown(layer.type)})<br>"
+        f"own time {duration(layer.self_s)}, {percent(layer.self_s / whole_s)}<br>"
+        f"total {duration(layer.total_s)}, {percent(layer.total_s / whole_s)}<br>"
+        f"{count(layer.calls, 'call')} of {duration(layer.mean_s)}"
+    )
+
+
+def _titles(icicles: Sequence[go.Icicle]) -> Sequence[dict[str, object]]:
+    return [
+        {
+            "text": f"<b>{icicle.name}</b>",
+            "x": icicle.domain.x[0],
+            "y": 1,
+            "xref": "paper",
+            "yref": "paper",
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "yshift": 6,
+            "showarrow": False,
+            "font": {"color": INK, "size": 13},
+        }
+        for icicle in icicles
+    ]
+
+
+def _table(name: str, layers: Sequence[LayerTime]) -> str:
+    rows = "".join(
+        f"<tr><td>{shown(layer.path, 40)}</td><td>{shown(layer.type, 24)}</td><td>{percent(layer.share)}</td>"
+        f"<td>{duration(layer.self_s)}</td><td>{duration(layer.total_s)}</td><td>{layer.calls:,}</td></tr>"
+        for layer in layers[:_LISTED]
+    )
+    return (
+        f'<table><caption><i class="phase {name}"></i>{name}, by own time</caption><thead><tr><th>module</th><th>type'
+        f"</th><th>share</th><th>own</th><th>total</th><th>calls</th></tr></thead><tbody>{rows}</tbody></table>"
+    )

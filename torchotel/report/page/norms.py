@@ -1,0 +1,169 @@
+"""Figure: the gradient norm of every layer over the steps."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import plotly.graph_objects as go
+
+from torchotel.report.page.content import Content
+from torchotel.report.page.series import Series, chunks, middle, spread
+from torchotel.report.page.text import count, rounded, shown
+from torchotel.report.page.theme import ALARM, Section, figure
+from torchotel.report.summary import quantile
+
+MOST_COLUMNS, MOST_CELLS = 300, 150_000
+_MOST_MARKS = 500
+_ROW_PX = 13
+_LEAST_PX, _MOST_PX = 260, 760
+_LABELLED = 60
+"""Layers that all have their names at the side."""
+
+_PICKS: dict[str, Callable[[Sequence[float]], float]] = {"largest": max, "median": middle, "smallest": min}
+
+
+def section(content: Content) -> Section | None:
+    """Draw the norms, or nothing where no gradient was looked at."""
+    series = content.series
+    if not series.norms:
+        return None
+    columns = list(chunks(range(len(series.norm_steps)), max(1, min(MOST_COLUMNS, MOST_CELLS // len(series.norms)))))
+    picks = _PICKS if len(columns[0]) > 1 else {"norm": max}
+    low, high = _bounds(series)
+    maps = [
+        _heatmap(series, columns, name, pick, (low, high), visible=place == 0)
+        for place, (name, pick) in enumerate(picks.items())
+    ]
+    marks = _marks(series, columns)
+    height = max(_LEAST_PX, min(_MOST_PX, len(series.norms) * _ROW_PX + 100))
+    made = figure([*maps, marks] if marks else maps, height, xaxis=_steps(series, columns), yaxis=_layers(series))
+    if len(maps) > 1:
+        made.update_layout(updatemenus=[_buttons(list(picks), marks=bool(marks))])
+    return Section("norms", "Gradient norms by layer", _lead(series, len(columns[0]), marks), made)
+
+
+def _lead(series: Series, steps: int, marks: go.Scatter | None) -> str:
+    lead = (
+        "The L2 norm of the gradients of each layer's own parameters, before clipping, on a log scale: the first layer at "
+        f"the top, the {count(len(series.norm_steps), 'step')} that were looked at from left to right."
+    )
+    if steps > 1:
+        lead += f" A column stands for {steps:,} of them, and the buttons choose which of their norms it shows."
+    if marks:
+        lead += ' <strong class="alarm">A cross is a gradient that was NaN or infinite.</strong>'
+    if series.layers_left_out:
+        lead += f" Only the first {len(series.norms):,} layers are shown."
+    return lead
+
+
+def _bounds(series: Series) -> tuple[float, float]:
+    logs = sorted(math.log10(norm) for row in series.norms.values() for norm in row if 0 < norm < math.inf)
+    if not logs:
+        return -1.0, 1.0
+    # One norm far out takes the outermost colour; it does not pale all others.
+    low, high = quantile(logs, 0.005), quantile(logs, 0.995)
+    return (low, high) if high - low > 0.5 else (low - 0.5, high + 0.5)  # noqa: PLR2004 # half a decade
+
+
+def _heatmap(
+    series: Series,
+    columns: Sequence[Sequence[int]],
+    name: str,
+    pick: Callable[[Sequence[float]], float],
+    bounds: tuple[float, float],
+    *,
+    visible: bool,
+) -> go.Heatmap:
+    low, high = bounds
+    ticks = range(math.ceil(low), math.floor(high) + 1)
+    return go.Heatmap(
+        name=name,
+        z=[[_log(spread(row[part[0] : part[-1] + 1], pick), low) for part in columns] for row in series.norms.values()],
+        zmin=rounded(low),
+        zmax=rounded(high),
+        visible=visible,
+        colorscale="Viridis",
+        hoverongaps=False,
+        hoverinfo="text",
+        # The page's script makes the hover texts out of these, which would be most of its size.
+        meta={"rows": [shown(name) for name in series.norms], "columns": [_column(series, part) for part in columns]},
+        colorbar={
+            "title": {"text": "L2 norm", "side": "right"},
+            "tickvals": list(ticks),
+            "ticktext": [f"1e{power}" for power in ticks],
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
+    )
+
+
+def _column(series: Series, part: Sequence[int]) -> str:
+    first, last = series.norm_steps[part[0]], series.norm_steps[part[-1]]
+    return f"step {first:,}" if len(part) == 1 else f"{len(part):,} steps of {first:,} to {last:,}"
+
+
+def _log(norm: float, low: float) -> float | None:
+    """Take the logarithm; a norm of 0 has none, and is shown a thousand times below the smallest colour."""
+    if math.isnan(norm):
+        return None
+    return rounded(math.log10(norm)) if norm > 0 else rounded(low - 3)
+
+
+def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | None:
+    """Mark what was not finite, which has no colour."""
+    found = [
+        (column, layer)
+        for column, part in enumerate(columns)
+        for layer, row in enumerate(series.norms.values())
+        if any(map(math.isinf, row[part[0] : part[-1] + 1]))
+    ][:_MOST_MARKS]
+    if not found:
+        return None
+    return go.Scatter(
+        name="NaN or infinite",
+        x=[column for column, _ in found],
+        y=[layer for _, layer in found],
+        mode="markers",
+        marker={"symbol": "x", "size": 6, "color": ALARM, "line": {"color": "#FFFFFF", "width": 0.5}},
+        hovertemplate="NaN or infinite<extra></extra>",
+    )
+
+
+def _steps(series: Series, columns: Sequence[Sequence[int]]) -> dict[str, object]:
+    every = max(1, len(columns) // 12)
+    places = list(range(0, len(columns), every))
+    return {
+        "title": {"text": "step"},
+        "tickvals": places,
+        "ticktext": [f"{series.norm_steps[columns[place][0]]:,}" for place in places],
+        "showgrid": False,
+        "range": [-0.5, len(columns) - 0.5],
+    }
+
+
+def _layers(series: Series) -> dict[str, object]:
+    every = max(1, math.ceil(len(series.norms) / _LABELLED))
+    places = list(range(0, len(series.norms), every))
+    names = list(series.norms)
+    return {
+        "tickvals": places,
+        "ticktext": [shown(names[place], 36) for place in places],
+        "showgrid": False,
+        "range": [len(names) - 0.5, -0.5],
+        "tickfont": {"size": 10},
+    }
+
+
+def _buttons(names: Sequence[str], *, marks: bool) -> dict[str, object]:
+    return {
+        "type": "buttons",
+        "direction": "right",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "pad": {"b": 6},
+        "buttons": [
+            {"label": name, "method": "restyle", "args": ["visible", [one == name for one in names] + [True] * marks]}
+            for name in names
+        ],
+    }

@@ -1,0 +1,58 @@
+"""Words and numbers for the page; whatever comes out of a run file goes through here."""
+
+import html
+import math
+
+from torchotel.report.tables import duration
+
+_LONGEST = 60
+_SECOND_S = 1.0
+
+
+def cut(text: object, limit: int = _LONGEST) -> str:
+    """Write a stranger's text as one printable line of bounded length; its middle goes, since both ends tell most."""
+    whole = str(text)
+    if len(whole) > limit:
+        head = (limit - 1) // 2
+        whole = f"{whole[:head]}…{whole[head + 1 - limit :]}"
+    # What is not printable could break lines, turn the direction of writing, or be half a character.
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in whole)
+
+
+def shown(text: object, limit: int = _LONGEST) -> str:
+    """Cut a stranger's text and escape it, for HTML and for plotly, which reads a few tags in its labels."""
+    return html.escape(cut(text, limit), quote=False)
+
+
+def scale(seconds: float) -> tuple[str, float]:
+    """Choose the unit of an axis by a typical value: its name, and how many of it a second holds."""
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= _SECOND_S:
+            return unit, factor
+    return "ms", 1e3
+
+
+def percent(share: float) -> str:
+    """Write a share with as many digits as it deserves."""
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"  # noqa: PLR2004 # two digits in either case
+
+
+def count(number: float, noun: str) -> str:
+    """Write a count with its noun, in the plural where it needs one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size(number: float) -> str:
+    """Write a large count as people say it."""
+    for unit, scale_ in (("billion", 1e9), ("million", 1e6)):
+        if number >= scale_:
+            return f"{number / scale_:.3g} {unit}"
+    return f"{number:,}"
+
+
+def rounded(value: float) -> float | None:
+    """Keep four digits, which is more than a screen shows and half the size; JSON has no other than finite numbers."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+__all__ = ["count", "cut", "duration", "percent", "rounded", "scale", "shown", "size"]

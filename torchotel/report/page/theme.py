@@ -1,0 +1,70 @@
+"""What all figures have in common: the colours of the phases, type, and axes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+# Okabe and Ito's palette, which colour-blind people can tell apart; a phase has its colour on the whole page.
+PHASE_COLOURS = {
+    "data": "#E69F00",
+    "forward": "#0072B2",
+    "backward": "#D55E00",
+    "optimizer": "#009E73",
+    "other": "#A6ACB3",
+}
+INK, FAINT, LINE, PAPER = "#1F2933", "#616E7C", "#E4E7EB", "#FFFFFF"
+ALARM = "#B3123D"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page: its heading, what it shows in words, and the figure."""
+
+    id: str
+    title: str
+    lead: str
+    """HTML: what to see in it; whoever writes it escapes what comes from the run."""
+    figure: go.Figure | None = None
+    after: str = ""
+    """HTML that stands below the figure."""
+
+
+def figure(traces: Sequence[Any], height: int, **layout: Any) -> go.Figure:
+    """Make a figure that looks like the others."""
+    made = go.Figure(traces)
+    made.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 64, "r": 24, "t": 36, "b": 48},
+        font={"family": FONT, "size": 12, "color": INK},
+        paper_bgcolor=PAPER,
+        plot_bgcolor=PAPER,
+        hoverlabel={"font": {"family": FONT, "size": 12}, "align": "left"},
+        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+    )
+    made.update_xaxes(**_AXIS)
+    made.update_yaxes(**_AXIS)
+    made.update_layout(**layout)
+    return made
+
+
+_AXIS = {
+    "gridcolor": LINE,
+    "linecolor": LINE,
+    "zeroline": False,
+    "ticks": "outside",
+    "tickcolor": LINE,
+    "tickfont": {"color": FAINT},
+    "title": {"font": {"color": FAINT}},
+    "automargin": True,
+}
+
+
+def shade(colour: str, strength: float) -> str:
+    """Mix a colour with white: 0 is hardly a tint, 1 the colour itself."""
+    share = 0.12 + 0.88 * min(1.0, max(0.0, strength))
+    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)

@@ -1,0 +1,219 @@
+"""Figure: the slowest step span by span, beside a typical one."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from torchotel import _names as names
+from torchotel.report.page.content import Content
+from torchotel.report.page.text import count, duration, rounded, scale, shown
+from torchotel.report.page.theme import ALARM, FAINT, PHASE_COLOURS, Section, figure, shade
+from torchotel.report.page.traces import StepTrace
+from torchotel.report.read import SpanLine
+
+MOST_BARS = 1_500
+"""Spans of one step that are drawn: the longest."""
+
+_DEEPEST = 24
+_LANE_PX = 20
+_BETWEEN_PX = 58
+_LABEL_SHARE = 0.02
+"""Of the panel's width: a bar as wide may hold a name."""
+_PHASES = {
+    names.SPAN_DATA: "data",
+    names.SPAN_FORWARD: "forward",
+    names.SPAN_BACKWARD: "backward",
+    names.SPAN_OPTIMIZER: "optimizer",
+}
+_PREFIXES = {names.FORWARD_PREFIX: "forward", names.BACKWARD_PREFIX: "backward"}
+
+
+class Bar(NamedTuple):
+    """One span in its place."""
+
+    span: SpanLine
+    lane: int
+    """How many spans it stands in."""
+    phase: str
+
+
+def section(content: Content) -> Section | None:
+    """Draw the chosen steps one below the other, or nothing where no span was kept."""
+    chosen = content.traces.chosen()
+    if not chosen:
+        return None
+    panels = [bars(step) for _, step in chosen]
+    heights = [max((bar.lane for bar in panel), default=0) + 1 for panel in panels]
+    pixels = sum(heights) * _LANE_PX + len(panels) * _BETWEEN_PX
+    made = figure([], pixels + 20, barmode="overlay", bargap=0.08, hovermode="closest", showlegend=False)
+    top = 1.0
+    for place, ((title, step), panel, lanes) in enumerate(zip(chosen, panels, heights, strict=True), 1):
+        axis = "" if place == 1 else str(place)
+        bottom = top - lanes * _LANE_PX / pixels
+        _panel(made, axis, panel, step, (max(0.0, bottom), top))
+        made.add_annotation(_title(f"{title}: {_about(step, content.median_s)}", axis, lanes))
+        top = bottom - _BETWEEN_PX / pixels
+    made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8})
+    return Section("timeline", "The slowest step, and one like most", _lead(chosen), made, _differences(chosen))
+
+
+def bars(step: StepTrace) -> Sequence[Bar]:
+    """Put the longest spans of a step into lanes, each below the span that it stands in."""
+    by_id = {span.span_id: span for span in step.spans}
+    longest = sorted(step.spans, key=lambda span: span.start_ns - span.end_ns)[:MOST_BARS]
+    found = []
+    for span in longest:
+        above = _above(span, by_id, step.root.span_id)
+        if above is not None:
+            found.append(Bar(span, len(above) - 1, next(filter(None, map(_phase, above)), "other")))
+    return found
+
+
+def _above(span: SpanLine, by_id: Mapping[str, SpanLine], root: str) -> Sequence[SpanLine] | None:
+    """List a span and those it stands in, up to the step; None where it does not stand in the step."""
+    above = [span]
+    while above[-1].span_id != root:
+        parent = by_id.get(above[-1].parent_id)
+        if parent is None or len(above) >= _DEEPEST:
+            return None
+        above.append(parent)
+    return above
+
+
+def _phase(span: SpanLine) -> str | None:
+    known = _PHASES.get(span.name)
+    return known or next((phase for prefix, phase in _PREFIXES.items() if span.name.startswith(prefix)), None)
+
+
+def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, domain: tuple[float, float]) -> None:
+    unit, factor = scale(step.duration_s)
+    lanes = max((bar.lane for bar in panel), default=0)
+    began_ns = step.root.start_ns
+    lengths_s = [max(0, bar.span.end_ns - bar.span.start_ns) / 1e9 for bar in panel]
+    made.add_trace(
+        go.Bar(
+            orientation="h",
+            xaxis=f"x{axis}",
+            yaxis=f"y{axis}",
+            base=[rounded((bar.span.start_ns - began_ns) / 1e9 * factor) for bar in panel],
+            x=[rounded(length_s * factor) for length_s in lengths_s],
+            y=[bar.lane for bar in panel],
+            width=0.92,
+            text=[
+                shown(_label(bar.span), 40) if length_s > _LABEL_SHARE * step.duration_s else ""
+                for bar, length_s in zip(panel, lengths_s, strict=True)
+            ],
+            textposition="inside",
+            insidetextanchor="start",
+            textangle=0,
+            constraintext="none",
+            cliponaxis=True,
+            customdata=[
+                [shown(bar.span.name), duration(length_s), _error(bar.span)]
+                for bar, length_s in zip(panel, lengths_s, strict=True)
+            ],
+            hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}, from %{{base:,.4~g}} {unit}"
+            "%{customdata[2]}<extra></extra>",
+            marker={
+                "color": [_colour(bar) for bar in panel],
+                "line": {"color": [ALARM if bar.span.error else "#FFFFFF" for bar in panel], "width": 0.6},
+            },
+        )
+    )
+    made.update_layout(
+        {
+            f"xaxis{axis}": {
+                "anchor": f"y{axis}",
+                "range": [0, rounded(step.duration_s * factor)],
+                "ticksuffix": f" {unit}",
+                "tickfont": {"color": FAINT},
+                "zeroline": False,
+                "ticks": "outside",
+                "showgrid": False,
+            },
+            f"yaxis{axis}": {
+                "anchor": f"x{axis}",
+                "domain": list(domain),
+                "range": [lanes + 0.5, -0.5],
+                "visible": False,
+                "fixedrange": True,
+            },
+        }
+    )
+
+
+def _colour(bar: Bar) -> str:
+    # The step and its phases have the phase's own colour, modules lighter ones by turns, so that neighbours differ.
+    colour = PHASE_COLOURS[bar.phase]
+    return shade(colour, 1.0 if bar.lane <= 1 else 0.55 - 0.12 * (bar.lane % 2))
+
+
+def _label(span: SpanLine) -> str:
+    path = span.attributes.get(names.MODULE_PATH)
+    if path is not None:
+        return str(path).rpartition(".")[2]
+    return span.name.removeprefix("torch.")
+
+
+def _error(span: SpanLine) -> str:
+    return f"<br>failed: {shown(span.attributes.get(names.ERROR_TYPE, 'error'))}" if span.error else ""
+
+
+def _about(step: StepTrace, median_s: float) -> str:
+    about = f"step {step.number:,}, {duration(step.duration_s)}"
+    ratio = step.duration_s / median_s if median_s else 1.0
+    if ratio > 1.1:  # noqa: PLR2004 # below a tenth nobody minds
+        about += f", {ratio:.3g} × the median"
+    return about if step.detailed else f"{about} (its modules were not recorded)"
+
+
+def _title(text: str, axis: str, lanes: int) -> dict[str, object]:
+    return {
+        "text": f"<b>{text}</b>",
+        "xref": f"x{axis} domain",
+        "yref": f"y{axis} domain",
+        "x": 0,
+        "y": 1,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "yshift": 3,
+        "showarrow": False,
+        "font": {"size": 13},
+    }
+
+
+def _lead(chosen: Sequence[tuple[str, StepTrace]]) -> str:
+    lead = "Each bar is a span: the step, its phases, and the module calls inside them. Each step has a scale of its own."
+    most = max(len(step.spans) for _, step in chosen)
+    if most > MOST_BARS:
+        lead += f" The longest {MOST_BARS:,} of up to {count(most, 'span')} are drawn."
+    return lead
+
+
+def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
+    """Say in a table which phase made the slow steps slow."""
+    if len(chosen) == 1:
+        return ""
+    *slow, (_, median) = chosen
+    head = "".join(f"<th>{title.lower()}</th><th>more</th>" for title, _ in slow)
+    usual_s = _phase_times(median)
+    rows = ""
+    for phase in usual_s:
+        cells = ""
+        for _, step in slow:
+            times_s = _phase_times(step)
+            more_s = times_s[phase] - usual_s[phase]
+            cells += f"<td>{duration(times_s[phase])}</td><td>{'+' if more_s >= 0 else '−'}{duration(abs(more_s))}</td>"
+        rows += f'<tr><td><i class="phase {phase}"></i>{phase}</td><td>{duration(usual_s[phase])}</td>{cells}</tr>'
+    return f"<table><thead><tr><th>phase</th><th>median step</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _phase_times(step: StepTrace) -> dict[str, float]:
+    """Add up the phases that stand in the step itself; what is left is other."""
+    times_s = dict.fromkeys(_PHASES.values(), 0.0)
+    for span in step.spans:
+        phase = _PHASES.get(span.name)
+        if phase and span.parent_id == step.root.span_id:
+            times_s[phase] += max(0, span.end_ns - span.start_ns) / 1e9
+    return {**times_s, "other": max(0.0, step.duration_s - sum(times_s.values()))}
