@@ -4,8 +4,8 @@
     torchotel doctor --endpoint https://collector:4318
     torchotel doctor --model package.train:make_model --input 8x3x32x32
 
-A test span is sent to the endpoint, and its trace id printed. MODEL names a module, a class or a function without
-arguments that gives a module, or a module and its batch. Header values are never printed. Exit codes: 0 nothing
+A test span is sent to the endpoint, and its trace id printed. --model names a module, or a class or function without
+arguments that gives one, or (module, batch). Header values are never printed. Exit codes: 0 nothing
 failed, 1 a check failed, 2 wrong use.
 """
 
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torchotel.cli.run import add_settings, given
+from torchotel.cli.options import add_options, read_options
 
 if TYPE_CHECKING:
     from torchotel.doctor.finding import Finding
@@ -29,14 +29,18 @@ _SUBJECT_WIDTH = 11
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--model", metavar="MODULE:NAME", help="model, or what makes it, to be tried once")
+    parser.add_argument(
+        "--model", metavar="MODULE:NAME", type=_place, help="a model, or what makes it, to be tried once"
+    )
     parser.add_argument(
         "--input",
         metavar="SHAPE[:DTYPE]",
+        type=_shape,
         action="append",
+        default=[],
         help="its input, like 8x3x32x32 or 8x128:int64 (zeros); again for each further one",
     )
-    add_settings(parser)
+    add_options(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -53,7 +57,21 @@ def call(arguments: argparse.Namespace) -> int:
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     from torchotel.doctor import examination  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
-    return examination.examine(given(arguments), os.environ, arguments.model, arguments.input or ())
+    return examination.examine(read_options(arguments), os.environ, arguments.model, arguments.input)
+
+
+def _place(text: str) -> str:
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} does not read MODULE:NAME, like package.train:make_model")
+    return text
+
+
+def _shape(text: str) -> tuple[tuple[int, ...], str]:
+    sizes, _, dtype = text.partition(":")
+    if not all(size.isdecimal() for size in sizes.split("x")):
+        raise argparse.ArgumentTypeError(f"{text!r} does not read SHAPE[:DTYPE], like 8x3x32x32 or 8x128:int64")
+    return tuple(map(int, sizes.split("x"))), dtype or "float32"
 
 
 class _Style:

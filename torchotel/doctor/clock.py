@@ -30,9 +30,8 @@ class Steadiness:
         if abs(moved_s) > _STEADY_S:
             advice = "Durations are right all the same, but spans of other machines stand beside others: look at NTP."
             yield warning(SUBJECT, f"the wall clock moved by {moved_s:+.3f} s while this ran", advice)
-        began_ns = time.perf_counter_ns()
         readings = [time.perf_counter_ns() for _ in range(_READINGS)]
-        cost_ns = (readings[-1] - began_ns) / _READINGS
+        cost_ns = median(later - earlier for earlier, later in pairwise(readings))
         if any(later < earlier for earlier, later in pairwise(readings)):
             yield warning(SUBJECT, "perf_counter went back", "Durations are wrong on such a machine: report its clock.")
         elif cost_ns > _SLOW_NS:

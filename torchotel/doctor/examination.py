@@ -7,27 +7,40 @@ from importlib import import_module
 from typing import Any
 
 from torchotel.doctor import settings, versions
+from torchotel.doctor.clock import Steadiness
 from torchotel.doctor.finding import Finding, failed
 
 
 def examine(
-    given: Mapping[str, Any], environ: Mapping[str, str], model: str | None, inputs: Sequence[str]
+    given: Mapping[str, Any],
+    environ: Mapping[str, str],
+    model: str | None,
+    inputs: Sequence[tuple[tuple[int, ...], str]],
 ) -> Iterator[Finding]:
     """Check one thing after the other.
 
     Args:
         given: Settings that were said.
         environ: Variables.
-        model: Where a model is found, as `module:name`.
-        inputs: Shapes of its inputs.
+        model: Where a model is found, as `module:name`; None: none is tried.
+        inputs: Shape and dtype of each of its inputs.
 
     Raises:
         ConfigError: A setting that was said is bad.
     """
+    steadiness = Steadiness()
     config, findings = settings.read(given, environ)
     yield from _guarded("versions", versions.check)
+    yield from _guarded("variables", lambda: _part("variables").check(environ))
     yield from findings
+    yield from _guarded("settings", lambda: _part("contradictions").check(config, given, environ))
+    yield from _guarded("spans", lambda: _part("spans").check(config))
     yield from _guarded("endpoint", lambda: _part("endpoint").check(config))
+    yield from _guarded("prometheus", lambda: _part("ports").check(config, environ))
+    yield from _guarded("folders", lambda: _part("folders").check(config, environ))
+    if model is not None:
+        yield from _guarded("model", lambda: _part("model").check(config, model, inputs))
+    yield from _guarded("clock", steadiness.check)
 
 
 def _part(name: str) -> Any:
@@ -40,7 +53,8 @@ def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[F
     try:
         yield from check()
     except Exception as error:  # noqa: BLE001 - one broken part must not hide the others
+        text = f"could not be checked: {type(error).__name__}: {error}"
         advice = (
             "Where a library cannot be loaded, see its version above; else this is torchotel's own error: report it."
         )
-        yield failed(subject, f"could not be checked: {type(error).__name__}: {error}", advice)
+        yield failed(subject, text, advice)

@@ -41,7 +41,7 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
             try:
                 config = Config.read(given, left)
             except ConfigError as error:
-                bad = [name for name in _variables(error.field) if name in left]
+                bad = [name for name in variables_of()[error.field] if name in left]
                 if error.field in given or not bad:
                     raise
                 advice = f"instrument() raises ConfigError for it. Correct {' and '.join(bad)}, or unset."
@@ -54,10 +54,15 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
     return Read(config, findings or [ok(SUBJECT, "every setting can be read")])
 
 
-def _variables(field: str) -> tuple[str, ...]:
-    (setting,) = (cast("Any", found.type).__metadata__[0] for found in fields(Config) if found.name == field)
-    assert isinstance(setting, Setting)  # noqa: S101 - says so to the type checker
-    return setting.variables
+def variables_of() -> dict[str, tuple[str, ...]]:
+    """Give the variables that each field is read from."""
+    settings = {found.name: cast("Any", found.type).__metadata__[0] for found in fields(Config)}
+    return {name: setting.variables for name, setting in settings.items() if isinstance(setting, Setting)}
+
+
+def known_variables() -> set[str]:
+    """List every variable that is read as a setting."""
+    return {name for names in variables_of().values() for name in names}
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class EndpointOutlet(MetricsOutlet):
 
     def _begin(self) -> None:
         server = self._listen()
-        if not _is_loopback(self._host):
+        if not is_loopback(self._host):
             _logger.warning(
                 "Metrics are served on %s:%d to everybody who can reach it: names of modules and logged values are "
                 "among them.",
@@ -146,7 +146,8 @@ def _unusable(folder: Path | None, error: OSError) -> ConfigError:
     return ConfigError("discovery_dir", os.fspath(folder or ""), f"a folder that can be written to ({error.strerror})")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether an address can be reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,0 +1,199 @@
+"""A model tried dry: one forward and backward, without torchotel and with it, and nothing sent."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from torchotel import _names as names
+from torchotel._config import Config
+from torchotel._session import Session
+from torchotel.capture import seams
+from torchotel.capture.tree import class_of, unwrapped, walk
+from torchotel.doctor.finding import Finding, failed, ok, warning
+from torchotel.doctor.loading import Loaded, describe, load
+from torchotel.doctor.trouble import Trouble
+from torchotel.telemetry.spans import Span, Trace, TraceExporter
+
+SUBJECT = "model"
+_LIMIT_S = 60.0
+_MOST_NAMED = 6
+_NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
+"""They have no forward of their own."""
+
+
+class _Kept(TraceExporter):
+    """Keep traces in memory."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def export(self, trace: Trace) -> None:
+        """Keep it."""
+        self.traces.append(trace)
+
+    def push(self) -> None:
+        """Do nothing."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Do nothing."""
+        return True
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Do nothing."""
+
+
+class _Seen(NamedTuple):
+    """What torchotel saw of a step."""
+
+    spans: Sequence[Span]
+    faults: int
+
+    def paths(self, direction: str) -> list[str]:
+        """List the modules of its calls."""
+        shared = (span.template.attributes for span in self.spans)
+        return [str(own[names.MODULE_PATH]) for own in shared if own.get(names.DIRECTION) == direction]
+
+    def compiled(self) -> list[str]:
+        """List the regions that are compiled; the root is empty, as `walk` has it."""
+        regions = {
+            "" if own[names.MODULE_PATH] == own[names.MODEL] else str(own[names.MODULE_PATH])
+            for own in (span.template.attributes for span in self.spans)
+            if own.get(names.COMPILED)
+        }
+        return sorted(regions)
+
+    def folded(self) -> int:
+        """Count the calls that have no span since there were too many."""
+        return sum(int(str((span.attributes or {}).get(names.FOLDED_CALLS, 0))) for span in self.spans)
+
+
+def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Finding]:
+    """Try a model, and tell what torchotel sees of it."""
+    try:
+        loaded = load(where, inputs)
+        backward = _run_plainly(loaded)
+        quiet = replace(
+            config, traces_exporter="none", metrics_exporter=(), record=None, detail="all", set_global_provider=False
+        )
+        whole = _watch(replace(quiet, include=None, exclude=None, max_depth=None, max_spans=None), loaded)
+        as_set = _watch(quiet, loaded)
+    except Trouble as trouble:
+        yield failed(SUBJECT, trouble.text, trouble.advice)
+        return
+    if not backward:
+        advice = "Its outputs need no gradient: is it in inference mode, or are all its parameters frozen?"
+        yield warning(SUBJECT, "nothing to go backward through", advice)
+    yield from _tell(config, loaded.model, whole, as_set)
+    missing = [name for name, there in seams.found().items() if not there]
+    if missing:
+        text = f"torch {torch.__version__} lacks {', '.join(missing)}"
+        yield warning(SUBJECT, text, "Less is seen, or times are less exact. See which torch is supported.")
+
+
+def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -> Iterator[Finding]:
+    called = set(whole.paths("forward"))
+    name = type(model).__qualname__
+    if whole.faults + as_set.faults:
+        text = f"{whole.faults + as_set.faults} errors of torchotel's own in {name}, told above"
+        yield failed(SUBJECT, text, "Training would go on without what failed. Please report it with the model.")
+    if not called:
+        advice = "It is called in a way that runs no hooks: call model(batch), not model.forward(batch)."
+        yield failed(SUBJECT, f"no module call of {name} was seen", advice)
+        return
+    spans = len(as_set.paths("forward")) + len(as_set.paths("backward"))
+    text = (
+        f"{name}: {len(list(model.modules()))} modules, {len(called)} called; a step has {spans} module spans, "
+        f"{len(as_set.spans)} in all"
+    )
+    limit = f"max_spans is {config.max_spans if config.max_spans is not None else 'none'}"
+    if as_set.folded():
+        advice = (
+            f"{as_set.folded()} deeper calls fold into their parents. Choose modules with include, exclude or "
+            "max_depth; Jaeger opens about 2,000 spans of a trace well."
+        )
+        yield warning(SUBJECT, f"{text}; {limit}", advice)
+    else:
+        yield ok(SUBJECT, f"{text}; {limit}")
+    yield from _tell_unseen(model, whole, called)
+
+
+def _tell_unseen(model: torch.nn.Module, whole: _Seen, called: set[str]) -> Iterator[Finding]:
+    root, compiled = class_of(unwrapped(model)), whole.compiled()
+    modules = [(path, module) for module, path, *_ in walk(model, "")]
+    scripted = [path for path, module in modules if isinstance(module, torch.jit.ScriptModule)]
+    for kind, regions in (("torch.compile", compiled), ("TorchScript", scripted)):
+        if regions:
+            advice = "It runs no hooks: such a region is one span, and what is inside it has none."
+            yield ok(SUBJECT, f"{kind}: {_listed([path or root for path in regions])}", advice)
+    unseen = [
+        path
+        for path, module in modules
+        if path not in {"", *called} and not isinstance(module, _NEVER_CALLED) and not _is_in(path, compiled + scripted)
+    ]
+    if unseen:
+        advice = (
+            "Not used with this input; or their parameters are read by others (attention does so with out_proj), or "
+            "their forward is called directly, which runs no hooks."
+        )
+        yield ok(SUBJECT, f"{len(unseen)} not called: {_listed(unseen)}", advice)
+
+
+def _is_in(path: str, regions: Sequence[str]) -> bool:
+    return any(not region or path == region or path.startswith(f"{region}.") for region in regions)
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
+    return ", ".join(paths[:_MOST_NAMED]) + more
+
+
+def _run_plainly(loaded: Loaded) -> bool:
+    try:
+        return _step(loaded)
+    except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+        advice = "That is without torchotel. Look at the model and at --input: SHAPE[:DTYPE], once for each input."
+        raise Trouble(f"a step of {type(loaded.model).__qualname__} failed: {describe(error)}", advice) from None
+
+
+def _watch(config: Config, loaded: Loaded) -> _Seen:
+    kept = _Kept()
+    session = Session(config, loaded.model, [kept])
+    try:
+        _step(loaded)
+    except Exception as error:  # noqa: BLE001 - as above
+        advice = "Without torchotel it ran. Please report it with the model."
+        text = f"a step of {type(loaded.model).__qualname__} failed under torchotel: {describe(error)}"
+        raise Trouble(text, advice) from None
+    finally:
+        session.flush(_LIMIT_S)
+        session.stop(_LIMIT_S, finished=True)
+    faults = session.stats()["internal_errors"]
+    return _Seen(
+        [span for trace in kept.traces for span in trace.spans if span.template.name != names.SPAN_RUN], faults
+    )
+
+
+def _step(loaded: Loaded) -> bool:
+    """Run forward and backward; False where there was nothing to go backward through."""
+    outputs = [output for output in _tensors(loaded.model(*loaded.args, **loaded.kwargs)) if output.requires_grad]
+    if not outputs:
+        return False
+    torch.autograd.backward([output.float().mean() for output in outputs])
+    loaded.model.zero_grad()
+    return True
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
