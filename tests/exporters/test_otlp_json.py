@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from google.protobuf import json_format  # type: ignore[import-untyped]  # its stubs are a package of their own
+from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 

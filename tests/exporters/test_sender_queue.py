@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from opentelemetry import context
@@ -40,7 +41,7 @@ class Held:
         pass
 
 
-def queued(**limits: int) -> tuple[Sender, Held, ExportStats]:
+def queued(**limits: Any) -> tuple[Sender, Held, ExportStats]:
     held, stats = Held(), ExportStats()
     sender = Sender(held, stats, **limits)
     sender.put(b"0", 1)

@@ -156,5 +156,5 @@ def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
             return None
     except Exception:  # noqa: BLE001  # whatever an endpoint writes there; the status is what counts
         return None
-    delay_s = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
+    delay_s: float = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
     return min(max(delay_s, 0.0), MAX_RETRY_AFTER_S)
