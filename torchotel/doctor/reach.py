@@ -38,15 +38,13 @@ def reach(address: Address, limit_s: float) -> None:
 
 
 def who_is_there(address: Address, limit_s: float) -> str:
-    """Say what a server speaks that did not answer as it should: "gRPC", "TLS", "plain HTTP" or ""."""
+    """Say what a server speaks that did not answer as it should: "gRPC", "HTTP", "TLS", or "" for none of them."""
     if speaks_http2(address, limit_s):
         return "gRPC"
-    if address.tls:
-        plain = address._replace(tls=False)
-        if speaks_http2(plain, limit_s):
-            return "plain gRPC"
-        return "plain HTTP" if speaks_http(plain, limit_s) else ""
-    return "TLS" if speaks_tls(address, limit_s) else ""
+    # Before HTTP: a server with TLS may answer plain HTTP with a complaint in plain HTTP.
+    if not address.tls and speaks_tls(address, limit_s):
+        return "TLS"
+    return "HTTP" if speaks_http(address, limit_s) else ""
 
 
 def _words(error: Exception) -> str:

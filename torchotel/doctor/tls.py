@@ -40,28 +40,32 @@ def check_files(receiver: Receiver) -> Iterator[Finding]:
             yield ok(SUBJECT, f"{name} {path} can be read" + (", its key too" if name != "certificate" else ""))
 
 
-def check_server(address: Address, receiver: Receiver, authorities: str, limit_s: float) -> Iterator[Finding]:
+def check_server(
+    address: Address, receiver: Receiver, authorities: str, protocol: str, limit_s: float
+) -> Iterator[Finding]:
     """Shake hands, and look at the server's certificate.
 
     Args:
         address: Where to.
         receiver: Names the client's certificate.
         authorities: PEM file, or folder, of those that may sign the server's.
+        protocol: What is to be spoken inside, by its name in ALPN: some servers ask for that.
         limit_s: For the connection, and for each wait in the handshake.
 
     Raises:
         Trouble: No connection comes about.
     """
     context = _trusting(authorities)
+    context.set_alpn_protocols([protocol])
     _load_client(context, receiver)
     try:
-        certificate, protocol = within(2 * limit_s, lambda: _shake_hands(context, address, limit_s))
+        certificate, version = within(2 * limit_s, lambda: _shake_hands(context, address, limit_s))
     except ssl.SSLCertVerificationError as error:
         raise _distrusted(address, authorities, error, limit_s) from None
     except (ssl.SSLError, OSError) as error:
         raise _no_handshake(address, error, limit_s) from None
     days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY_S
-    text = f"{protocol} with {address}, whose certificate is good for {days:.0f} days"
+    text = f"{version} with {address}, whose certificate is good for {days:.0f} days"
     if days < _SOON_DAYS:
         yield warning(SUBJECT, text, "Renew the server's certificate: afterwards nothing arrives any more.")
     else:
@@ -141,7 +145,7 @@ def _names(address: Address, authorities: str, limit_s: float) -> str:
 
 
 def _no_handshake(address: Address, error: OSError, limit_s: float) -> Trouble:
-    if who_is_there(address, limit_s).startswith("plain"):
+    if who_is_there(address._replace(tls=False), limit_s) in {"gRPC", "HTTP"}:
         return Trouble(f"{address} speaks no TLS", "Name the endpoint with http:// instead of https://.")
     if isinstance(error, TimeoutError):
         return Trouble(f"{address} took the connection and gave no answer to TLS in {limit_s:g} s", "Is it a TLS port?")

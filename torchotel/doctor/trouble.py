@@ -19,6 +19,6 @@ def foreign(text: object, headers: Mapping[str, str]) -> str:
     shown = str(text)
     for value in headers.values():
         for secret in (value, value.rpartition(" ")[2]):  # "Bearer …" is often told without its first word
-            shown = shown.replace(secret, "…") if secret else shown
+            shown = shown.replace(secret, "...") if secret else shown
     line = " ".join("".join(char if char.isprintable() else " " for char in shown).split())
-    return line if len(line) <= MOST_SHOWN else line[: MOST_SHOWN - 1] + "…"
+    return line if len(line) <= MOST_SHOWN else line[: MOST_SHOWN - 3] + "..."

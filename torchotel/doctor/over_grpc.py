@@ -1,0 +1,93 @@
+"""One request over gRPC, and what comes of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from requests.utils import DEFAULT_CA_BUNDLE_PATH
+
+from torchotel.doctor import tls
+from torchotel.doctor.finding import Finding, ok, warning
+from torchotel.doctor.network import Address, within
+from torchotel.doctor.reach import reach, who_is_there
+from torchotel.doctor.request import Request
+from torchotel.doctor.trouble import Trouble, foreign
+from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, read_target
+from torchotel.exporters.otlp.transport import Reply
+
+_ROOTS = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+_OTHERS = {
+    "HTTP": (
+        "HTTP is spoken there. OTLP over gRPC has another port, mostly 4317; or set the protocol to http/protobuf "
+        "(OTEL_EXPORTER_OTLP_PROTOCOL)."
+    ),
+    "TLS": "TLS is spoken there: name the endpoint with https://, and leave OTEL_EXPORTER_OTLP_INSECURE out.",
+}
+_ADVICE = {
+    "UNIMPLEMENTED": "A gRPC server is there that has no OTLP service for this. OTLP over gRPC is mostly port 4317.",
+    "DEADLINE_EXCEEDED": "It hangs, or something listens there that is no receiver of OTLP: its log may say more.",
+    "RESOURCE_EXHAUSTED": "It may pass. In a run such requests are sent again where the endpoint says when.",
+}
+_HEADERS_ASKED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+
+
+def call(request: Request) -> Iterator[Finding]:
+    """Go the whole way: name, connection, TLS, request.
+
+    Raises:
+        Trouble: Somewhere on it.
+    """
+    receiver = request.receiver
+    target = read_target(receiver.endpoint, insecure=receiver.insecure)
+    address = _address(target)
+    if address is not None:
+        reach(address, request.step_s)
+        if address.tls:
+            authorities = receiver.certificate or os.environ.get(_ROOTS) or DEFAULT_CA_BUNDLE_PATH
+            yield from tls.check_server(address, receiver, authorities, "h2", request.step_s)
+    yield _judge(request, target, address, _send(request))
+
+
+def _address(target: Target) -> Address | None:
+    """Read host and port; None where gRPC's own resolvers are asked for more than that."""
+    with suppress(ValueError):
+        parts = urlsplit(f"//{target.address}")
+        if parts.hostname and parts.port and not parts.path:
+            return Address(parts.hostname, parts.port, target.secure)
+    return None
+
+
+def _send(request: Request) -> Reply:
+    transport = GrpcTransport(request.receiver, request.signal, version=request.version)
+    try:
+        return within(2 * request.limit_s, lambda: transport.send(request.body, request.limit_s))
+    except TimeoutError as error:
+        return Reply("DEADLINE_EXCEEDED", str(error))
+    finally:
+        transport.close()
+
+
+def _judge(request: Request, target: Target, address: Address | None, reply: Reply) -> Finding:
+    text = foreign(reply.text, request.receiver.headers)
+    if reply.error_type is None and reply.rejected:
+        what = f"{target.address} took the request and rejected what is in it: {text or 'no reason given'}"
+        raise Trouble(what, "That is the endpoint's own reason; its log may say more.")
+    if reply.error_type is None and text:
+        return warning(request.subject, f"{target.address} took it, with a warning: {text}", "Its log may say more.")
+    if reply.error_type is None:
+        return ok(request.subject, f"{target.address} takes OTLP over gRPC")
+    if reply.error_type in _HEADERS_ASKED:
+        names = ", ".join(request.receiver.headers) or "none"
+        advice = f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS."
+        raise Trouble(f"{target.address} refused: {text}", advice)
+    other = "" if address is None else who_is_there(address, request.step_s)
+    advice = _OTHERS.get(other) or _ADVICE.get(reply.error_type, _else())
+    raise Trouble(f"{target.address} gave no answer of OTLP over gRPC: {text}", advice)
+
+
+def _else() -> str:
+    proxies = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
+    if proxies:
+        return f"gRPC goes through the proxy of {proxies[0]}: set no_proxy to the endpoint's host."
+    return "Its log may say more."

@@ -1,0 +1,95 @@
+"""One request over HTTP, and what comes of it."""
+
+import time
+from collections.abc import Iterator
+
+import requests
+from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
+
+from torchotel._receiver import Receiver
+from torchotel.doctor import clock, tls
+from torchotel.doctor.answers import judge
+from torchotel.doctor.finding import Finding
+from torchotel.doctor.network import Address, address_of, within
+from torchotel.doctor.reach import reach, who_is_there
+from torchotel.doctor.request import Request
+from torchotel.doctor.trouble import Trouble, foreign
+from torchotel.exporters.otlp.http_transport import Answer, HttpTransport
+from torchotel.exporters.otlp.transport import without_credentials
+
+_OTHERS = {
+    "gRPC": "gRPC is spoken there. OTLP over HTTP has another port, mostly 4318; or set the protocol to grpc.",
+    "TLS": "TLS is spoken there: name the endpoint with https:// instead of http://.",
+}
+_SILENT = "Something listens there that is no receiver of OTLP over HTTP, or it hangs: its log may say more."
+_BAD_REQUEST = 400
+
+
+def call(request: Request) -> Iterator[Finding]:
+    """Go the whole way: name, connection, TLS, request.
+
+    Raises:
+        Trouble: Somewhere on it.
+    """
+    receiver = request.receiver
+    address = address_of(receiver.endpoint)
+    proxy = select_proxy(receiver.endpoint, get_environ_proxies(receiver.endpoint, no_proxy=None))
+    if proxy is None:
+        reach(address, request.step_s)
+        if address.tls:
+            yield from tls.check_server(address, receiver, _authorities(receiver), "http/1.1", request.step_s)
+    sent_s = time.time()
+    answer = _post(request, address, proxy)
+    difference = clock.compare(answer.headers.get("Date"), sent_s, time.time())
+    yield judge(request.subject, answer, request.response, receiver)
+    if difference is not None:
+        yield difference
+
+
+def _authorities(receiver: Receiver) -> str:
+    """Find what `requests` trusts: the configured file, the variables that it reads, or its own list."""
+    settings = requests.Session().merge_environment_settings(
+        receiver.endpoint, {}, stream=True, verify=receiver.certificate or True, cert=None
+    )
+    found = settings["verify"]
+    return str(DEFAULT_CA_BUNDLE_PATH if found is True else found)
+
+
+def _post(request: Request, address: Address, proxy: str | None) -> Answer:
+    transport = HttpTransport(request.receiver, version=request.version)
+    body = transport.pack(request.body)
+    try:
+        # The limit of `requests` holds for each wait: a server that talks slowly could stretch it.
+        answer = within(2 * request.limit_s, lambda: transport.ask(body, request.limit_s))
+    except Exception as error:  # noqa: BLE001 - whatever comes of it is what is asked for
+        raise _unanswered(request, address, proxy, error) from None
+    finally:
+        transport.close()
+    if answer.status == _BAD_REQUEST and proxy is None and who_is_there(address, request.step_s) == "TLS":
+        raise _not_http(request, "TLS")
+    return answer
+
+
+def _unanswered(request: Request, address: Address, proxy: str | None, error: Exception) -> Trouble:
+    shown = without_credentials(request.receiver.endpoint)
+    what = foreign(_root(error), request.receiver.headers)
+    if proxy is not None:
+        text = f"{shown} could not be called through the proxy {without_credentials(proxy)}: {what}"
+        return Trouble(text, "HTTP_PROXY and HTTPS_PROXY hold for telemetry too: set NO_PROXY to the endpoint's host.")
+    other = who_is_there(address, request.step_s)
+    if other in _OTHERS:
+        return _not_http(request, other)
+    if isinstance(error, TimeoutError | requests.Timeout):
+        return Trouble(f"{shown} took the request and gave no answer in {request.limit_s:g} s", _SILENT)
+    return Trouble(f"{shown} gave no answer of OTLP: {what}", _SILENT)
+
+
+def _not_http(request: Request, other: str) -> Trouble:
+    return Trouble(f"{without_credentials(request.receiver.endpoint)} gave no answer of HTTP", _OTHERS[other])
+
+
+def _root(error: BaseException) -> BaseException:
+    """Find the shortest words: `requests` wraps urllib3, which wraps the socket's own."""
+    while isinstance(inner := error.__cause__ or error.__context__, Exception):
+        error = inner
+    return error
