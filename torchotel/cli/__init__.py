@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from torchotel._errors import ConfigError
-from torchotel.cli import demo, diff, doctor, report, run, summary
+from torchotel.cli import demo, diff, doctor, export, report, run, summary
 from torchotel.report import RunError
 
 USAGE = 2
 """Exit code of a command that cannot do what it was asked."""
 
-_COMMANDS = {"run": run, "summary": summary, "report": report, "diff": diff, "demo": demo, "doctor": doctor}
+_COMMANDS = {
+    "run": run,
+    "demo": demo,
+    "summary": summary,
+    "report": report,
+    "diff": diff,
+    "export": export,
+    "doctor": doctor,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

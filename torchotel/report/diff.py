@@ -139,9 +139,12 @@ def _rows(series: Mapping[str, Pair], step_s: Sequence[float]) -> Sequence[Row]:
         rows.append(Row(name, *spreads, change=None, small=max(shares) < SMALL))
     judged = sum(not row.small and row.is_enough for row in rows)
     confidence = 1 - (1 - CONFIDENCE) / max(1, judged)
-    return [
-        row._replace(change=ratio(*map(warm, series[row.name]), confidence=confidence)) if row.is_enough else row for row in rows
-    ]
+    return [_with_change(row, series[row.name], confidence) if row.is_enough else row for row in rows]
+
+
+def _with_change(row: Row, pair: Pair, confidence: float) -> Row:
+    before, after = map(warm, pair)
+    return row._replace(change=ratio(before, after, confidence=confidence))
 
 
 def _spread(series: Sequence[float]) -> Spread:

@@ -1,0 +1,148 @@
+"""Hand a recorded run on: to Perfetto, to Jaeger's upload page, or to a server.
+
+    torchotel export runs/today --format chrome            # opens in https://ui.perfetto.dev
+    torchotel export runs/today --format otlp              # for the upload on Jaeger's search page
+    torchotel export runs/today --to http://localhost:4318
+
+Without RUN the newest one in torchotel-runs/ is taken. A run that was cut short is exported up to its last whole line.
+
+chrome writes one file of trace events. otlp writes a folder of OTLP/JSON lines, at most 50 traces in each file, or one
+file where -o ends in .json or .jsonl.
+
+--to sends all spans to an OTLP server, with headers, protocol, compression, certificates and timeout from the
+OTEL_EXPORTER_OTLP_* variables, waits where it is asked to wait, and tells how many arrived; the exit code is 1 where
+not all did. The ids are those of the recording, so what is sent twice, or was sent while the run went on, does not
+come out double: Jaeger shows each span once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchotel._config import Config
+from torchotel.cli.output import owned_file, whole_file, whole_folder
+from torchotel.cli.progress import Progress
+from torchotel.cli.summary import newest
+from torchotel.report import Run, RunError, open_run
+from torchotel.report.chrome import ChromeTrace
+from torchotel.report.uploads import MAX_TRACES, Line, lines
+
+if TYPE_CHECKING:
+    from torchotel.exporters.otlp.resend import Resend
+
+FILE_NAME = "traces-{:05d}.jsonl"
+_FILE_SUFFIXES = {".json", ".jsonl"}
+_OFF = "OTEL_SDK_DISABLED"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--format", choices=("chrome", "otlp"), help="what to write; --to sends otlp")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="file or folder to write (default: named after RUN, here)"
+    )
+    parser.add_argument("--to", metavar="ENDPOINT", help="base URL of an OTLP server to send to")
+
+
+def call(arguments: argparse.Namespace) -> int:
+    """Write or send, and say what became of it."""
+    folder = arguments.run or newest()
+    if arguments.to is None and arguments.format is None:
+        raise RunError(f"{folder}: say what to make of it: --format chrome, --format otlp or --to ENDPOINT")
+    if arguments.to is not None and (arguments.format == "chrome" or arguments.output is not None):
+        raise RunError("--to sends OTLP and writes no file: leave --format chrome and -o out")
+    run = open_run(folder)
+    if arguments.to is not None:
+        return _send(run, arguments.to)
+    name = folder.resolve().name
+    if arguments.format == "chrome":
+        return _write_chrome(run, arguments.output or Path(f"{name}.chrome.json"))
+    return _write_otlp(run, arguments.output or Path(f"{name}-otlp"))
+
+
+def _write_chrome(run: Run, output: Path) -> int:
+    with Progress(run.size_bytes) as progress, whole_file(output) as file:
+        progress.begin(f"reading {run.folder.name}")
+        trace = ChromeTrace(replace(run, on_read=progress.advance))
+        for chunk in trace.chunks():
+            file.write(chunk)
+    left_out = f", {trace.left_out:,} left out that fit on no track" if trace.left_out else ""
+    print(f"{output}: {trace.spans:,} spans{left_out}; open it in https://ui.perfetto.dev")
+    return 0
+
+
+def _write_otlp(run: Run, output: Path) -> int:
+    with Progress(run.size_bytes) as progress:
+        progress.begin(f"reading {run.folder.name}")
+        found = lines(replace(run, on_read=progress.advance))
+        files = _write_one(found, output) if output.suffix in _FILE_SUFFIXES else _write_many(found, output)
+    many = f", at most {MAX_TRACES} traces in each" if files > 1 else ""
+    print(f"{output}: {files:,} file{'' if files == 1 else 's'}{many}; upload on the search page of Jaeger")
+    return 0
+
+
+def _write_one(found: Iterator[Line], output: Path) -> int:
+    with whole_file(output) as file:
+        for line in found:
+            if line.file > 1:
+                raise RunError(f"{output}: the run is more than Jaeger's page takes in one file; name a folder with -o")
+            file.write(line.text)
+    return 1
+
+
+def _write_many(found: Iterator[Line], output: Path) -> int:
+    number = 0
+    with whole_folder(output) as folder:
+        for number, group in groupby(found, key=lambda line: line.file):
+            with owned_file(folder / FILE_NAME.format(number)) as file:
+                file.writelines(line.text for line in group)
+    return number
+
+
+def _send(run: Run, endpoint: str) -> int:
+    from torchotel.exporters.otlp.connect import make_transport  # noqa: PLC0415 - brings in OpenTelemetry
+    from torchotel.exporters.otlp.from_json import FOREIGN  # noqa: PLC0415
+    from torchotel.exporters.otlp.resend import Resend  # noqa: PLC0415
+    from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415
+
+    # Who asks for it by name means it, whatever is switched off for programs.
+    environ = {name: value for name, value in os.environ.items() if name != _OFF}
+    receiver = Config.read({"endpoint": endpoint}, environ).receiver("traces")
+    transport = make_transport(receiver, TRACES, version=metadata.version("torchotel"))
+    resend = Resend(transport)
+    whole = True
+    try:
+        with Progress(run.size_bytes) as progress:
+            progress.begin(f"sending {run.folder.name}")
+            for line in replace(run, on_read=progress.advance).requests():
+                whole = resend.take(line.request)
+                if not whole:
+                    break
+                progress.begin(f"sending {run.folder.name}, {resend.arrived:,} spans arrived")
+            whole = whole and resend.push()
+    except FOREIGN as error:
+        raise RunError(f"{run.folder}: holds a span that torchotel does not write ({error})") from error
+    finally:
+        transport.close()
+    return _say(run, resend, transport.endpoint, whole=whole)
+
+
+def _say(run: Run, resend: Resend, endpoint: str, *, whole: bool) -> int:
+    if whole and not resend.rejected:
+        print(f"{resend.arrived:,} spans sent to {endpoint}")
+        return 0
+    total = sum(line.spans for line in run.requests())
+    print(
+        f"torchotel export: {resend.arrived:,} of {total:,} spans arrived at {endpoint}: {resend.failure}",
+        file=sys.stderr,
+    )
+    return 1

@@ -1,0 +1,169 @@
+"""From OTLP/JSON to OTLP's wire format, for run files that are sent later.
+
+protobuf's own `json_format` takes 400 µs a span and reads ids as base64, where OTLP/JSON has them in hex
+(https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding); this takes 30. What is of the wrong kind raises one
+of `FOREIGN`, non-finite numbers are left out, and so are fields that a run file never has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from functools import lru_cache
+from math import isfinite
+from typing import Any, NamedTuple
+
+from torchotel.exporters.otlp import wire
+from torchotel.exporters.spans import INT64
+
+FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
+TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
+_UINT32, _UINT64 = range(2**32), range(2**64)
+_CODES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+_KINDS = range(6)
+_CACHED_TEXT = 256
+"""Characters or items of what is kept encoded: many, but no long ones."""
+
+
+class Part(NamedTuple):
+    """Spans as they stand in a request, with what is around them; parts that are joined make a request."""
+
+    body: bytes
+    spans: int
+
+
+def parts(request: Mapping[str, Any], max_spans: int, max_bytes: int) -> Iterator[Part]:
+    """Encode a request, in parts of bounded size where it is larger."""
+    for resource in request.get("resourceSpans", ()):
+        around = _resource(resource.get("resource", {}))
+        schema = wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _text(resource.get("schemaUrl", "")))
+        for scope in resource.get("scopeSpans", ()):
+            inner = _scope(scope)
+            for spans in _slices([_span(span) for span in scope.get("spans", ())], max_spans, max_bytes):
+                scope_spans = wire.length_field(wire.RESOURCE_SPANS_SCOPE_SPANS, inner + b"".join(spans))
+                body = wire.length_field(wire.REQUEST_RESOURCE_SPANS, around + scope_spans + schema)
+                yield Part(body, len(spans))
+
+
+def _slices(spans: Sequence[bytes], max_spans: int, max_bytes: int) -> Iterator[Sequence[bytes]]:
+    taken: list[bytes] = []
+    size = 0
+    for span in spans:
+        if taken and (len(taken) >= max_spans or size + len(span) > max_bytes):
+            yield taken
+            taken, size = [], 0
+        taken.append(span)
+        size += len(span)
+    if taken:
+        yield taken
+
+
+def _resource(resource: Mapping[str, Any]) -> bytes:
+    attributes = _attributes(wire.RESOURCE_ATTRIBUTES, resource.get("attributes", ()))
+    return wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)
+
+
+def _scope(scope: Mapping[str, Any]) -> bytes:
+    said = scope.get("scope", {})
+    name = wire.string_field(wire.SCOPE_NAME, _text(said.get("name", "")))
+    version = wire.string_field(wire.SCOPE_VERSION, _text(said.get("version", "")))
+    schema = wire.string_field(wire.SCOPE_SPANS_SCHEMA_URL, _text(scope.get("schemaUrl", "")))
+    return wire.length_field(wire.SCOPE_SPANS_SCOPE, name + version) + schema
+
+
+def _span(span: Mapping[str, Any]) -> bytes:
+    parent, state = span.get("parentSpanId"), span.get("traceState")
+    fields = [
+        _id(wire.SPAN_TRACE_ID, span["traceId"], TRACE_ID_BYTES),
+        _id(wire.SPAN_SPAN_ID, span["spanId"], SPAN_ID_BYTES),
+        wire.string_field(wire.SPAN_TRACE_STATE, _text(state)) if state else b"",
+        _id(wire.SPAN_PARENT_SPAN_ID, parent, SPAN_ID_BYTES) if parent else b"",
+        wire.string_field(wire.SPAN_NAME, _text(span.get("name", ""))),
+        wire.varint_field(wire.SPAN_KIND, _whole(span.get("kind", 0), _KINDS)),
+        wire.fixed64_field(wire.SPAN_START_TIME, _whole(span.get("startTimeUnixNano", 0), _UINT64)),
+        wire.fixed64_field(wire.SPAN_END_TIME, _whole(span.get("endTimeUnixNano", 0), _UINT64)),
+        _attributes(wire.SPAN_ATTRIBUTES, span.get("attributes", ())),
+        _messages(wire.SPAN_EVENTS, span.get("events", ()), _event),
+        _messages(wire.SPAN_LINKS, span.get("links", ()), _link),
+        _status(span["status"]) if span.get("status") else b"",
+        wire.fixed32_field(wire.SPAN_FLAGS, _whole(span.get("flags", 0), _UINT32)),
+    ]
+    return wire.length_field(wire.SCOPE_SPANS_SPANS, b"".join(fields))
+
+
+def _messages(field: int, items: Sequence[Mapping[str, Any]], encode: Callable[[Mapping[str, Any]], bytes]) -> bytes:
+    return b"".join(wire.length_field(field, encode(item)) for item in items)
+
+
+def _event(event: Mapping[str, Any]) -> bytes:
+    return (
+        wire.fixed64_field(wire.EVENT_TIME, _whole(event.get("timeUnixNano", 0), _UINT64))
+        + wire.string_field(wire.EVENT_NAME, _text(event.get("name", "")))
+        + _attributes(wire.EVENT_ATTRIBUTES, event.get("attributes", ()))
+    )
+
+
+def _link(link: Mapping[str, Any]) -> bytes:
+    return (
+        _id(wire.LINK_TRACE_ID, link["traceId"], TRACE_ID_BYTES)
+        + _id(wire.LINK_SPAN_ID, link["spanId"], SPAN_ID_BYTES)
+        + _attributes(wire.LINK_ATTRIBUTES, link.get("attributes", ()))
+    )
+
+
+def _status(status: Mapping[str, Any]) -> bytes:
+    code = status.get("code", 0)
+    message = wire.string_field(wire.STATUS_MESSAGE, _text(status.get("message", "")))
+    number = _CODES[code] if isinstance(code, str) else _whole(code, range(len(_CODES)))
+    return wire.length_field(wire.SPAN_STATUS, message + wire.varint_field(wire.STATUS_CODE, number))
+
+
+def _attributes(field: int, pairs: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(wire.length_field(field, pair) for pair in map(_key_value, pairs) if pair is not None)
+
+
+def _key_value(pair: Mapping[str, Any]) -> bytes | None:
+    """Encode a KeyValue; None for a number that is not finite: one makes Jaeger's search fail for a whole page."""
+    key = _text(pair["key"])
+    ((kind, content),) = pair["value"].items()
+    if kind == "arrayValue":
+        content = tuple(_text(item["stringValue"]) for item in content.get("values", ()))
+    if len(key) > _CACHED_TEXT or (isinstance(content, Sized) and len(content) > _CACHED_TEXT):
+        return _known_key_value.__wrapped__(key, kind, content)
+    return _known_key_value(key, kind, content)
+
+
+@lru_cache(8192)  # attributes repeat themselves from step to step, and this is most of the time
+def _known_key_value(key: str, kind: str, content: str | float | tuple[str, ...]) -> bytes | None:
+    if kind == "stringValue" and isinstance(content, str):
+        value = wire.any_value(content)
+    elif kind == "boolValue":
+        value = wire.any_value(bool(content))
+    elif kind == "intValue":
+        value = wire.any_value(_whole(content, INT64))
+    elif kind == "doubleValue" and not isinstance(content, tuple):
+        if not isfinite(float(content)):
+            return None
+        value = wire.any_value(float(content))
+    elif isinstance(content, tuple):
+        value = wire.any_value(content)
+    else:
+        raise ValueError(f"{kind!s:.40} is no kind of value")
+    return wire.string_field(wire.KEY_VALUE_KEY, key) + wire.length_field(wire.KEY_VALUE_VALUE, value)
+
+
+def _id(field: int, text: str, length: int) -> bytes:
+    raw = bytes.fromhex(text)
+    if len(raw) != length:
+        raise ValueError(f"{text:.40} is no id of {length} bytes")
+    return wire.length_field(field, raw)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"{value!s:.40} is no text")
+
+
+def _whole(value: Any, allowed: range) -> int:
+    number = int(value)
+    if number not in allowed:
+        raise ValueError(f"{value!s:.40} is out of range")
+    return number

@@ -1,0 +1,85 @@
+"""Send what was recorded earlier, and wait for each request's end."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchotel.exporters.otlp.exporter import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
+from torchotel.exporters.otlp.from_json import parts
+from torchotel.exporters.otlp.sender import FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_ELAPSED_S
+from torchotel.exporters.otlp.transport import Reply, Transport
+
+
+@dataclass
+class Resend:
+    """Bring requests of OTLP/JSON to an endpoint, one after the other, until one cannot be delivered.
+
+    Nobody trains meanwhile, so nothing is dropped to save time: a request that the endpoint asks to send again is sent
+    again, with a pause that doubles or as long as it asks, for up to `max_elapsed_s`. Where not even the first request
+    finds anybody there, nothing is tried again.
+    """
+
+    transport: Transport
+    max_elapsed_s: float = MAX_ELAPSED_S
+    first_backoff_s: float = FIRST_BACKOFF_S
+    sleep: Callable[[float], object] = time.sleep
+    arrived: int = 0
+    """Spans that the endpoint took."""
+    rejected: int = 0
+    """Spans that it did not want, of requests that it took."""
+    failure: str = ""
+    """Why nothing further was sent, or why spans were rejected; empty where all arrived."""
+    _spans: int = 0
+    _body: bytes = b""
+    _answered: bool = False
+
+    def take(self, request: Mapping[str, Any]) -> bool:
+        """Add a request to what is sent; False when there is no sense in going on.
+
+        Raises:
+            from_json.FOREIGN: The request is not of the form that torchotel writes.
+        """
+        for part in list(parts(request, MAX_REQUEST_SPANS, MAX_REQUEST_BYTES)):
+            too_much = len(self._body) + len(part.body) > MAX_REQUEST_BYTES
+            if (too_much or self._spans + part.spans > MAX_REQUEST_SPANS) and not self.push():
+                return False
+            self._body += part.body
+            self._spans += part.spans
+        return True
+
+    def push(self) -> bool:
+        """Send what was taken; False where that could not be."""
+        if not self._spans:
+            return True
+        spans, body, self._spans, self._body = self._spans, self._body, 0, b""
+        reply = self._deliver(self.transport.pack(body))
+        if reply.error_type is not None:
+            self.failure = reply.text
+            return False
+        rejected = min(reply.rejected, spans)
+        if rejected:
+            self.failure = reply.text or "the endpoint gave no reason"
+        self.rejected += rejected
+        self.arrived += spans - rejected
+        return True
+
+    def _deliver(self, body: bytes) -> Reply:
+        give_up_s = time.monotonic() + self.max_elapsed_s
+        for backoff_s in _backoffs(self.first_backoff_s):
+            reply = self.transport.send(body, None)
+            self._answered = self._answered or reply.answered
+            if reply.error_type is None or not reply.retry or not self._answered:
+                return reply
+            pause_s = backoff_s if reply.retry_after_s is None else reply.retry_after_s
+            if time.monotonic() + pause_s > give_up_s:
+                return reply
+            self.sleep(pause_s)
+        raise AssertionError("backoffs never end")
+
+
+def _backoffs(first_s: float) -> Iterator[float]:
+    backoff_s = first_s
+    while True:
+        yield backoff_s
+        backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
