@@ -74,7 +74,8 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         if unit.error_type:
             errors[unit.error_type] += 1
         if unit.kind == "step":
-            steps.append(unit)
+            # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
+            steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
     tracked, seconds = tracks.result(), sum(step.duration_s for step in steps)
     layers = _Layers()
     for span in spans:

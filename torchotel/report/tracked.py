@@ -87,4 +87,4 @@ def _extend(tracks: dict[str, Track], name: str, value: float) -> None:
         tracks[name] = Track(name, 1, value, value, value, value)
     else:
         low, high = min(known.smallest, value), max(known.largest, value)
-        tracks[name] = known._replace(steps=known.steps + 1, last=value, smallest=low, largest=high)
+        tracks[name] = Track(name, known.steps + 1, known.first, value, low, high)

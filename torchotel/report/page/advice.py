@@ -23,6 +23,8 @@ VANISHING = 1e-4
 SPIKE = 20.0
 """Times the median norm."""
 FEW_DETAILED = 5
+BROKEN = 2
+"""Weight from which on the run itself is in question, not its speed."""
 
 _FEWEST_STEPS = 20
 """Below that, shares of the first steps say little about the rest."""
@@ -32,7 +34,7 @@ class Advice(NamedTuple):
     """One thing that stands out."""
 
     weight: float
-    """Broken runs have 2 and more, others the share of time that is at stake; the heaviest comes first."""
+    """The heaviest comes first: what is broken has BROKEN and more, the rest the share of time that is at stake."""
     title: str
     text: str
 
@@ -62,17 +64,25 @@ def _broken(content: Content) -> Iterator[Advice]:
         yield Advice(
             4,
             "Something went NaN or infinite",
-            f"<code>{shown(first)}</code> in {count(steps, 'step')}, and {len(summary.tracked.nonfinite) - 1:,} more names. "
+            f"<code>{shown(first)}</code> in {count(steps, 'step')}{_and_more(len(summary.tracked.nonfinite) - 1)}. "
             "Look at the first crosses in the gradient norms: there it began. Lower the learning rate, clip gradients "
             "(<code>clip_grad_norm_</code>), or look for a log, root or division of zero in that layer.",
         )
     if summary.errors:
-        kinds = ", ".join(f"{steps:,} × {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
-        yield Advice(3, "Steps failed", f"{kinds}. The span that failed is outlined in the timeline and has the message.")
+        kinds = ", ".join(f"{steps:,} {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
+        yield Advice(
+            3, "Steps failed", f"{kinds}. The span that failed is outlined in the timeline and has the message."
+        )
     if content.info.get("finished") is False:
         yield Advice(
-            2, "The run has not ended", "It still goes on, or was cut short: this page shows what was written so far."
+            BROKEN,
+            "The run has not ended",
+            "It still goes on, or was cut short: this page shows what was written so far.",
         )
+
+
+def _and_more(names: int) -> str:
+    return f", and {count(names, 'more name')}" if names else ""
 
 
 def _waiting(content: Content) -> Iterator[Advice]:
@@ -93,8 +103,8 @@ def _optimizer(content: Content) -> Iterator[Advice]:
         yield Advice(
             share / 2,
             f"The optimizer takes {percent(share)} of the time",
-            "Try <code>fused=True</code> (or <code>foreach=True</code>), and larger batches or gradient accumulation: its "
-            "cost is by step, not by sample.",
+            "Try <code>fused=True</code> (or <code>foreach=True</code>), and larger batches or gradient accumulation: "
+            "its cost is by step, not by sample.",
         )
 
 
@@ -104,8 +114,8 @@ def _other(content: Content) -> Iterator[Advice]:
         yield Advice(
             share,
             f"{percent(share)} of the time is in no phase",
-            "It is spent between the optimizer and the next batch, or between backward and optimizer: reading a loss with "
-            "<code>.item()</code>, printing, checkpoints, metrics. Do it every n-th step.",
+            "It is spent between the optimizer and the next batch, or between backward and optimizer: reading a loss "
+            "with <code>.item()</code>, printing, checkpoints, metrics. Do it every n-th step.",
         )
 
 
@@ -159,8 +169,9 @@ def _drift(content: Content) -> Iterator[Advice]:
         yield Advice(
             share / 2,
             f"Steps became {percent(share)} slower over the run",
-            f"The median went from {duration(before_s)} in the first quarter to {duration(after_s)} in the last. Something "
-            "grows (a list of losses with their graphs, a cache, the length of sequences), or the machine throttles.",
+            f"The median went from {duration(before_s)} in the first quarter to {duration(after_s)} in the last. "
+            "Something grows (a list of losses with their graphs, a cache, the length of sequences), or the "
+            "machine throttles.",
         )
 
 
@@ -178,9 +189,12 @@ def _gradients(content: Content) -> Iterator[Advice]:
         yield Advice(
             0.3,
             f"Gradients vanish in {count(len(faint), 'layer')}",
-            f"Their norm is less than {VANISHING:g} of the largest layer's: <code>{shown(name)}</code> has {norm:.2g} beside "
-            f"{largest:.2g}" + (f", and {count(zero, 'layer')} get none at all" if zero else "") + ". Look for saturated "
-            "activations, a detached branch, missing normalisation or residual connections, or half precision without scaling.",
+            f"Their norm is less than {VANISHING:g} of the largest layer's: <code>{shown(name)}</code> has {norm:.2g} "
+            f"beside {largest:.2g}"
+            + (f", and {count(zero, 'layer')} get none at all" if zero else "")
+            + ". Look for saturated "
+            "activations, a detached branch, missing normalisation or residual connections, or half precision "
+            "without scaling.",
         )
 
 
@@ -193,7 +207,8 @@ def _spikes(content: Content) -> Iterator[Advice]:
         yield Advice(
             0.25,
             f"The gradient norm jumped to {largest / typical:,.0f} times its median",
-            f"{largest:.3g} beside {typical:.3g}. Clip gradients, warm the learning rate up, or look at the batch of that step.",
+            f"{largest:.3g} beside {typical:.3g}. Clip gradients, warm the learning rate up, or look at the "
+            "batch of that step.",
         )
 
 
@@ -201,7 +216,7 @@ def _detail(content: Content) -> Iterator[Advice]:
     summary = content.summary
     if summary.steps and summary.detailed_steps < min(FEW_DETAILED, summary.steps):
         yield Advice(
-            0.01,
+            0,
             f"Only {count(summary.detailed_steps, 'step')} recorded in detail",
             "Times by module rest on these alone. Record more: <code>torchotel run --detail 8 …</code>, or "
             "<code>handle.detail(steps=5)</code> where it matters.",
@@ -209,10 +224,10 @@ def _detail(content: Content) -> Iterator[Advice]:
     deleted = (content.info.get("recording") or {}).get("spans_deleted", 0)
     if isinstance(deleted, int) and deleted:
         yield Advice(
-            0.005,
+            -1,
             "The oldest detail is gone",
-            f"{count(deleted, 'span')} were deleted so that the run file keeps its size: times by module and the timeline "
-            "are of the later steps. Times by phase and norms are whole.",
+            f"{count(deleted, 'span')} were deleted so that the run file keeps its size: times by module and the "
+            "timeline are of the later steps. Times by phase and norms are whole.",
         )
 
 

@@ -46,7 +46,7 @@ def document(content: Content, drawn: Callable[[], object] = lambda: None) -> st
 
 def _section(section: Section) -> str:
     # plotly's JSON has no <, > or /, so nothing in it can end the element.
-    figure = "" if section.figure is None else section.figure.to_json()
+    figure = section.figure.to_json()
     return (
         f'<section id="{section.id}"><h2>{section.title}</h2><p>{section.lead}</p>'
         f'<div class="figure" id="figure-{section.id}" style="min-height:{section.figure.layout.height}px"></div>'

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from torchotel.report.page.advice import Advice, advise, later, phase_shares
+from torchotel.report.page.advice import BROKEN, Advice, advise, later, phase_shares
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, cut, duration, percent, shown, size
 
 _MOST_ADVICE = 8
-_LEAST_SHARE = 0.06
-"""Of the bar: a phase as wide may hold its name."""
 
 
 def title(content: Content) -> str:
@@ -59,8 +57,7 @@ def _sentence(content: Content) -> str:
     words = f"{what} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
     if summary.evaluations:
         words += f", with {count(summary.evaluations, 'batch')}".replace("batchs", "batches") + " of evaluation"
-    shares = sorted(phase_shares(later(content)).items(), key=lambda item: -item[1])
-    (first, most), (second, more) = shares[:2]
+    (first, most), (second, more) = sorted(phase_shares(later(content)).items(), key=lambda item: -item[1])[:2]
     return (
         f"{words}. A typical step takes <b>{duration(content.median_s)}</b>; {percent(most)} of the time goes to "
         f"<b>{_spoken(first)}</b>, {percent(more)} to {_spoken(second)}."
@@ -77,11 +74,11 @@ def _tiles(content: Content) -> str:
     if summary.phases:
         step = summary.phases[0]
         tiles += [
-            ("median step", duration(step.p50_s), f"95 % within {duration(step.p95_s)}"),
+            ("median step", duration(step.p50_s), f"95% within {duration(step.p95_s)}"),
             ("steps", f"{summary.steps:,}", f"{summary.detailed_steps:,} in detail"),
         ]
     if summary.samples_per_second:
-        tiles.append(("throughput", f"{summary.samples_per_second:,.4g}/s", "samples, over the time of steps"))
+        tiles.append(("throughput", f"{summary.samples_per_second:,.4g}/s", "samples, while it trains"))
     elif summary.phases and summary.phases[0].mean_s:
         tiles.append(("throughput", f"{1 / summary.phases[0].mean_s:,.3g}/s", "steps"))
     loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
@@ -89,32 +86,39 @@ def _tiles(content: Content) -> str:
         tiles.append(("last loss", f"{loss.last:.4g}", f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
     if summary.phases:
         share = phase_shares(later(content))["data"]
-        tiles.append(("waiting for data", percent(share), "of the time, without the first steps"))
-    cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd><dd class=note>{note}</dd></div>" for name, value, note in tiles)
+        tiles.append(("waiting for data", percent(share), "of the time of a step"))
+    cells = "".join(
+        f"<div><dt>{name}</dt><dd>{value}</dd><dd class=note>{note}</dd></div>" for name, value, note in tiles
+    )
     return f"<dl class=tiles>{cells}</dl>" if tiles else ""
 
 
 def _shares(content: Content) -> str:
-    shares = phase_shares(content.series.steps)
-    whole = sum(shares.values()) or 1.0
-    cells = "".join(
-        f'<span class="phase {name}" style="flex-grow:{share / whole:.4f}" title="{name} {percent(share)}">'
-        f"{f'{name} {percent(share)}' if share > _LEAST_SHARE else ''}</span>"
+    steps = later(content)
+    mean_s = sum(step.duration_s for step in steps) / len(steps)
+    shares = phase_shares(steps)
+    bar = "".join(
+        f'<span class="phase {name}" style="flex-grow:{share:.4f}"></span>'
         for name, share in shares.items()
         if share > 0
     )
-    label = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
-    return f'<h2>Where the time goes</h2><div class=shares role=img aria-label="{label}">{cells}</div>'
+    legend = "".join(
+        f'<li><i class="phase {name}"></i>{name} <b>{percent(share)}</b> {duration(share * mean_s)}</li>'
+        for name, share in shares.items()
+    )
+    left_out = len(content.series.steps) - len(steps)
+    note = f" <small>of a step, on average, without the first {left_out}</small>" if left_out else ""
+    return f"<h2>Where the time goes{note}</h2><div class=shares>{bar}</div><ul class=legend>{legend}</ul>"
 
 
 def _todo(found: Sequence[Advice]) -> str:
     if not found:
         return (
-            "<h2>What to do first</h2><p>Nothing stands out: no NaN, no failed step, little waiting, no outliers, no layer "
-            "that dominates.</p>"
+            "<h2>What to do first</h2><p>Nothing stands out: no NaN, no failed step, little waiting, no outliers, no "
+            "layer that dominates.</p>"
         )
     rows = "".join(
-        f'<li class="{"broken" if advice.weight >= 2 else "notable"}"><b>{advice.title}.</b> {advice.text}</li>'  # noqa: PLR2004 # as said in Advice
+        f'<li class="{"broken" if advice.weight >= BROKEN else "notable"}"><b>{advice.title}.</b> {advice.text}</li>'
         for advice in found[:_MOST_ADVICE]
     )
     return f"<h2>What to do first</h2><ol class=advice>{rows}</ol>"

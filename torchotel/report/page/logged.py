@@ -40,8 +40,7 @@ def section(content: Content) -> Section | None:
         if axis.startswith(("xaxis", "yaxis")):
             made.update_layout({axis: grid.layout[axis].to_plotly_json()})
     made.update_layout(annotations=[note.to_plotly_json() for note in grid.layout.annotations])
-    for note in made.layout.annotations:
-        note.update(font={"size": 12}, x=note.x, xanchor="center")
+    made.update_annotations(font={"size": 12})
     lead = "What the program logged, and the L2 norm of all gradients before clipping, by step."
     if cut:
         lead += " A line is the median of steps in a row, its band their smallest and largest."

@@ -36,11 +36,12 @@ def section(content: Content) -> Section | None:
         domain = [place * width + _GAP * (place > 0), (place + 1) * width - _GAP * (place + 1 < len(drawn))]
         icicles.append(_icicle(name, layers, found, domain))
     height = max(_LEAST_PX, min(_MOST_PX, rows * _ROW_PX))
-    made = figure(icicles, height, margin={"l": 4, "r": 4, "t": 30, "b": 4}, annotations=_titles(icicles))
-    steps = count(content.summary.detailed_steps, "step")
+    made = figure(icicles, height, margin={"l": 4, "r": 4, "t": 30, "b": 4})
+    made.update_layout(annotations=_titles(icicles), uniformtext={"minsize": 10, "mode": "hide"})
+    steps = count(content.traces.detailed, "step")
     lead = (
-        f"Total time of every module's calls in the {steps} recorded in detail, by area; the deeper the colour, the "
-        "more of it is the module's <em>own</em> time, without the modules inside it. Click a module to go in."
+        f"Total time of every module's calls in {steps} with detail, by area; the deeper the colour, the more "
+        "of it is the module's <em>own</em> time, without the modules inside it. Click a module to go in."
     )
     if content.traces.spans_folded:
         lead += " Modules beyond the limit of spans stand in their parents' own time."
@@ -69,7 +70,7 @@ def _icicle(name: str, layers: Sequence[LayerTime], found: Sequence[Sector], dom
         hovertemplate="%{customdata[0]}<extra></extra>",
         tiling={"orientation": "h", "pad": 0},
         pathbar={"visible": True, "thickness": 20, "edgeshape": "/"},
-        sort=False,
+        sort=True,
         maxdepth=6,
     )
 

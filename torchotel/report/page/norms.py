@@ -43,8 +43,8 @@ def section(content: Content) -> Section | None:
 
 def _lead(series: Series, steps: int, marks: go.Scatter | None) -> str:
     lead = (
-        "The L2 norm of the gradients of each layer's own parameters, before clipping, on a log scale: the first layer at "
-        f"the top, the {count(len(series.norm_steps), 'step')} that were looked at from left to right."
+        "The L2 norm of the gradients of each layer's own parameters, before clipping, on a log scale: the first layer "
+        f"at the top, the {count(len(series.norm_steps), 'step')} that were looked at from left to right."
     )
     if steps > 1:
         lead += f" A column stands for {steps:,} of them, and the buttons choose which of their norms it shows."

@@ -3,6 +3,8 @@
   const config = {
     displaylogo: false,
     responsive: true,
+    displayModeBar: "hover",
+    showSendToCloud: false, // nothing leaves the page
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
   };
 

@@ -1,6 +1,8 @@
 """Figure: how long steps took, and in which phase, over the run."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -15,6 +17,7 @@ COLUMNS = 400
 """Bars that a screen can tell apart."""
 
 _HEADROOM = 1.25
+_MOST_TICKS = 5
 
 
 def section(content: Content) -> Section | None:
@@ -37,7 +40,7 @@ def section(content: Content) -> Section | None:
     drawn.update_layout(
         xaxis={"matches": "x2", "showticklabels": False},
         xaxis2={"title": {"text": "step"}, "tickformat": ",d"},
-        yaxis={"type": "log", "title": {"text": f"step, {unit} (log)"}, "dtick": "D2", "nticks": 5},
+        yaxis={"type": "log", "title": {"text": f"step, {unit} (log)"}, "tickvals": _ticks(found, factor)},
         yaxis2={"title": {"text": f"phases, {unit}"}, "range": [0, rounded(top_s * factor)]},
     )
     return Section("steps", "Step time by phase", _lead(found, cut_off), drawn)
@@ -51,12 +54,27 @@ def _top(found: Sequence[Bucket]) -> float:
     return usual if whole > 2 * usual else whole * 1.05
 
 
+def _ticks(found: Sequence[Bucket], factor: float) -> Sequence[float]:
+    """Choose round numbers for the log axis: plotly's own leave the powers of ten away from 2 and 5."""
+    low = min(bucket.fastest.duration_s for bucket in found) * factor
+    high = max(bucket.slowest.duration_s for bucket in found) * factor
+    if low <= 0:
+        low = high / 1e6
+    powers = range(math.floor(math.log10(low or 1)), math.ceil(math.log10(high or 1)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) <= _MOST_TICKS:
+            return inside or ticks
+    return inside[:: math.ceil(len(inside) / _MOST_TICKS)]
+
+
 def _lead(found: Sequence[Bucket], cut_off: int) -> str:
     steps = max(bucket.steps for bucket in found)
     if steps > 1:
         lead = (
-            f"Each bar is a real step, the median one of {steps:,} in a row; the band above it goes from the fastest of "
-            "them to the slowest, so that no outlier is averaged away."
+            f"Each bar is a real step, the median one of {steps:,} in a row; the band above it goes from the fastest "
+            "of them to the slowest, so that no outlier is averaged away."
         )
     else:
         lead = "Each bar is one step, cut into its phases; above it the same on a log scale, where outliers fit in too."
@@ -70,7 +88,7 @@ def _lead(found: Sequence[Bucket], cut_off: int) -> str:
 
 def _durations(found: Sequence[Bucket], factor: float, unit: str) -> Sequence[go.Scatter]:
     x = [_centre(bucket) for bucket in found]
-    lines = {
+    lines: dict[str, tuple[Sequence[StepTime], Mapping[str, Any]]] = {
         "fastest": ([bucket.fastest for bucket in found], {"line": {"width": 0}, "showlegend": False}),
         "slowest": (
             [bucket.slowest for bucket in found],
@@ -119,5 +137,3 @@ def _share(step: StepTime, place: int) -> str:
 
 def _detail(step: StepTime) -> str:
     return ", in detail" if step.detailed else ""
-
-

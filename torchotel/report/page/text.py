@@ -3,7 +3,7 @@
 import html
 import math
 
-from torchotel.report.tables import duration
+from torchotel._text import duration, printable
 
 _LONGEST = 60
 _SECOND_S = 1.0
@@ -16,7 +16,7 @@ def cut(text: object, limit: int = _LONGEST) -> str:
         head = (limit - 1) // 2
         whole = f"{whole[:head]}…{whole[head + 1 - limit :]}"
     # What is not printable could break lines, turn the direction of writing, or be half a character.
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in whole)
+    return printable(whole)
 
 
 def shown(text: object, limit: int = _LONGEST) -> str:

@@ -27,7 +27,7 @@ class Section:
     title: str
     lead: str
     """HTML: what to see in it; whoever writes it escapes what comes from the run."""
-    figure: go.Figure | None = None
+    figure: go.Figure
     after: str = ""
     """HTML that stands below the figure."""
 
@@ -36,17 +36,15 @@ def figure(traces: Sequence[Any], height: int, **layout: Any) -> go.Figure:
     """Make a figure that looks like the others."""
     made = go.Figure(traces)
     made.update_layout(
-        template="none",
+        template={"layout": {"xaxis": _AXIS, "yaxis": _AXIS, "colorway": [INK]}},
         height=height,
-        margin={"l": 64, "r": 24, "t": 36, "b": 48},
+        margin={"l": 64, "r": 24, "t": 40, "b": 48},
         font={"family": FONT, "size": 12, "color": INK},
         paper_bgcolor=PAPER,
         plot_bgcolor=PAPER,
         hoverlabel={"font": {"family": FONT, "size": 12}, "align": "left"},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
     )
-    made.update_xaxes(**_AXIS)
-    made.update_yaxes(**_AXIS)
     made.update_layout(**layout)
     return made
 

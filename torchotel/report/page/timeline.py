@@ -18,6 +18,7 @@ MOST_BARS = 1_500
 _DEEPEST = 24
 _LANE_PX = 20
 _BETWEEN_PX = 58
+_MINUS = "\N{MINUS SIGN}"
 _LABEL_SHARE = 0.02
 """Of the panel's width: a bar as wide may hold a name."""
 _PHASES = {
@@ -52,9 +53,9 @@ def section(content: Content) -> Section | None:
         axis = "" if place == 1 else str(place)
         bottom = top - lanes * _LANE_PX / pixels
         _panel(made, axis, panel, step, (max(0.0, bottom), top))
-        made.add_annotation(_title(f"{title}: {_about(step, content.median_s)}", axis, lanes))
+        made.add_annotation(_title(f"{title}: {_about(step, content.median_s)}", axis))
         top = bottom - _BETWEEN_PX / pixels
-    made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8})
+    made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8}, uniformtext={"minsize": 10, "mode": "hide"})
     return Section("timeline", "The slowest step, and one like most", _lead(chosen), made, _differences(chosen))
 
 
@@ -107,8 +108,7 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
             textposition="inside",
             insidetextanchor="start",
             textangle=0,
-            constraintext="none",
-            cliponaxis=True,
+            constraintext="inside",
             customdata=[
                 [shown(bar.span.name), duration(length_s), _error(bar.span)]
                 for bar, length_s in zip(panel, lengths_s, strict=True)
@@ -152,7 +152,9 @@ def _colour(bar: Bar) -> str:
 def _label(span: SpanLine) -> str:
     path = span.attributes.get(names.MODULE_PATH)
     if path is not None:
-        return str(path).rpartition(".")[2]
+        *above, last = str(path).split(".")
+        # The third of a row of blocks is told by its row.
+        return f"{above[-1]}.{last}" if above and last.isdecimal() else last
     return span.name.removeprefix("torch.")
 
 
@@ -164,11 +166,11 @@ def _about(step: StepTrace, median_s: float) -> str:
     about = f"step {step.number:,}, {duration(step.duration_s)}"
     ratio = step.duration_s / median_s if median_s else 1.0
     if ratio > 1.1:  # noqa: PLR2004 # below a tenth nobody minds
-        about += f", {ratio:.3g} × the median"
+        about += f", {ratio:.3g} times the median"
     return about if step.detailed else f"{about} (its modules were not recorded)"
 
 
-def _title(text: str, axis: str, lanes: int) -> dict[str, object]:
+def _title(text: str, axis: str) -> dict[str, object]:
     return {
         "text": f"<b>{text}</b>",
         "xref": f"x{axis} domain",
@@ -184,7 +186,9 @@ def _title(text: str, axis: str, lanes: int) -> dict[str, object]:
 
 
 def _lead(chosen: Sequence[tuple[str, StepTrace]]) -> str:
-    lead = "Each bar is a span: the step, its phases, and the module calls inside them. Each step has a scale of its own."
+    lead = (
+        "Each bar is a span: the step, its phases, and the module calls inside them. Each step has a scale of its own."
+    )
     most = max(len(step.spans) for _, step in chosen)
     if most > MOST_BARS:
         lead += f" The longest {MOST_BARS:,} of up to {count(most, 'span')} are drawn."
@@ -204,7 +208,9 @@ def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
         for _, step in slow:
             times_s = _phase_times(step)
             more_s = times_s[phase] - usual_s[phase]
-            cells += f"<td>{duration(times_s[phase])}</td><td>{'+' if more_s >= 0 else '−'}{duration(abs(more_s))}</td>"
+            cells += (
+                f"<td>{duration(times_s[phase])}</td><td>{'+' if more_s >= 0 else _MINUS}{duration(abs(more_s))}</td>"
+            )
         rows += f'<tr><td><i class="phase {phase}"></i>{phase}</td><td>{duration(usual_s[phase])}</td>{cells}</tr>'
     return f"<table><thead><tr><th>phase</th><th>median step</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
 

@@ -10,6 +10,7 @@ from torchotel.report.times import WARM_UP_STEPS
 _MOST_SPANS = 20_000
 """Of one trace; torchotel writes 2,000 by default, a stranger any number."""
 
+
 @dataclass(frozen=True)
 class StepTrace:
     """One step with its spans."""
@@ -37,6 +38,8 @@ class Traces:
     """Without the first steps."""
     median: StepTrace | None = None
     """The one whose time is closest to the median; one with detail where there is any."""
+    detailed: int = 0
+    """Steps whose modules could be read: the spans of others were deleted, or left out by a sampler."""
     spans_folded: int = 0
     """Spans that hold modules which have none of their own."""
     _open: list[SpanLine] = field(default_factory=list)
@@ -56,6 +59,7 @@ class Traces:
         self._open = []
         if step is None:
             return
+        self.detailed += step.detailed
         self.slowest = _better(self.slowest, step, lambda one: one.duration_s)
         if step.number >= WARM_UP_STEPS:
             self.slowest_later = _better(self.slowest_later, step, lambda one: one.duration_s)

@@ -19,7 +19,7 @@ class Node:
     layer: LayerTime | None = None
     inside: "dict[str, Node]" = field(default_factory=dict)
     area_s: float = 0.0
-    """Its total time, or that of what is inside it where that is more: calls from elsewhere, ends that are estimated."""
+    """Its total time, or that of what is inside it where that is more: calls from elsewhere, estimated ends."""
 
 
 class Sector(NamedTuple):
