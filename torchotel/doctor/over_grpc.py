@@ -82,12 +82,14 @@ def _judge(request: Request, target: Target, address: Address | None, reply: Rep
         advice = f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS."
         raise Trouble(f"{target.address} refused: {text}", advice)
     other = "" if address is None else who_is_there(address, request.step_s)
-    advice = _OTHERS.get(other) or _ADVICE.get(reply.error_type, _else())
+    advice = _OTHERS.get(other) or _ADVICE.get(reply.error_type) or _else(reply, address)
     raise Trouble(f"{target.address} gave no answer of OTLP over gRPC: {text}", advice)
 
 
-def _else() -> str:
+def _else(reply: Reply, address: Address | None) -> str:
     proxies = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
     if proxies:
         return f"gRPC goes through the proxy of {proxies[0]}: set no_proxy to the endpoint's host."
-    return "Its log may say more."
+    if reply.error_type == "UNAVAILABLE" and address is not None and address.tls:
+        return tls.WANTS_CERTIFICATE
+    return "The endpoint's own log may say more."

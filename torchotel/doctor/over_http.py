@@ -81,7 +81,7 @@ def _unanswered(request: Request, address: Address, proxy: str | None, error: Ex
         return _not_http(request, other)
     if isinstance(error, TimeoutError | requests.Timeout):
         return Trouble(f"{shown} took the request and gave no answer in {request.limit_s:g} s", _SILENT)
-    return Trouble(f"{shown} gave no answer of OTLP: {what}", _SILENT)
+    return Trouble(f"{shown} gave no answer of OTLP: {what}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
 
 
 def _not_http(request: Request, other: str) -> Trouble:

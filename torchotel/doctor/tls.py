@@ -19,6 +19,11 @@ _DAY_S = 86_400
 _NOT_YET, _EXPIRED = 9, 10
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 _OTHER_NAME = frozenset({62, 64})
+WANTS_CERTIFICATE = (
+    "The server may want a client certificate, or another one: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and "
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY. Its log may say more."
+)
+"""What to do where a server with a good certificate hangs up; TLS 1.3 says why only after the handshake, if at all."""
 _CA = "OTEL_EXPORTER_OTLP_CERTIFICATE"
 
 
@@ -149,8 +154,7 @@ def _no_handshake(address: Address, error: OSError, limit_s: float) -> Trouble:
         return Trouble(f"{address} speaks no TLS", "Name the endpoint with http:// instead of https://.")
     if isinstance(error, TimeoutError):
         return Trouble(f"{address} took the connection and gave no answer to TLS in {limit_s:g} s", "Is it a TLS port?")
-    advice = "Where the server wants a client certificate, name it: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and _KEY."
-    return Trouble(f"no TLS with {address}: {_reason(error)}", advice)
+    return Trouble(f"no TLS with {address}: {_reason(error)}", WANTS_CERTIFICATE)
 
 
 def _reason(error: OSError) -> str:
