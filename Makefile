@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup test demo lint bench clean
+.PHONY: setup test demo lint bench docs clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -31,6 +31,11 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# The pages' tables are written anew from the code, and the site is built into site/.
+docs: $(READY)
+	$(BIN)/python docs/tables.py
+	$(BIN)/mkdocs build
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

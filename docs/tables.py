@@ -1,0 +1,132 @@
+"""Write the tables of the pages from the code: each between its two comments in a page. `make docs` runs it."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from torchotel import _config, _names, instrument
+from torchotel._settings import Setting
+from torchotel.telemetry.instruments import TABLE
+
+FOLDER = Path(__file__).parent
+_MARKED = re.compile(r"(?P<start><!-- table: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+
+
+class Documented(NamedTuple):
+    """A name of a module or a class, and the string under it."""
+
+    section: str
+    """The last comment above it that stands alone in its line."""
+    name: str
+    text: str
+
+
+def filled(page: str) -> str:
+    """Give a page with all its tables as the code has them now."""
+    return _MARKED.sub(lambda found: f"{found['start']}{TABLES[found['name']]()}{found['end']}", page)
+
+
+def documented(module: ModuleType, owner: str | None = None) -> Iterator[Documented]:
+    """Read the strings under the names of a module, or of a class in it."""
+    source = inspect.getsource(module)
+    tree: Any = ast.parse(source)
+    if owner is not None:
+        (tree,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
+    comments = [(at, line[2:]) for at, line in enumerate(source.splitlines(), 1) if line.startswith("# ")]
+    for node, below in zip(tree.body, tree.body[1:], strict=False):
+        match node, below:
+            case (
+                ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)),
+                ast.Expr(ast.Constant(str(text))),
+            ):
+                above = [comment for at, comment in comments if at < node.lineno]
+                yield Documented(above[-1] if above else "", name, text)
+
+
+def _metrics() -> str:
+    rows = (
+        (
+            f"`{one.prometheus_name}{'_total' if one.kind == 'counter' else ''}`",
+            f"`{one.name}`",
+            one.kind + (f", {one.unit}" if one.unit else ""),
+            ", ".join(f"`{label.replace('.', '_')}`" for label in one.labels),
+            one.description.rstrip("."),
+        )
+        for one in TABLE
+    )
+    return _table(("Prometheus", "OpenTelemetry", "kind, unit", "labels", "what"), rows)
+
+
+def _named(section: str) -> Callable[[], str]:
+    """Make the table of a section of the names; a type stands before its colon."""
+
+    def table() -> str:
+        rows = []
+        for one in documented(_names):
+            if one.section == section:
+                name = getattr(_names, one.name) + ("…" if one.name.endswith("_PREFIX") else "")
+                kind, colon, text = one.text.partition(": ")
+                rows.append((f"`{name}`", *((kind, text) if colon and not kind[0].isupper() else ("", one.text))))
+        if not any(kind for _, kind, _ in rows):
+            return _table(("name", "what"), [(name, text) for name, _, text in rows])
+        return _table(("name", "type", "what"), rows)
+
+    return table
+
+
+def _settings(*, arguments: bool) -> Callable[[], str]:
+    """Make the table of the settings that are arguments of `instrument()`, or of the others."""
+
+    def table() -> str:
+        given = inspect.signature(instrument).parameters
+        texts = {one.name: one.text for one in documented(_config, "Config")}
+        rows = []
+        for field in dataclasses.fields(_config.Config):
+            if (field.name in given) == arguments:
+                setting: Setting = field.type.__metadata__[0]  # type: ignore[union-attr]  # as Config itself reads it
+                names = [f"`{variable}`" for variable in setting.variables]
+                meaning = f"{texts[field.name]} *Takes {setting.kind.takes}.*"
+                rows.append(((f"`{field.name}`", *names) if arguments else names, _default(field), meaning))
+        cells = [("<br>".join(names), default, meaning) for names, default, meaning in rows]
+        return _table(("argument, variables" if arguments else "variable", "default", "what"), cells)
+
+    return table
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    match value:
+        case str():
+            return f"`{value}`" if value else ""
+        case Mapping() | tuple():
+            return f"`{','.join(value)}`" if value else "none"
+        case float():
+            return f"`{value:g}`" + (" s" if field.name.endswith("_s") else "")
+    return f"`{value}`"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "metrics": _metrics,
+    "spans": _named("Span names."),
+    "module attributes": _named("Attributes of module spans."),
+    "step attributes": _named("Attributes of steps and phases."),
+    "events": _named("Events."),
+    "resource": _named("Resource."),
+    "arguments": _settings(arguments=True),
+    "variables": _settings(arguments=False),
+}
+
+if __name__ == "__main__":
+    for path in sorted(FOLDER.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(filled(text), encoding="utf-8")

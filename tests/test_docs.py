@@ -1,0 +1,90 @@
+"""The pages: built without a warning, with the tables that the code gives, and every block of code in them is run."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import commands
+import pytest
+import run_page
+from receiver import Receiver
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+NOT_RUN = {
+    "installs packages",
+    "needs Docker",
+    "runs until it is stopped",
+    "takes minutes",
+    "run by tests/test_examples.py",
+}
+"""The reasons why a block is not run here; each stands above the block."""
+SHOWN_ONLY = {"text", "yaml"}
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_page_runs(page: Path, server: Receiver, tmp_path: Path) -> None:
+    """A reader who types in all blocks of a page sees none fail, and what he trains arrives."""
+    pytest.importorskip("sklearn")
+    endpoint = server.url.removesuffix("/v1/traces")
+    done = commands.python(run_page.__file__, str(page), cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    trains = any(".backward()" in block for block in run_page.blocks(page))
+    assert trains == any(span.name == "torch.step" for span in server.spans)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_is_not_run_says_why(page: Path) -> None:
+    """Only for reasons that are listed here; no block is left out by its language."""
+    assert {reason for _, reason in run_page.not_run(page)} <= NOT_RUN
+    assert run_page.languages(page) <= {"python", "sh", *SHOWN_ONLY}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=name)
+def test_tables_are_those_of_the_code(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make docs` would change nothing."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    from tables import filled  # noqa: PLC0415  # a script beside the pages
+
+    text = page.read_text(encoding="utf-8")
+    assert filled(text) == text
+
+
+def test_every_example_is_on_the_page_of_examples() -> None:
+    page = (DOCS / "examples.md").read_text(encoding="utf-8")
+    assert [path.name for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in page] == []
+
+
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    """No link leads nowhere, and no page loads a script, a style, a font or a picture from elsewhere."""
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=commands.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    built = sorted((tmp_path / "site").rglob("*.html"))
+    assert {"index.html", "spans", "metrics", "configuration"} <= {path.name for path in (tmp_path / "site").iterdir()}
+    source, sheet = r"<(?:script|img|iframe)[^>]*\ssrc", r"<link[^>]*rel=\"?(?:stylesheet|pre)[^>]*\shref"
+    loading = re.compile(rf"(?:{source}|{sheet})=\"?https?:[^>]*>")
+    assert [found for path in built for found in loading.findall(path.read_text(encoding="utf-8"))] == []
+
+
+def test_prometheus_takes_the_files_of_the_pages(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool on the path")
+    titled = re.compile(r'```yaml title="prometheus.yml"\n(.*?)```', re.DOTALL)
+    files = [text for page in PAGES for text in titled.findall(page.read_text(encoding="utf-8"))]
+    assert files
+    for text in files:
+        (tmp_path / "prometheus.yml").write_text(text)
+        words = [promtool, "check", "config", tmp_path / "prometheus.yml"]
+        done = subprocess.run(words, capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout
