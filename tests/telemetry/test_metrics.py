@@ -3,7 +3,6 @@
 import logging
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,14 +71,6 @@ def test_the_table_has_the_rows_of_the_conventions() -> None:
         assert re.fullmatch(r"[A-Z1].*\.", instrument.description)
         assert list(instrument.bounds) == sorted(set(instrument.bounds))
         assert bool(instrument.bounds) == (instrument.kind == "histogram")
-
-
-def test_the_readme_lists_them() -> None:
-    lines = Path(__file__).parents[2].joinpath("README.md").read_text().splitlines()
-    for instrument in table.TABLE:
-        name = row(instrument).split()[1]
-        labels = ", ".join(f"`{label.replace('.', '_')}`" for label in instrument.labels)
-        assert f"| `{name}` | {labels} | {instrument.description.rstrip('.')} |" in lines
 
 
 def metrics(**settings: Any) -> Metrics:
