@@ -1,0 +1,136 @@
+"""Two runs side by side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runfolders as folders
+import timed_runs
+
+from torchotel.report import RunError, open_run
+from torchotel.report.diff import Diff, compare
+from torchotel.report.difftable import render_diff
+from torchotel.report.times import LayerKey, read_times
+
+LIMIT = 0.05
+
+
+def _diff(tmp_path: Path, before: dict[str, Any] | None = None, after: dict[str, Any] | None = None) -> Diff:
+    runs = [
+        timed_runs.write(tmp_path / "a", seed=1, **(before or {})),
+        timed_runs.write(tmp_path / "b", seed=2, **(after or {})),
+    ]
+    return compare(*(read_times(open_run(folder)) for folder in runs))
+
+
+def _verdicts(diff: Diff, limit: float = LIMIT) -> dict[str, str]:
+    return {row.name: row.verdict(limit) for row in (*diff.steps, *diff.layers)}
+
+
+def test_takes_two_runs_of_the_same_for_the_same(tmp_path: Path) -> None:
+    diff = _diff(tmp_path)
+    assert set(_verdicts(diff).values()) == {"noise"}
+    assert diff.regressions(0) == []
+
+
+def test_finds_what_got_slower_and_by_how_much(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, after={"slower": {"forward": 1.5, "conv": 1.4}})
+    found = {row.name: row for row in diff.regressions(LIMIT)}
+    assert list(found) == ["step", "forward", "forward conv"]
+    changes = {name: row.change.value for name, row in found.items() if row.change is not None}
+    assert changes == {
+        "step": pytest.approx(1.15, rel=0.03),
+        "forward": pytest.approx(1.5, rel=0.03),
+        "forward conv": pytest.approx(1.4, rel=0.03),
+    }
+    assert diff.regressions(0.6) == []
+    assert _verdicts(diff, 0.6)["forward"] == "slower"
+
+
+def test_says_what_got_faster(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, after={"slower": {"backward": 0.5}})
+    assert _verdicts(diff)["backward"] == "faster"
+    assert diff.regressions(0) == []
+
+
+def test_fails_for_no_trifle(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, after={"slower": {"norm": 3.0}})
+    assert _verdicts(diff)["forward norm"] == "slower, but small"
+    assert diff.regressions(LIMIT) == []
+
+
+def test_sets_like_against_like(tmp_path: Path) -> None:
+    """Detail takes time here, and B has it on more steps, yet nothing got slower."""
+    diff = _diff(tmp_path, before={"detail": 4}, after={"detail": 2})
+    assert (diff.compared, diff.steps[0].before.steps, diff.steps[0].after.steps) == ("plain", 36, 24)
+    assert diff.regressions(LIMIT) == []
+    every = _diff(tmp_path / "every", before={"detail": 1}, after={"detail": 1})
+    assert (every.compared, set(_verdicts(every).values())) == ("detailed", {"noise"})
+    mixed = _diff(tmp_path / "mixed", before={"detail": 1}, after={"detail": 0})
+    assert (mixed.compared, mixed.layers) == ("all", [])
+
+
+def test_leaves_out_the_warm_up_and_what_failed(tmp_path: Path) -> None:
+    folder = timed_runs.write(tmp_path / "run", steps=20, detail=2, first_s=100.0)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[10] |= {"error": {"type": "ValueError", "message": "no"}, "duration_s": 1e-6}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    times = read_times(open_run(folder))
+    assert (len(times.steps.whole_s), len(times.layers_s[LayerKey("Net", "conv", "forward")])) == (19, 9)
+    diff = compare(times, times)
+    assert diff.steps[0].before.steps == 8
+    assert diff.steps[0].before.median_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_counts_a_layers_own_time_alone_and_no_evaluations(tmp_path: Path) -> None:
+    number = {"torch.step.number": 1}
+    spans = [
+        folders.module("Net", 2, 0, 0, 40),
+        folders.module("conv", 3, 2, 0, 30),
+        folders.module("conv", 4, 2, 30, 35),
+        folders.module("conv", 5, 0, 50, 90, direction="backward"),
+    ]
+    for span in spans:
+        span["attributes"] += [folders.attribute(key, value) for key, value in number.items()]
+    evaluated = {**folders.module("conv", 6, 0, 0, 1000), "traceId": "f" * 32}
+    lines = [folders.request(spans), folders.request([evaluated])]
+    layers = read_times(open_run(folders.write(tmp_path / "run", segments=[lines]))).layers_s
+    assert {key[1:]: list(times) for key, times in layers.items()} == {
+        ("Net", "forward"): [pytest.approx(5e-9)],
+        ("conv", "forward"): [pytest.approx(35e-9)],
+        ("conv", "backward"): [pytest.approx(40e-9)],
+    }
+
+
+def test_names_layers_that_only_one_run_has(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, before={"layers": {"conv": 0.2, "old": 0.1}}, after={"layers": {"conv": 0.2, "new": 0.1}})
+    assert (diff.only_before, diff.only_after) == (["forward old"], ["forward new"])
+    text = render_diff(diff, LIMIT)
+    assert "only in A: forward old\nonly in B: forward new" in text
+
+
+def test_refuses_runs_that_are_too_short_to_judge(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"48 and 3 steps are left to compare .* it takes 5"):
+        _diff(tmp_path, before={"detail": 0, "steps": 58}, after={"detail": 0, "steps": 4})
+
+
+def test_judges_no_layer_of_too_few_steps(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, after={"detail": 20, "slower": {"conv": 9.0}})
+    assert _verdicts(diff)["forward conv"] == "too few steps"
+    assert diff.regressions(LIMIT) == []
+
+
+def test_lays_out_what_fails_however_few_layers_are_asked_for(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, after={"slower": {"fc": 12.0, "conv": 1.3}})
+    text = render_diff(diff, LIMIT, top=0)
+    assert "compared: 24 and 24 steps without detail; warm-up and failed steps left out" in text
+    assert "1 further layers, which add less" in text
+    assert text.splitlines()[-1].startswith("2 regressions beyond 5%: forward fc x1")
+
+
+def test_does_not_obey_a_strangers_names(tmp_path: Path) -> None:
+    diff = _diff(tmp_path, *[{"layers": {"\x1b[2J\rconv": 0.2}}] * 2)
+    text = render_diff(diff, LIMIT)
+    assert "forward ?[2J?conv" in text
+    assert "\x1b" not in text
