@@ -177,16 +177,22 @@ def test_without_shapes() -> None:
     assert attributes["torch.device"] == "cpu"
 
 
-def test_auto_details_the_first_ten_steps_then_every_64th() -> None:
-    """ "auto" is today: the first ten steps, then every 64th."""
-    with recorded("auto") as run:
-        _train(70)
+def test_auto_stays_within_its_budget() -> None:
+    """ "auto" is the first ten steps, every eighth until it is known what that costs, then no more than is allowed."""
+    # Of steps as short as these, detail takes far more than this.
+    with recorded("auto", overhead_budget=1e-6) as run:
+        for _ in range(200):
+            _train(1)
+            run.handle.flush()  # the worker has measured the step before the next begins
     detailed = [step.attributes["torch.step.number"] for step in run.steps if step.find_all("forward 0")]
-    assert detailed == [*range(10), 64]
+    assert detailed == [*range(10), 16, 24, 32, 40, 48]
     reasons = [step.attributes.get("torch.kept.reason") for step in run.steps]
     assert reasons[:10] == ["first"] * 10
-    assert reasons[64] in {"sampled", "slow"}
-    assert {*reasons[10:64], *reasons[65:]} <= {None, "slow"}  # such short steps differ by half from one another
+    assert {reasons[number] for number in detailed[10:]} <= {"sampled", "slow"}
+    assert {reasons[number] for number in range(10, 200) if number not in detailed} <= {None, "slow"}
+    stats = run.handle.stats()
+    assert (stats["steps"], stats["steps_detailed"]) == (200, len(detailed))
+    assert stats["overhead_ratio"] is not None
 
 
 def test_a_second_call_returns_the_same_handle(caplog: pytest.LogCaptureFixture) -> None:

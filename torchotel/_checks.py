@@ -203,6 +203,12 @@ def _parse_ratio(text: str) -> object:
         return 1.0
 
 
+def _check_budget(value: object) -> object:
+    if value == 0:
+        raise ValueError
+    return _check_ratio(value)
+
+
 def _parse_detail(text: str) -> object:
     return int(text) if text.lstrip("+-").isdecimal() else text.lower()
 
@@ -224,3 +230,4 @@ GRADIENT_NORMS = Kind(
 )
 SAMPLER = Kind("the name of a sampler of OpenTelemetry", _check_sampler, _parse_sampler)
 RATIO = Kind("a number from 0 to 1", _check_ratio, _parse_ratio)
+BUDGET = Kind("a number above 0, at most 1", _check_budget, float)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torchotel._config import Config
 from torchotel._settings import UNSET, Unset
+from torchotel._zero_code import call_off, start_now
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -25,10 +26,10 @@ def instrument(
     *,
     service_name: str | Unset | None = UNSET,
     endpoint: str | Unset = UNSET,
-    protocol: Literal["http/protobuf"] | Unset = UNSET,
+    protocol: Literal["http/protobuf", "grpc"] | Unset = UNSET,
     headers: Mapping[str, str] | Unset = UNSET,
     compression: Literal["gzip", "none"] | Unset = UNSET,
-    traces_exporter: Literal["otlp", "none"] | Unset = UNSET,
+    traces_exporter: Literal["otlp", "console", "none"] | Unset = UNSET,
     metrics_exporter: str | Sequence[str] | Unset = UNSET,
     tracer_provider: TracerProvider | Unset | None = UNSET,
     meter_provider: MeterProvider | Unset | None = UNSET,
@@ -39,6 +40,7 @@ def instrument(
     discovery_dir: str | Path | Unset | None = UNSET,
     record: str | Path | Unset | None = UNSET,
     detail: Literal["auto", "all", "off"] | int | Unset = UNSET,
+    overhead_budget: float | Unset = UNSET,
     include: str | Sequence[str] | Unset | None = UNSET,
     exclude: str | Sequence[str] | Unset | None = UNSET,
     max_depth: int | Unset | None = UNSET,
@@ -56,11 +58,11 @@ def instrument(
     Args:
         model: Its modules get their full names from the first call on.
         service_name: OTEL_SERVICE_NAME; the script's name.
-        endpoint: OTEL_EXPORTER_OTLP_ENDPOINT, a base URL; `http://localhost:4318`.
-        protocol: OTEL_EXPORTER_OTLP_PROTOCOL; `http/protobuf`.
+        endpoint: OTEL_EXPORTER_OTLP_ENDPOINT, a base URL; `http://localhost:4318`, with gRPC `http://localhost:4317`.
+        protocol: OTEL_EXPORTER_OTLP_PROTOCOL, "http/protobuf" or "grpc"; `http/protobuf`.
         headers: OTEL_EXPORTER_OTLP_HEADERS; none.
         compression: OTEL_EXPORTER_OTLP_COMPRESSION; `gzip`.
-        traces_exporter: OTEL_TRACES_EXPORTER, "otlp" or "none"; `otlp`.
+        traces_exporter: OTEL_TRACES_EXPORTER, "otlp", "console" or "none"; `otlp`.
         metrics_exporter: OTEL_METRICS_EXPORTER, "none", "prometheus", "otlp" or both, comma-separated; `prometheus`.
         tracer_provider: Spans are replayed through it; the global one where one is set, else sent by ourselves.
         meter_provider: Metrics are also instruments of it; none.
@@ -71,8 +73,9 @@ def instrument(
         prometheus_registry: Metrics are collected there, and no server is started; a server with one of our own.
         discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; None.
         record: TORCHOTEL_RECORD, folder of the run file; None: no run file.
-        detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then every 64th, "all", n: every n-th, "off": steps
-            and phases only.
+        detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then as often as the budget allows, "all", n: every
+            n-th, "off": steps and phases only.
+        overhead_budget: TORCHOTEL_OVERHEAD_BUDGET, share of step time that detail may cost with detail="auto"; 0.01.
         include: TORCHOTEL_INCLUDE, patterns of the module paths that get spans (`*` crosses dots); all.
         exclude: TORCHOTEL_EXCLUDE, patterns of those that get none; none.
         max_depth: TORCHOTEL_MAX_DEPTH, deepest level of modules that get spans, the root is 0; no limit.
@@ -90,11 +93,13 @@ def instrument(
     Config.read(given, os.environ)  # a bad value is told before torch is loaded
     from torchotel import _handle  # noqa: PLC0415  # brings in torch: importing torchotel must stay free
 
+    start_now()  # zero code may be waiting for torch, and its settings hold where none are given here
     return _handle.start(given, model)
 
 
 def uninstrument() -> None:
     """Shut down what `instrument()` started, if it runs."""
+    call_off()
     handle = sys.modules.get("torchotel._handle")
     if handle is not None:
         handle.stop()

@@ -23,10 +23,12 @@ from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.budget import every_within
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span, make_current
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
@@ -55,8 +57,12 @@ class Session:
         wait: bool = False,
     ) -> None:
         self._config = config
+        self._overhead, self._detail = Overhead(), Detail(config.detail)
         self._metrics = Metrics(
-            self._outcomes, lambda: self._stats.read().errors, module_histograms=config.module_histograms
+            self._outcomes,
+            lambda: self._stats.read().errors,
+            lambda: self._overhead.ratio,
+            module_histograms=config.module_histograms,
         )
         self._stats = ExportStats(self._metrics.exported)
         self._run_id = find_run_id(config.run_id, os.environ)
@@ -79,12 +85,13 @@ class Session:
             self._starter,
             self._metrics,
             self._prepare,
+            self._weigh,
             self._write_line,
             self._first,
         )
         self._capture = Capture(
             buffer.put,
-            Detail(config.detail),
+            self._detail,
             shapes=config.shapes,
             gradient_norms=config.gradient_norms,
             user_span=current_span,
@@ -169,7 +176,7 @@ class Session:
         """Count spans, steps and errors."""
         counts = self._stats.read()
         capture = self._capture
-        optional = (capture.gradients, capture.watches, capture.memory, capture.rates)
+        optional = (capture.gradients, capture.watches, capture.memory, capture.rates, capture.device_marks)
         guards = [part.guard for part in (capture, *optional, self._worker, self._publisher)]
         return Stats(
             spans_recorded=self._worker.spans_recorded,
@@ -182,7 +189,7 @@ class Session:
             steps_detailed=self._worker.detailed,
             calls_dropped=self._capture.calls_dropped,
             internal_errors=sum(guard.faults for guard in guards),
-            overhead_ratio=self._metrics.overhead_ratio(),
+            overhead_ratio=self._overhead.ratio,
         )
 
     def _publish(self, *, wait: bool) -> Publisher:
@@ -221,6 +228,13 @@ class Session:
             return None  # its ids are the same on all ranks
         time_ns = unit.start_ns + unit.unix_offset_ns
         return run_trace(self._run, time_ns, self._capture.model, self._config.public(), versions())
+
+    def _weigh(self, step: Unit) -> None:
+        """Measure what detail costs, and steer how often a step has it."""
+        self._overhead.add(step)
+        longer = self._overhead.at_most
+        if self._detail.steered and step.detailed and longer is not None:
+            self._detail.every = every_within(self._config.overhead_budget, longer, self._detail.every)
 
     def _write_line(self, line: Mapping[str, object]) -> None:
         if self._record is not None:

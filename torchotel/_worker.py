@@ -47,8 +47,10 @@ class Worker:
         starter: Gives roots their ids, and says whether they are sampled.
         metrics: Counts every step and evaluation.
         on_start: Called first, on the thread.
+        on_step: Gets each step, whole.
         on_line: Gets the line of each step, for `metrics.jsonl`.
-        on_first: Called before the first step; returns the trace of the run, on the rank that sends it.
+        on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
+            the rank that sends it.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Worker:
         starter: SpanStarter,
         metrics: Metrics,
         on_start: Callable[[], None],
+        on_step: Callable[[Unit], None],
         on_line: Callable[[Mapping[str, object]], None],
         on_first: Callable[[Unit], Trace | None],
     ) -> None:
@@ -69,9 +72,11 @@ class Worker:
         self.guard = Guard("the worker", limit=1000)
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
         self._measure_log = self.guard.guarded(metrics.log)
+        self._on_step = self.guard.guarded(on_step)
         self._ended = False
         self._deadline_s = math.inf
-        self._began = False
+        self._seen: set[str] = set()
+        """Kinds of units."""
         self.spans_recorded = 0
         self.spans_dropped = 0
         self.spans_sampled_out = 0
@@ -164,11 +169,13 @@ class Worker:
             self._on_line(log_line(record))
             return
         self._count(record)
-        if not self._began and record.kind == "step":
-            self._began = True
+        if record.kind not in self._seen:
+            self._seen.add(record.kind)
             run = self._on_first(record)
             if run is not None and not self._starter.off:
                 self._send(run)
+        if record.kind == "step":
+            self._on_step(record)
         for unit in self._fold.take(record):
             self._build(unit)
 

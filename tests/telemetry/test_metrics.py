@@ -23,7 +23,6 @@ from torchotel.telemetry.exemplars import MOST_PENDING
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import MOST_NAMES, Metrics, Observation
 from torchotel.telemetry.module_times import MOST_MODULES
-from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.timing import CallTimer, Timed
 
 MS = 1_000_000
@@ -271,35 +270,3 @@ def test_the_last_end_never_goes_back() -> None:
     found.add(unit(0, 9 * MS), Timed(), None)
     found.add(unit(1, 5 * MS), Timed(), None)
     assert values(found, table.STEP_LAST_END_TIME) == {(): pytest.approx(10**9 + 0.009)}
-
-
-def timed(length_ns: int, *, detailed: bool) -> Unit:
-    return unit(length_ns=length_ns, detailed=detailed, reason="sampled" if detailed else None)
-
-
-def test_overhead_is_measured_against_steps_without_detail() -> None:
-    """One step in four takes twice as long: a quarter of the time of the others."""
-    cost = Overhead(window=20)
-    cost.add(timed(900, detailed=True))  # the very first warms up
-    for number in range(16):
-        assert cost.ratio() is None
-        cost.add(timed(200 if number % 4 == 0 else 100, detailed=number % 4 == 0))
-    for number in range(16, 20):
-        cost.add(timed(200 if number % 4 == 0 else 100, detailed=number % 4 == 0))
-    assert cost.ratio() == 0.25
-    for number in range(20):
-        cost.add(timed(50 if number % 4 == 0 else 100, detailed=number % 4 == 0))
-    assert cost.ratio() == 0
-
-
-def test_a_warm_up_is_no_overhead() -> None:
-    """The first steps are detailed and slow, and would be so without us: the ratio is that of the steps after them."""
-    found = metrics()
-    for number in range(10):
-        found.add(unit(number, 400 * MS, detailed=True, reason="first"), Timed(), None)
-    for number in range(10, 90):
-        assert number > 80 or found.overhead_ratio() is None, "the fifth detailed step is the 80th"
-        detailed = number % 16 == 0
-        found.add(timed((26 if detailed else 10) * MS, detailed=detailed), Timed(), None)
-    assert found.overhead_ratio() == pytest.approx(5 / 80 * 1.6)
-    assert values(found, table.DETAIL_RATIO) == {(): 15 / 90}

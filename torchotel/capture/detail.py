@@ -1,21 +1,26 @@
 """Which steps are recorded in detail."""
 
 FIRST_STEPS = 10
-EVERY = 64
+WHILE_MEASURING = 8
+"""Every such step is detailed until it is known what that costs."""
+EVALUATIONS_EVERY = 64
 
 
 class Detail:
     """Decide by a step's number.
 
     Args:
-        setting: "auto" (the first ten steps, then every 64th), "all", "off", or n for every n-th.
+        setting: "auto" (the first ten steps, then every `every`-th), "all", "off", or n for every n-th.
     """
 
     def __init__(self, setting: str | int) -> None:
         self.always = setting == "all"
+        self.steered = setting == "auto"
+        """Whether somebody measures what detail costs and sets `every`."""
+        self.every = setting if isinstance(setting, int) else {"auto": WHILE_MEASURING, "all": 1}.get(setting, 0)
+        """0: none; of steps, and unless it is steered of evaluations too."""
+        self._first = FIRST_STEPS if self.steered else 0
         self._asked = range(0)
-        self._first = FIRST_STEPS if setting == "auto" else 0
-        self._every = {"auto": EVERY, "all": 1, "off": 0}.get(setting, 0) if isinstance(setting, str) else setting
 
     def ask(self, first: int, steps: int) -> None:
         """Record these steps too, whatever the setting."""
@@ -24,12 +29,15 @@ class Detail:
 
     def of_step(self, number: int) -> bool:
         """Tell whether the step with this number is detailed."""
-        return number in self._asked or self.of(number)
+        return number in self._asked or self._is_due(number, self.every)
 
-    def of(self, number: int) -> bool:
-        """Tell whether the evaluation with this number is detailed, and a step that nobody asked for."""
-        return number < self._first or (self._every > 0 and number % self._every == 0)
+    def of_evaluation(self, number: int) -> bool:
+        """Tell whether the evaluation with this number is: nobody measures what that costs, so they stay rare."""
+        return self._is_due(number, max(self.every, EVALUATIONS_EVERY) if self.steered else self.every)
 
     def reason(self, number: int) -> str:
         """Say why a detailed step is kept."""
         return "first" if number < self._first else "sampled"
+
+    def _is_due(self, number: int, every: int) -> bool:
+        return number < self._first or (every > 0 and number % every == 0)

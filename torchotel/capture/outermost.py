@@ -98,7 +98,7 @@ class Outermost:
         numbers, detail = self._capture.numbers, self._capture.detail
         if grad or part.trained or part.explicit:
             return detail.of_step(numbers["step"] + part.ahead)
-        return detail.of(numbers["evaluation"])
+        return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
         """Take in the end of an outermost call."""

@@ -13,7 +13,6 @@ from torchotel.telemetry.accumulators import NO_LABELS, Accumulators, Distributi
 from torchotel.telemetry.exemplars import Exemplar, Exemplars
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.module_times import MOST_MODULES, ModuleLabels, ModuleTimes
-from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.phases import PHASES, phase_times_s
 from torchotel.telemetry.timing import Timed
 
@@ -41,6 +40,7 @@ class Metrics:
     Args:
         outcomes: Reads how many spans met each of `OUTCOMES`.
         errors: Reads how often exports failed, by type.
+        overhead_ratio: Reads what detail costs.
         module_histograms: Whether the durations of module calls are kept as a histogram too.
     """
 
@@ -48,15 +48,15 @@ class Metrics:
         self,
         outcomes: Callable[[], Mapping[str, int]],
         errors: Callable[[], Mapping[str, int]],
+        overhead_ratio: Callable[[], float | None] = lambda: None,
         *,
         module_histograms: bool = False,
     ) -> None:
-        self._outcomes, self._errors = outcomes, errors
+        self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
         self._module_histograms = module_histograms
         self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
         self._numbers = Accumulators()
         self._exemplars = Exemplars()
-        self._overhead = Overhead()
         self._labels = ModuleLabels()
         self._module_times = ModuleTimes(self._labels)
         self._steps = self._detailed = 0
@@ -108,11 +108,6 @@ class Metrics:
         with self._lock:
             self._numbers.set(table.RUN_FINISHED, 1)
 
-    def overhead_ratio(self) -> float | None:
-        """Return the share of step time that detail costs; None until it can be told."""
-        with self._lock:
-            return self._overhead.ratio()
-
     def points(self, instrument: Instrument) -> Sequence[Point]:
         """Read a counter or a gauge."""
         if instrument is table.SPANS:
@@ -121,7 +116,7 @@ class Metrics:
         if instrument is table.EXPORT_ERRORS:
             return [Point((label(kind),), count) for kind, count in self._errors().items()]
         if instrument is table.OVERHEAD_RATIO:
-            ratio = self.overhead_ratio()
+            ratio = self._overhead_ratio()
             return [] if ratio is None else [Point(NO_LABELS, ratio)]
         with self._lock:
             self._module_times.settle(self._numbers)
@@ -164,7 +159,6 @@ class Metrics:
         self._steps += 1
         self._detailed += unit.detailed
         self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
-        self._overhead.add(unit)
 
     def _observe_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
         own = range(timed.own, len(timed.calls))

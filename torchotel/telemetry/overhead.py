@@ -1,36 +1,67 @@
-"""What detail costs: measured against the steps without it, while the training runs."""
+"""What detail costs: each detailed step against the plain ones before it, while the training runs."""
 
 from collections import deque
+from collections.abc import Sequence
+from math import sqrt
 from statistics import median
 
 from torchotel._records import Unit
 
-WINDOW = 1024  # steps; with one detailed step in 64 it holds 16 of them
-FEWEST = 5  # of each kind, before which a median says little
+COMPARED = 16  # detailed steps that count
+FEWEST = 5  # before which a median says little
+BEFORE = 8  # plain steps that a detailed one is compared with
+WINDOW = 1 << 13  # steps whose share of detailed ones counts
+
+# Of the normal distribution: https://en.wikipedia.org/wiki/Median_absolute_deviation and, for the median's own error,
+# https://en.wikipedia.org/wiki/Median#Efficiency.
+SIGMAS_IN_DEVIATION = 1.4826
+MEDIANS_ERROR = 1.2533
+ONE_SIDED_95 = 1.645
 
 
 class Overhead:
-    """Compare detailed steps with the others over a recent window."""
+    """Compare steps with detail to those without, as they end; read from any thread, written by one."""
 
-    def __init__(self, window: int = WINDOW) -> None:
-        self._steps: deque[tuple[int, bool]] = deque(maxlen=window)
+    def __init__(self) -> None:
+        self._plain_ns: deque[int] = deque(maxlen=BEFORE)
+        self._longer: deque[float] = deque(maxlen=COMPARED)
+        self._usual = 0.0
+        """By what share a detailed step is longer: the median."""
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._recent_detailed = 0
         self._began = False
+        self.ratio: float | None = None
+        """Share of step time that detail costs; None until enough steps of both kinds were seen."""
+        self.at_most: float | None = None
+        """By what share a detailed step is longer than a plain one, at most: 95 times of a hundred."""
 
     def add(self, step: Unit) -> None:
         """Take note of a step, but for those that warm up: they are slow, and most are detailed for being the first."""
+        duration_ns = step.end_ns - step.start_ns
         if self._began and step.reason != "first":
-            self._steps.append((step.end_ns - step.start_ns, step.detailed))
+            self._take_note(detailed=step.detailed)
+            if not step.detailed:
+                self._plain_ns.append(duration_ns)
+            elif self._plain_ns:
+                self._compare(duration_ns / max(1.0, median(self._plain_ns)) - 1)
         self._began = True
+        if len(self._longer) >= FEWEST:
+            self.ratio = max(0.0, self._recent_detailed / len(self._recent) * self._usual)
 
-    def ratio(self) -> float | None:
-        """Return the share of step time that detail costs; None until enough steps of both kinds were seen.
+    def _take_note(self, *, detailed: bool) -> None:
+        if len(self._recent) == WINDOW:
+            self._recent_detailed -= self._recent[0]
+        self._recent.append(detailed)
+        self._recent_detailed += detailed
 
-        The share of detailed steps, times what the median one of them takes longer than the median one without.
-        """
-        steps = list(self._steps)
-        detailed = [duration_ns for duration_ns, is_detailed in steps if is_detailed]
-        others = [duration_ns for duration_ns, is_detailed in steps if not is_detailed]
-        if min(len(detailed), len(others)) < FEWEST or not median(others):
-            return None
-        longer = median(detailed) / median(others) - 1
-        return max(0.0, len(detailed) / len(steps) * longer)
+    def _compare(self, longer: float) -> None:
+        self._longer.append(longer)
+        self._usual = median(self._longer)
+        if len(self._longer) >= FEWEST:
+            self.at_most = _at_most(self._longer, self._usual)
+
+
+def _at_most(values: Sequence[float], middle: float) -> float:
+    """Return the upper end of the one-sided interval of 95 % in which the median of such values lies."""
+    sigma = SIGMAS_IN_DEVIATION * median(abs(value - middle) for value in values)
+    return middle + ONE_SIDED_95 * MEDIANS_ERROR * sigma / sqrt(len(values))
