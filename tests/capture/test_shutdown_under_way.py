@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from training import train
 
 import torchotel
-from torchotel.capture.device_times import CudaClock, DeviceMarks
+from torchotel.capture.device_clock import CudaClock
+from torchotel.capture.device_times import DeviceMarks
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.thread import ThreadState
 

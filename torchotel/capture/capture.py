@@ -13,7 +13,8 @@ from torchotel._records import Log, ModelInfo, Record, SpanReference
 from torchotel.capture.calls import CallRecorder, error_of
 from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
-from torchotel.capture.device_times import Clock, CudaClock, DeviceMarks
+from torchotel.capture.device_clock import Clock, CudaClock
+from torchotel.capture.device_times import DeviceMarks
 from torchotel.capture.events import Events
 from torchotel.capture.gradients import Gradients
 from torchotel.capture.held import Held, hold
