@@ -10,11 +10,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "torchotel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_process", "_receiver", "_settings"}
+WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_process", "_receiver", "_settings", "_text"}
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
 SESSION = {"_handle", "_session", "_stats"}
-FRONT = {"__init__", "__main__", "_annotate", "_instrument", "cli", "instrumentor", "testing"}
+FRONT = {"__init__", "__main__", "_annotate", "_instrument", "_zero_code", "cli", "instrumentor", "testing"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(WORDS, WORDS),
@@ -46,7 +46,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "_exporting": {"opentelemetry"},
     "_session": {"torch", "opentelemetry"},
     "_handle": {"torch"},
-    "doctor": {"torch", "opentelemetry", "requests", "google"},
+    "doctor": {"torch", "opentelemetry", "requests"},
     "instrumentor": {"opentelemetry"},
     "testing": {"torch", "opentelemetry"},
 }

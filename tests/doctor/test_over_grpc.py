@@ -88,9 +88,9 @@ def test_speaks_tls(tmp_path: Path) -> None:
     leaf = authority.issue_cert("localhost")
     pair = leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes()
     with grpc_receiver("localhost:0", grpc.ssl_server_credentials([pair])) as receiver:
-        settings = {"protocol": "grpc", "certificate": path}
-        assert examined(receiver.endpoint, **settings).text == f"localhost:{receiver.port} takes OTLP over gRPC"
+        taken = examined(receiver.endpoint, protocol="grpc", certificate=path)
         found = examined(receiver.endpoint, protocol="grpc")
+    assert taken.text == f"localhost:{receiver.port} takes OTLP over gRPC"
     assert "is signed by nobody in" in found.text
 
 

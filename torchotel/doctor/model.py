@@ -125,7 +125,10 @@ def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -
 def _tell_unseen(model: torch.nn.Module, whole: _Seen, called: set[str]) -> Iterator[Finding]:
     root, compiled = class_of(unwrapped(model)), whole.compiled()
     modules = [(path, module) for module, path, *_ in walk(model, "")]
-    scripted = [path for path, module in modules if isinstance(module, torch.jit.ScriptModule)]
+    scripted = list[str]()
+    for path, module in modules:
+        if isinstance(module, torch.jit.ScriptModule) and not _is_in(path, scripted):
+            scripted.append(path)
     for kind, regions in (("torch.compile", compiled), ("TorchScript", scripted)):
         if regions:
             advice = "It runs no hooks: such a region is one span, and what is inside it has none."

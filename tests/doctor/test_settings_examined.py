@@ -1,0 +1,126 @@
+"""Variables and settings: what is misspelt, cannot be read, or does not go together."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from torchotel._errors import ConfigError
+from torchotel.doctor import contradictions, settings, variables
+from torchotel.doctor.finding import Level
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+def contradicting(environ: Mapping[str, str], **given: object) -> list[str]:
+    """Give what is said about settings, without "none contradicts another"."""
+    found = contradictions.check(settings.read(given, environ).config, given, environ)
+    return [finding.text for finding in found if finding.level is not Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENPOINT", ENDPOINT),
+        ("OTEL_EXPORTER_OTLP_TRACE_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+        ("OTEL_SERVICENAME", "OTEL_SERVICE_NAME"),
+        ("otel_service_name", "OTEL_SERVICE_NAME"),
+        ("TORCHOTEL_DETAILS", "TORCHOTEL_DETAIL"),
+        ("OTLP_EXPORTER_OTLP_ENDPOINT", ENDPOINT),
+    ],
+)
+def test_knows_what_a_misspelt_name_means(name: str, meant: str) -> None:
+    (found,) = variables.check({name: "x", "PATH": "/bin"})
+    assert found.level is Level.WARNING
+    assert found.text == f"{name} is known to nobody"
+    assert found.advice == f"Did you mean {meant}?"
+
+
+def test_lists_what_torchotel_knows_for_a_name_of_its_own_that_it_does_not() -> None:
+    (found,) = variables.check({"TORCHOTEL_BANANA": "1"})
+    assert found.level is Level.WARNING
+    assert "TORCHOTEL_RECORD" in found.advice
+
+
+def test_leaves_known_names_and_those_of_others_alone() -> None:
+    known = {ENDPOINT: "http://x", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "x", "OTEL_BSP_SCHEDULE_DELAY": "5"}
+    (found,) = variables.check(
+        {**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x", "OTEL_LOG_LEVEL": "debug"}
+    )
+    assert found.level is Level.OK
+
+
+def test_goes_on_behind_each_variable_that_cannot_be_read() -> None:
+    environ = {"TORCHOTEL_DETAIL": "some", "OTEL_EXPORTER_OTLP_TIMEOUT": "-1", "OTEL_SERVICE_NAME": "mine"}
+    config, findings = settings.read({}, environ)
+    assert config.service_name == "mine"
+    assert [finding.level for finding in findings] == [Level.FAILED] * 2
+    assert {finding.advice for finding in findings} == {
+        "instrument() raises ConfigError for it. Correct TORCHOTEL_DETAIL, or unset.",
+        "instrument() raises ConfigError for it. Correct OTEL_EXPORTER_OTLP_TIMEOUT, or unset.",
+    }
+
+
+def test_tells_what_reading_warns_of_without_secrets() -> None:
+    _, findings = settings.read({}, {"OTEL_EXPORTER_OTLP_HEADERS": "sesame", "OTEL_TRACES_SAMPLER": "some"})
+    assert [finding.level for finding in findings] == [Level.WARNING] * 2
+    assert "sesame" not in repr(findings)
+
+
+def test_leaves_a_bad_option_to_the_command() -> None:
+    with pytest.raises(ConfigError):
+        settings.read({"detail": "some"}, {"TORCHOTEL_DETAIL": "all"})
+
+
+def test_looks_behind_the_switch_that_turns_all_off() -> None:
+    config, (found,) = settings.read({}, {"OTEL_SDK_DISABLED": "true", "OTEL_SERVICE_NAME": "mine"})
+    assert config.service_name == "mine"
+    assert found.level is Level.WARNING
+    assert "OTEL_SDK_DISABLED is true" in found.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({ENDPOINT: "http://x:4318", "OTEL_TRACES_EXPORTER": "none"}, f"{ENDPOINT} names an endpoint, but"),
+        ({ENDPOINT: "http://x:4317"}, "port 4317 is mostly that of grpc"),
+        ({ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "port 4318 is mostly that of http"),
+        ({ENDPOINT: "http://x/v1/traces", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "gRPC takes no path"),
+        ({"OTEL_EXPORTER_OTLP_CERTIFICATE": __file__}, "has no effect: the endpoint is http://"),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, "OTEL_TRACES_SAMPLER is always_off: no trace is sent"),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}, "but for slow, failed and NaN"),
+        ({"OTEL_TRACES_SAMPLER_ARG": "0.1"}, "OTEL_TRACES_SAMPLER_ARG has no effect"),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "5", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "50"}, "wins over"),
+        (
+            {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"},
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT holds for traces alone; metrics are sent to http://localhost:4318",
+        ),
+        ({"OTEL_EXPORTER_PROMETHEUS_PORT": "1", "OTEL_METRICS_EXPORTER": "none"}, "has no effect: metrics_exporter"),
+        ({"OTEL_EXPORTER_PROMETHEUS_PORT": "none", "TORCHOTEL_DISCOVERY_DIR": "/x"}, "prometheus_port is none"),
+        ({"OTEL_METRIC_EXPORT_INTERVAL": "100"}, "has no effect: metrics_exporter is prometheus"),
+        ({"TORCHOTEL_DETAIL": "off"}, "no gradient norms are taken"),
+        ({"TORCHOTEL_DETAIL": "off", "TORCHOTEL_GRADIENT_NORMS": "1", "TORCHOTEL_INCLUDE": "a"}, "TORCHOTEL_INCLUDE"),
+    ],
+)
+def test_tells_what_does_not_go_together(environ: dict[str, str], text: str) -> None:
+    (found,) = contradicting(environ)
+    assert text in found
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {ENDPOINT: "https://x:4318", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://x:4318/v1/traces"},
+        {"OTEL_EXPORTER_OTLP_HEADERS": "a=1", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "b=2"},
+        {ENDPOINT: "http://x:4318", "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "otlp"},
+        {"TORCHOTEL_DETAIL": "off", "TORCHOTEL_GRADIENT_NORMS": "true"},
+        {"OTEL_EXPORTER_PROMETHEUS_PORT": "none"},
+    ],
+)
+def test_finds_nothing_where_there_is_nothing(environ: dict[str, str]) -> None:
+    assert contradicting(environ) == []
+
+
+def test_names_an_option_by_its_flag() -> None:
+    (found,) = contradicting({}, endpoint="http://x:4318", traces_exporter="none")
+    assert found == "--endpoint names an endpoint, but traces_exporter is none: nothing is sent there"
