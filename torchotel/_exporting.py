@@ -10,6 +10,8 @@ from opentelemetry.trace import TracerProvider
 from torchotel._config import Config, own_folder
 from torchotel._process import is_child
 from torchotel._versions import package_version
+from torchotel.exporters.console import ConsoleExporter
+from torchotel.exporters.limits import SpanLimits
 from torchotel.exporters.otlp.connect import make_transport
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.signals import TRACES
@@ -50,18 +52,31 @@ def make_exporters(
     provider = find_provider(config.tracer_provider)
     if config.set_global_provider:
         set_provider(config, resource)
-    engine = _make_otlp(config, resource, stats) if provider is None else _make_sdk(provider, stats)
-    return [engine, *user_spans(stats), *records]
+    return [_make_engine(config, resource, stats, provider), *user_spans(stats), *records]
 
 
-def _make_sdk(provider: TracerProvider, stats: ExportStats) -> SdkEngine:
-    return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
+def _make_engine(
+    config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
+) -> TraceExporter:
+    if provider is not None:
+        return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
+    if config.traces_exporter == "console":
+        return ConsoleExporter(stats)
+    return _make_otlp(config, resource, stats)
 
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> RequestExporter:
     version = package_version()
     transport = make_transport(config.receiver("traces"), TRACES, version=version)
-    return RequestExporter(transport, resource=resource, version=version, stats=stats, rest=_rest)
+    limits = SpanLimits(
+        config.attribute_count_limit,
+        config.event_count_limit,
+        config.link_count_limit,
+        config.event_attribute_count_limit,
+        config.link_attribute_count_limit,
+        config.attribute_value_length_limit,
+    )
+    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=_rest)
 
 
 def _rest() -> None:

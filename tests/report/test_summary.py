@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import runfolders as folders
 
+from torchotel._text import duration
 from torchotel.report import LayerTime, Summary, open_run, render, summarise
 from torchotel.report.summary import quantile
-from torchotel.report.tables import duration
 
 LAID_OUT = """\
 run         run-1

@@ -61,7 +61,7 @@ class JsonEncoder:
         state = f'"traceState":{_quote(trace.state)},' if trace.state else ""
         remote = wire.FLAG_IS_REMOTE if trace.remote_parent else 0
         for span in trace.spans:
-            template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links = span
+            template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, _ = span
             name, shared = self._known[template]
             parent = f'"parentSpanId":"{parent_id:016x}",' if parent_id else ""
             plain = attributes is None and error is None and not events and not links

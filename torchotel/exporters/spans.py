@@ -12,12 +12,14 @@ INT64 = range(-(2**63), 2**63)
 def own_attributes(span: Span) -> Attributes:
     """Give the span's own attributes, with the error's type where it failed."""
     own = span.attributes or {}
-    return own if span.error is None else {**own, _names.ERROR_TYPE: span.error.type}
+    if span.error is None or span.dropped is not None:
+        return own
+    return {**own, _names.ERROR_TYPE: span.error.type}
 
 
 def own_events(span: Span) -> tuple[SpanEvent, ...]:
     """Give the span's events, with the exception where it failed."""
-    if span.error is None:
+    if span.error is None or span.dropped is not None:
         return span.events
     attributes = {
         _names.EXCEPTION_TYPE: span.error.type,

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from torchotel._text import duration, printable
 from torchotel.report.diff import Diff, Row, Spread
 from torchotel.report.ratios import Ratio
-from torchotel.report.tables import duration, printable, table
+from torchotel.report.tables import table
 
 _COMPARED = {
     "plain": "steps without detail",

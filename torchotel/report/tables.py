@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torchotel._text import duration, printable
 from torchotel.report.summary import LayerTime, Summary
 from torchotel.report.tracked import Track, Tracked
-
-_MINUTE_S = 60
 
 
 def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
@@ -31,21 +30,6 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
     if summary.steps and not summary.forward:
         parts.append("no layer times: no step was recorded in detail")
     return "\n\n".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Write a time with the unit that suits it."""
-    if seconds >= _MINUTE_S:
-        return f"{seconds:,.0f} s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:#.4g}".rstrip(".") + f" {unit}"
-    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
-
-
-def printable(text: str) -> str:
-    """Put a question mark for what a terminal would obey: names in a stranger's run are not ours."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:

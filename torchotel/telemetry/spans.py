@@ -24,6 +24,8 @@ class SpanEvent(NamedTuple):
     name: str
     time_ns: int
     attributes: Attributes
+    dropped: int = 0
+    """Attributes that a limit left out."""
 
 
 class SpanLink(NamedTuple):
@@ -32,6 +34,16 @@ class SpanLink(NamedTuple):
     trace_id: int
     span_id: int
     attributes: Attributes
+    dropped: int = 0
+    """Attributes that a limit left out."""
+
+
+class Dropped(NamedTuple):
+    """What limits left out of a span."""
+
+    attributes: int
+    events: int
+    links: int
 
 
 class Span(NamedTuple):
@@ -48,6 +60,8 @@ class Span(NamedTuple):
     error: Error | None = None
     events: tuple[SpanEvent, ...] = ()
     links: tuple[SpanLink, ...] = ()
+    dropped: Dropped | None = None
+    """Once it was held to limits: its attributes and events then spell the error out already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,5 +222,5 @@ def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
             span_id = node.span_id = node.span_id or (first_id + index) & LARGEST_ID
             above = nodes[node.parent].span_id if node.parent >= 0 else parent_id
             ids_and_times = (node.template, span_id, above, node.start_ns, node.end_ns)
-            spans.append(_new(Span, (*ids_and_times, node.attributes, node.error, node.events, node.links)))
+            spans.append(_new(Span, (*ids_and_times, node.attributes, node.error, node.events, node.links, None)))
     return spans

@@ -89,10 +89,10 @@ class SpanEncoder:
         known, head_len, pieces = self._known, len(head), list[bytes]()
         add = pieces.extend
         for span in spans:
-            template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links = span
+            template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, dropped = span
             encoding = known[template]
             times = _TIMES(_START, start_ns, _END, end_ns)
-            if parent_id and attributes is None and error is None and not events and not links:
+            if parent_id and attributes is None and error is None and not events and not links and dropped is None:
                 if encoding.head_len != head_len:
                     encoding.fit(head_len)
                 ids = _IDS(_SPAN_ID, span_id, _PARENT_ID, parent_id)
@@ -128,6 +128,10 @@ def _own(span: Span) -> bytes:
         status = wire.string_field(wire.STATUS_MESSAGE, span.error.message)
         status += wire.varint_field(wire.STATUS_CODE, wire.STATUS_ERROR)
         pieces.append(wire.length_field(wire.SPAN_STATUS, status))
+    if span.dropped is not None:
+        pieces.append(_count(wire.SPAN_DROPPED_ATTRIBUTES, span.dropped.attributes))
+        pieces.append(_count(wire.SPAN_DROPPED_EVENTS, span.dropped.events))
+        pieces.append(_count(wire.SPAN_DROPPED_LINKS, span.dropped.links))
     return b"".join(pieces)
 
 
@@ -136,6 +140,7 @@ def _event(event: SpanEvent) -> bytes:
         wire.fixed64_field(wire.EVENT_TIME, event.time_ns)
         + wire.string_field(wire.EVENT_NAME, event.name)
         + wire.attributes_field(wire.EVENT_ATTRIBUTES, event.attributes)
+        + _count(wire.EVENT_DROPPED_ATTRIBUTES, event.dropped)
     )
 
 
@@ -144,7 +149,12 @@ def _link(link: SpanLink) -> bytes:
         wire.length_field(wire.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
         + wire.length_field(wire.LINK_SPAN_ID, link.span_id.to_bytes(8, "big"))
         + wire.attributes_field(wire.LINK_ATTRIBUTES, link.attributes)
+        + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped)
     )
+
+
+def _count(field: int, count: int) -> bytes:
+    return wire.varint_field(field, count) if count else b""
 
 
 class Envelope:

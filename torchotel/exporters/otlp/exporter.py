@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
@@ -28,6 +29,7 @@ class RequestExporter(TraceExporter):
         transport: The way to the endpoint.
         resource: Attributes of the resource.
         version: Of torchotel, for the scope.
+        limits: What a span may carry.
         stats: Where spans and failures are counted.
         rest: Called after every 64 spans, to let go of the GIL.
         max_request_spans: Spans in a request.
@@ -40,12 +42,14 @@ class RequestExporter(TraceExporter):
         *,
         resource: Attributes,
         version: str,
+        limits: SpanLimits = DEFAULT_LIMITS,
         stats: ExportStats | None = None,
         rest: Callable[[], None] = lambda: None,
         max_request_spans: int = MAX_REQUEST_SPANS,
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
+        self._limiter = Limiter(limits)
         self._encoder = SpanEncoder(rest)
         self._envelope = Envelope(resource, version)
         self._transport = transport
@@ -72,7 +76,7 @@ class RequestExporter(TraceExporter):
         """Take one trace; one that is too large for a request goes in several."""
         taken = 0
         try:
-            for spans, data in self._encoder.slices(trace):
+            for spans, data in self._encoder.slices(self._limiter.hold(trace)):
                 self._add(spans, data)
                 if not taken:
                     self._traces.append(trace.trace_id)

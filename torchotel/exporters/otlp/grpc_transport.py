@@ -87,7 +87,7 @@ class GrpcTransport(Transport):
         options = [("grpc.primary_user_agent", f"torchotel/{self._version}"), ("grpc.use_local_subchannel_pool", 1)]
         address = self._target.address
         if self._target.secure:
-            channel = grpc.secure_channel(address, _credentials(self._receiver), options, compression)
+            channel = grpc.secure_channel(address, credentials(self._receiver), options, compression)
         else:
             channel = grpc.insecure_channel(address, options, compression)
         self._channel = channel
@@ -115,7 +115,8 @@ def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
             yield name.lower(), value
 
 
-def _credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
+def credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
+    """Read the certificates of a receiver with TLS."""
     import grpc  # noqa: PLC0415  # see above
 
     def read(file: str | None) -> bytes | None:

@@ -1,6 +1,7 @@
 """Which tracer provider there is, and the one that we set where there is none."""
 
 import logging
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import (
     NoOpTracerProvider,
@@ -12,10 +13,15 @@ from opentelemetry.trace import (
 
 from torchotel import _names
 from torchotel._config import Config
+from torchotel._receiver import Receiver
 from torchotel.exporters.flushing import ProviderFlush
+from torchotel.exporters.otlp.grpc_transport import credentials, metadata, read_target
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 _logger = logging.getLogger("torchotel")
 _ours: TracerProvider | None = None
@@ -52,24 +58,53 @@ def set_provider(config: Config, resource: Attributes) -> None:
 
 
 def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
-    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # 0.1 s, and only on request
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 0.1 s, and only on request
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    exporter = OTLPSpanExporter(
-        config.traces_endpoint,
-        certificate_file=config.certificate,
-        client_certificate_file=config.client_certificate,
-        client_key_file=config.client_key,
-        headers=dict(config.headers),
-        timeout=config.timeout_s,
-        compression=Compression.Gzip if config.compression == "gzip" else Compression.NoCompression,
-    )
     provider = SdkTracerProvider(resource=Resource(speakable(resource), _names.SCHEMA_URL))
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
     return provider
+
+
+def _make_exporter(config: Config) -> "SpanExporter":
+    """Make the SDK's exporter to where our own spans go."""
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415  # see above
+
+    receiver = config.receiver("traces")
+    if config.traces_exporter == "console":
+        return ConsoleSpanExporter()
+    return _over_grpc(receiver) if receiver.protocol == "grpc" else _over_http(receiver)
+
+
+def _over_http(receiver: Receiver) -> "SpanExporter":
+    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # see above
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    return OTLPSpanExporter(
+        receiver.endpoint,
+        certificate_file=receiver.certificate,
+        client_certificate_file=receiver.client_certificate,
+        client_key_file=receiver.client_key,
+        headers=dict(receiver.headers),
+        timeout=receiver.timeout_s,
+        compression=Compression.Gzip if receiver.compression == "gzip" else Compression.NoCompression,
+    )
+
+
+def _over_grpc(receiver: Receiver) -> "SpanExporter":
+    import grpc  # noqa: PLC0415  # see above
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    target = read_target(receiver.endpoint, insecure=receiver.insecure)
+    return OTLPSpanExporter(
+        target.address,
+        insecure=not target.secure,
+        credentials=credentials(receiver) if target.secure else None,
+        headers=dict(metadata(receiver.headers)),
+        timeout=receiver.timeout_s,
+        compression=grpc.Compression.Gzip if receiver.compression == "gzip" else grpc.Compression.NoCompression,
+    )
 
 
 def user_spans(stats: ExportStats) -> list[TraceExporter]:

@@ -20,8 +20,8 @@ def cut(text: object, limit: int = _LONGEST) -> str:
 
 
 def shown(text: object, limit: int = _LONGEST) -> str:
-    """Cut a stranger's text and escape it, for HTML and for plotly, which reads a few tags in its labels."""
-    return html.escape(cut(text, limit), quote=False)
+    """Cut a stranger's text and escape it, for HTML and for plotly, which reads tags and TeX in its labels."""
+    return html.escape(cut(text, limit), quote=False).replace("$", "&#36;")
 
 
 def scale(seconds: float) -> tuple[str, float]:

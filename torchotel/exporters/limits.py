@@ -1,0 +1,113 @@
+"""OpenTelemetry's limits on what a span carries: what is beyond them is left out, and counted.
+
+https://opentelemetry.io/docs/specs/otel/common/#attribute-limits
+"""
+
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+from torchotel.exporters.spans import finite, own_attributes, own_events
+from torchotel.exporters.templates import TemplateCache
+from torchotel.telemetry.spans import (
+    Attributes,
+    AttributeValue,
+    Dropped,
+    Span,
+    SpanEvent,
+    SpanLink,
+    SpanTemplate,
+    Trace,
+)
+
+DEFAULT_COUNT = 128
+
+
+class SpanLimits(NamedTuple):
+    """How many of each a span carries, and how long a text may be."""
+
+    attributes: int = DEFAULT_COUNT
+    events: int = DEFAULT_COUNT
+    links: int = DEFAULT_COUNT
+    event_attributes: int = DEFAULT_COUNT
+    link_attributes: int = DEFAULT_COUNT
+    value_length: int | None = None
+    """Characters of a text, also of each in an array; None: no limit."""
+
+
+DEFAULT_LIMITS = SpanLimits()
+
+
+class _Cut(NamedTuple):
+    template: SpanTemplate
+    lost: int
+
+
+class Limiter:
+    """Hold traces to limits; on one thread. Those within them come out as they went in."""
+
+    def __init__(self, limits: SpanLimits) -> None:
+        self._limits = limits
+        self._room = limits.attributes
+        """Attributes that a span has room for besides those of its trace; nearly all traces of a run have the same."""
+        self._known = TemplateCache(self._cut_template)
+
+    def hold(self, trace: Trace) -> Trace:
+        """Leave out what is too much: attributes of the trace come before those of the template and the span's own."""
+        common, lost = self._cut(trace.attributes, self._limits.attributes)
+        room = self._limits.attributes - len(common)
+        if room != self._room:
+            self._room = room
+            self._known.clear()
+        known, spans = self._known, list[Span]()
+        for span in trace.spans:
+            template, _, _, _, _, own, error, events, links, _ = span
+            cut = known[template]
+            if own is None and error is None and not events and not links and not lost and not cut.lost:
+                spans.append(span if cut.template is template else span._replace(template=cut.template))
+            else:
+                spans.append(self._hold(span, cut, lost))
+        return replace(trace, attributes=common, spans=spans)
+
+    def _hold(self, span: Span, cut: _Cut, lost: int) -> Span:
+        limits = self._limits
+        own, lost_of_own = self._cut(own_attributes(span), self._room - len(cut.template.attributes))
+        events, links = own_events(span), span.links
+        return span._replace(
+            template=cut.template,
+            attributes=own,
+            events=tuple(map(self._hold_event, events[: limits.events])),
+            links=tuple(map(self._hold_link, links[: limits.links])),
+            dropped=Dropped(
+                lost + cut.lost + lost_of_own,
+                max(0, len(events) - limits.events),
+                max(0, len(links) - limits.links),
+            ),
+        )
+
+    def _hold_event(self, event: SpanEvent) -> SpanEvent:
+        attributes, lost = self._cut(event.attributes, self._limits.event_attributes)
+        return event._replace(attributes=attributes, dropped=lost)
+
+    def _hold_link(self, link: SpanLink) -> SpanLink:
+        attributes, lost = self._cut(link.attributes, self._limits.link_attributes)
+        return link._replace(attributes=attributes, dropped=lost)
+
+    def _cut_template(self, template: SpanTemplate) -> _Cut:
+        attributes, lost = self._cut(template.attributes, self._room)
+        same = attributes is template.attributes
+        return _Cut(template if same else SpanTemplate(template.name, attributes), lost)
+
+    def _cut(self, attributes: Attributes, room: int) -> tuple[Attributes, int]:
+        """Give the first of some attributes, and how many are left out; all of them as they are where they fit."""
+        attributes, length = finite(attributes), self._limits.value_length
+        if len(attributes) <= room and length is None:
+            return attributes, 0
+        kept = {key: _short(value, length) for key, value in islice(attributes.items(), max(0, room))}
+        return kept, len(attributes) - len(kept)
+
+
+def _short(value: AttributeValue, length: int | None) -> AttributeValue:
+    if isinstance(value, str):
+        return value[:length]
+    return tuple(text[:length] for text in value) if isinstance(value, tuple) else value
