@@ -51,15 +51,15 @@ def documented(module: ModuleType, owner: str | None = None) -> Iterator[Documen
 def _metrics() -> str:
     rows = (
         (
-            f"`{one.prometheus_name}{'_total' if one.kind == 'counter' else ''}`",
-            f"`{one.name}`",
-            one.kind + (f", {one.unit}" if one.unit else ""),
+            f"`{one.prometheus_name}{'_total' if one.kind == 'counter' else ''}`<br>`{one.name}`",
+            one.kind,
+            f"`{one.unit}`" if one.unit else "",
             ", ".join(f"`{label.replace('.', '_')}`" for label in one.labels),
             one.description.rstrip("."),
         )
         for one in TABLE
     )
-    return _table(("Prometheus", "OpenTelemetry", "kind, unit", "labels", "what"), rows)
+    return _table(("Prometheus, OpenTelemetry", "kind", "unit", "labels", "what"), rows)
 
 
 def _named(section: str) -> Callable[[], str]:
