@@ -98,12 +98,12 @@ class ChromeTrace:
 
 
 def _start_ns(run: Run) -> int:
-    """Find when the run began, where `run.json` does not say it by its first step or span."""
+    """Find when the run began, where `run.json` does not say it by its steps and its first span."""
     started = run.info.get("started_unix_nano")
     if isinstance(started, str) and started.isdecimal() and len(started) < len(str(2**63)):
         return int(started)
-    first_unit, first_span = next(run.units(), None), next(run.spans(), None)
-    starts = [first_unit.start_unix_ns] if first_unit is not None else []
+    first_span = next(run.spans(), None)
+    starts = [unit.start_unix_ns for unit in run.units()]
     starts += [first_span.start_ns] if first_span is not None else []
     return max(0, min(starts, default=0))
 
