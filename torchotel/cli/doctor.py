@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from torchotel._text import printable
 from torchotel.cli.options import add_options, read_options
 
 if TYPE_CHECKING:
@@ -91,10 +92,11 @@ class _Style:
         if self._colours:
             shown = f"\x1b[{_COLOURS[word]}m{shown}\x1b[0m"
         indent = " " * (width + _SUBJECT_WIDTH + 2)
-        self._print(f"{shown} {finding.subject:{_SUBJECT_WIDTH}} {finding.text}")
+        self._print(f"{shown} {finding.subject:{_SUBJECT_WIDTH}} ", finding.text)
         for line in finding.advice.splitlines():
-            self._print(indent + line)
+            self._print(indent, line)
 
-    def _print(self, line: str) -> None:
-        # A line may come slowly, and the next check may take long.
-        print(line if self._signs else line.encode("ascii", "backslashreplace").decode(), flush=True)
+    def _print(self, before: str, line: str) -> None:
+        told = printable(line)
+        # At once: the next check may take long.
+        print(before + (told if self._signs else told.encode("ascii", "backslashreplace").decode()), flush=True)

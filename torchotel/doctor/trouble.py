@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from torchotel._text import printable
+
 MOST_SHOWN = 200
 """Characters that are shown of what another program says."""
 
@@ -20,5 +22,5 @@ def foreign(text: object, headers: Mapping[str, str]) -> str:
     for value in headers.values():
         for secret in (value, value.rpartition(" ")[2]):  # "Bearer …" is often told without its first word
             shown = shown.replace(secret, "...") if secret else shown
-    line = " ".join("".join(char if char.isprintable() else " " for char in shown).split())
+    line = printable(" ".join(shown.split()))
     return line if len(line) <= MOST_SHOWN else line[: MOST_SHOWN - 3] + "..."
