@@ -1,0 +1,135 @@
+"""The page in a real Chromium, without a network."""
+
+import html
+import itertools
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import chromium
+import pageruns
+import pytest
+from plotly.offline import get_plotlyjs
+
+from torchotel.report.page import document
+
+in_chromium = pytest.mark.skipif(chromium.BINARY is None, reason=chromium.SKIPPED)
+
+MARKS = {
+    "steps": ['class="point"', 'class="js-line"'],
+    "modules": ['class="slice'],
+    "norms": ["<image"],
+    "timeline": ['class="point"'],
+    "logged": ['class="js-line"'],
+}
+"""What plotly draws: bars, lines, sectors, pixels."""
+
+HOSTILE = [
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    '"><svg onload=alert(1)><a href="https://example.com">x</a>',
+    '<a href="javascript:alert(1)">x</a><b>bold</b>',
+    "%{customdata[0]} ${title} $$x^2$$ &lt;i&gt;",
+    "\u202egnp.exe \u2066\u0000\u0007\n\r\t\u2028",
+    "half a character \ud800, 漢字 🙂 é",
+    "long " * 20_000,
+    "a." * 5_000,
+    "__proto__",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Give the elements of a page whose names are harmless."""
+    run = pageruns.training(
+        tmp_path_factory.mktemp("harmless") / "run", error={"type": "x", "message": "x"}, nonfinite=["x"]
+    )
+    return elements(document(pageruns.content(run)))
+
+
+def _open(folder: Path, tmp_path: Path) -> chromium.Opened:
+    page = tmp_path / "page.html"
+    page.write_text(document(pageruns.content(folder)), encoding="utf-8")
+    return chromium.open_page(page, tmp_path / "profile")
+
+
+@in_chromium
+def test_draws_every_figure_and_complains_of_nothing(tmp_path: Path) -> None:
+    opened = _open(pageruns.training(tmp_path / "run"), tmp_path)
+    assert opened.console == []
+    assert "data-drawn-ms=" in opened.dom
+    for name, marks in MARKS.items():
+        section = opened.section(name)
+        assert [mark for mark in marks if mark not in section] == [], name
+    assert len(re.findall('class="slice[ "]', opened.section("modules"))) == 2 * 7  # six layers and a container
+    assert all(f">{name}</" in opened.section("timeline") for name in ("conv", "forward", "optimizer.step"))
+
+
+@in_chromium
+def test_draws_a_run_of_one_step_and_one_of_none(tmp_path: Path) -> None:
+    one = _open(pageruns.training(tmp_path / "one", steps=1), tmp_path)
+    none = _open(pageruns.training(tmp_path / "none", steps=0), tmp_path)
+    assert (one.console, none.console) == ([], [])
+    assert all(mark in one.section("modules") for mark in MARKS["modules"])
+    assert "no training step" in none.section("glance")
+    assert 'class="figure' not in none.dom
+
+
+@in_chromium
+def test_leaves_a_strangers_names_without_effect(tmp_path: Path) -> None:
+    """Every name of a run is a text of at most a line, whatever stands in it."""
+    evils = itertools.cycle(HOSTILE)
+    known: dict[str, str] = {}
+    evil = "".join(HOSTILE)
+    folder = pageruns.training(
+        tmp_path / "run",
+        rename=lambda name: known.setdefault(name, f"{name}{next(evils)}"),
+        info={"run_id": evil, "resource": {"host.name": evil, "torch.version": evil, "torch.rank": evil}},
+        error={"type": evil, "message": evil},
+        nonfinite=[f"gradient {evil}"],
+    )
+    opened = _open(folder, tmp_path)
+    assert len(known) > len(HOSTILE)
+    assert opened.console == []
+    assert "data-drawn-ms=" in opened.dom
+    assert "<title>owned" not in opened.dom
+    assert elements(opened.dom) <= elements(_open(pageruns.training(tmp_path / "benign"), tmp_path).dom)
+
+
+@pytest.mark.parametrize("evil", HOSTILE, ids=range(len(HOSTILE)))
+def test_escapes_and_cuts_each_name_in_each_place(tmp_path: Path, evil: str, harmless: set[str]) -> None:
+    """Without a browser: what is written holds no element that a harmless run's page does not have."""
+    folder = pageruns.training(
+        tmp_path / "run",
+        rename=lambda name: evil if name in {"train", "Net", "accuracy"} else f"{name}{evil}",
+        info={"run_id": evil, "resource": {"host.name": evil, "torch.version": evil, "torch.rank": evil}},
+        error={"type": evil, "message": evil},
+        nonfinite=[f"gradient {evil}"],
+    )
+    written = document(pageruns.content(folder))
+    assert elements(written) <= harmless
+    assert len(written.encode()) < len(get_plotlyjs()) + 300_000
+
+
+@in_chromium
+def test_shows_names_as_they_are(tmp_path: Path) -> None:
+    name = '<b>&"quoted"</b>'
+    opened = _open(pageruns.training(tmp_path / "run", rename=lambda old: f"{old}{name}"), tmp_path)
+    text = html.unescape(re.sub(r"<[^>]+>", "", re.sub(r"(?s)<script.*?</script>", "", opened.dom)))
+    for shown in (f"train{name}", f"conv{name}", f"accuracy{name}"):
+        assert shown in text
+
+
+def elements(page: str) -> set[str]:
+    """Name the elements of a page, and those of their attributes that can run or load something."""
+    found = set()
+
+    class Parser(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found.add(tag)
+            found.update(f"{tag} {name}={value}" for name, value in attrs if name.startswith("on"))
+            found.update(f"{tag} {name}={value}" for name, value in attrs if name in {"href", "src", "xlink:href"})
+
+    Parser().feed(re.sub(r"data:image/png[^\"]*", "", page))
+    return found

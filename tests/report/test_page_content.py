@@ -1,0 +1,225 @@
+"""What the page shows: buckets, trees, chosen steps, advice. None of it needs a browser."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pageruns
+import pytest
+import runfolders
+
+from torchotel.report import LayerTime, UnitLine
+from torchotel.report.page import advice, document, modules, norms, steps, text, timeline
+from torchotel.report.page.series import Series, StepTime, buckets
+from torchotel.report.page.tree import sectors
+
+
+def _slow_at(number: int, slow_s: float = 9.0) -> Callable[[int], float]:
+    return lambda step: slow_s if step == number else 0.1
+
+
+def test_shows_an_outlier_among_many_steps(tmp_path: Path) -> None:
+    """Downsampling keeps the slowest step of each bucket, and the bar is a real step."""
+    times = [StepTime(number, 9.0 if number == 7_777 else 0.1, (0.0,) * 5, detailed=False) for number in range(10_000)]
+    found = buckets(times, 400)
+    assert len(found) == 400
+    assert sum(bucket.steps for bucket in found) == 10_000
+    assert [bucket.slowest.number for bucket in found if bucket.slowest.duration_s > 1] == [7_777]
+    assert all(bucket.median.duration_s == 0.1 for bucket in found)
+
+
+def test_cuts_long_bars_and_says_so(tmp_path: Path) -> None:
+    section = steps.section(pageruns.content(pageruns.training(tmp_path / "run", 60, duration_s=_slow_at(30))))
+    assert section is not None
+    assert "1 bar is cut off" in section.lead
+    assert section.figure.layout.yaxis2.range[1] < 1000
+    assert max(section.figure.data[0].y) == 9000  # the line above, in ms
+
+
+def test_lays_modules_out_as_a_tree_with_containers(tmp_path: Path) -> None:
+    summary = pageruns.content(pageruns.training(tmp_path / "run", 3)).summary
+    found = {one.label: one for one in sectors(summary.forward, 500)}
+    assert set(found) == {"Net", "conv", "blocks", "0", "up", "down", "head"}
+    assert found["blocks"].layer is None
+    assert found["blocks"].area_s == pytest.approx(0.015)
+    assert found["up"].parent == found["0"].id
+    assert found["0"].layer is not None
+    assert (found["0"].layer.self_s, found["0"].layer.total_s) == pytest.approx((0.0, 0.015))
+
+
+def _layer(path: str, total_s: float, kind: str = "Block", model: str = "Net") -> LayerTime:
+    return LayerTime(model, path, kind, 1, total_s, total_s, total_s, 0.0)
+
+
+def test_gathers_the_smallest_of_many_modules() -> None:
+    layers = [_layer("Net", 100.0, "Net")] + [_layer(f"block.{number}", 1 / (number + 1)) for number in range(3_000)]
+    found = sectors(layers, 500)
+    (rest,) = [one for one in found if one.others]
+    assert len(found) == 501
+    assert rest.others == 3_002 - 500
+    assert sum(one.area_s for one in found if one.parent == rest.parent) == pytest.approx(
+        sum(1 / n for n in range(1, 3_001))
+    )
+    assert {one.parent for one in found} - {one.id for one in found} == {""}
+
+
+def test_bounds_the_depth_of_a_strangers_paths() -> None:
+    found = sectors([_layer(".".join("a" * 5_000), 1.0)], 500)
+    assert len(found) < 30
+
+
+def test_puts_several_models_beside_each_other() -> None:
+    found = sectors([_layer("Net", 2.0, "Net"), _layer("Critic", 1.0, "Critic", "Critic")], 500)
+    assert [(one.label, one.parent, one.area_s) for one in found] == [
+        ("all models", "", 3.0),
+        ("Net", "all", 2.0),
+        ("Critic", "all", 1.0),
+    ]
+
+
+def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
+    """A slow start does not hide the slowest step after it."""
+
+    def duration_s(number: int) -> float:
+        return {0: 5.0, 21: 2.0}.get(number, 0.1 + number / 1e6)
+
+    traces = pageruns.content(pageruns.training(tmp_path / "run", 30, duration_s=duration_s)).traces
+    assert [(title, step.number) for title, step in traces.chosen()] == [
+        ("Slowest step", 0),
+        ("Slowest step after the first 10", 21),
+        ("Median step", 15),
+    ]
+    assert traces.detailed == 10
+
+
+def test_puts_spans_below_the_ones_they_stand_in(tmp_path: Path) -> None:
+    (_, step), *_ = pageruns.content(pageruns.training(tmp_path / "run", 1)).traces.chosen()
+    placed = {(bar.span.name, bar.lane, bar.phase) for bar in timeline.bars(step)}
+    assert ("torch.step", 0, "other") in placed
+    assert ("torch.data", 1, "data") in placed
+    assert ("forward blocks.0.up", 4, "forward") in placed
+    assert ("backward head", 3, "backward") in placed
+
+
+def test_leaves_spans_out_that_stand_in_themselves(tmp_path: Path) -> None:
+    """A stranger's parents may go round in a circle, or lead out of the step."""
+    spans = [
+        runfolders.span("torch.step", 1, 0, 0, 100),
+        runfolders.span("a", 2, 3, 0, 10),
+        runfolders.span("b", 3, 2, 0, 10),
+        runfolders.span("c", 4, 99, 0, 10),
+    ]
+    folder = runfolders.write(
+        tmp_path / "run", units=[runfolders.step(0, 1e-7)], segments=[[runfolders.request(spans)]]
+    )
+    (_, step), *_ = pageruns.content(folder).traces.chosen()
+    assert [bar.span.name for bar in timeline.bars(step)] == ["torch.step"]
+
+
+def _units(count: int, layers: int) -> Series:
+    series = Series()
+    for number in range(count):
+        known = {f"layer{layer}": 10.0 ** (-layer % 7) for layer in range(layers)}
+        series.add(UnitLine("step", number, number, 0.1, {}, True, "", None, None, gradient_norms={"Net": {**known}}))  # noqa: FBT003 # a record
+    return series
+
+
+def test_bounds_the_cells_of_the_heatmap(tmp_path: Path) -> None:
+    content = pageruns.content(pageruns.training(tmp_path / "run", 1))
+    content.series.norms.clear()
+    del content.series.norm_steps[:]
+    grown = _units(700, 600)
+    content.series.norms.update(grown.norms)
+    content.series.norm_steps.extend(grown.norm_steps)
+    section = norms.section(content)
+    assert section is not None
+    assert [trace.name for trace in section.figure.data] == ["largest", "median", "smallest"]
+    assert len(section.figure.data[0].z) == 600
+    assert len(section.figure.data[0].z[0]) <= norms.MOST_CELLS // 600
+    assert "A column stands for 3 of them" in section.lead
+
+
+def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_path: Path) -> None:
+    long = "a" * 500
+    norm_of = {f"{long}{name}{long}": norm for name, norm in (("b", 0.0), ("c", None), ("d", 1e-3))}
+    units = [runfolders.step(number, 0.1, gradient_norms={"Net": norm_of}) for number in (4, 9)]
+    section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
+    assert section is not None
+    heat, crosses = section.figure.data
+    assert [list(row) for row in heat.z][1] == [None, None]
+    assert math.isclose(heat.z[2][0], -3)
+    assert heat.z[0][0] < heat.zmin  # a norm of 0
+    assert list(zip(crosses.x, crosses.y, strict=True)) == [(0, 1), (1, 1)]
+    assert list(section.figure.layout.xaxis.ticktext) == ["4", "9"]
+
+
+def _first(folder: Path) -> str:
+    return advice.advise(pageruns.content(folder))[0].title
+
+
+_MERGED = ("blocks.0.down", "conv")
+PHASES = {"data": 0.02, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.03}
+
+
+@pytest.mark.parametrize(
+    ("said", "more"),
+    [
+        ("Something went NaN or infinite", {"nonfinite": ["gradient conv"]}),
+        ("Steps failed", {"error": {"type": "ValueError", "message": "no"}}),
+        ("Waiting for data takes 20% of the time", {"phases": {**PHASES, "data": 0.2}}),
+        ("The optimizer takes 50% of the time", {"phases": {**PHASES, "optimizer": 0.5}}),
+        ("40% of the time is in no phase", {"phases": {**PHASES, "other": 0.4}}),
+        ("The run has not ended", {"info": {"finished": False}}),
+        ("One module takes 60% of the backward", {"phases": PHASES, "rename": lambda name: name.replace(*_MERGED)}),
+        ("Only 2 steps recorded in detail", {"phases": dict.fromkeys(PHASES, 0.0), "detail": 20}),
+        ("Gradients vanish in 1 layer", {"phases": PHASES, "gradient_norms": {"Net": {"a": 1e-9, "b": 1.0}}}),
+    ],
+)
+def test_says_what_to_do_first(tmp_path: Path, said: str, more: dict[str, Any]) -> None:
+    assert _first(pageruns.training(tmp_path / "run", 40, duration_s=lambda _: 1.0, **more)) == said
+
+
+def test_names_the_phase_that_made_steps_slow(tmp_path: Path) -> None:
+    folder = pageruns.training(tmp_path / "run", 60, duration_s=_slow_at(30))
+    (found,) = [one for one in advice.advise(pageruns.content(folder)) if "more than 2 times" in one.title]
+    assert found.title.startswith("1 step took")
+    assert "most of that in <b>backward</b>; the worst is step 30 with 9.000 s" in found.text
+
+
+def test_notices_that_steps_become_slower(tmp_path: Path) -> None:
+    folder = pageruns.training(tmp_path / "run", 80, duration_s=lambda number: 0.1 + number / 1000)
+    assert any(one.title.endswith("slower over the run") for one in advice.advise(pageruns.content(folder)))
+
+
+def test_finds_nothing_where_there_is_nothing(tmp_path: Path) -> None:
+    even = {f"layer{number}": 1.0 for number in range(3)}
+    folder = runfolders.write(
+        tmp_path / "run",
+        units=[runfolders.step(number, 1.0, phases=PHASES, gradient_norms={"Net": even}) for number in range(40)],
+    )
+    content = pageruns.content(folder)
+    assert advice.advise(content) == []
+    assert "Nothing stands out" in document(content)
+
+
+def test_asks_the_browser_for_its_own_scripts_alone(tmp_path: Path) -> None:
+    """Even what slipped through all escaping could not run or load anything."""
+    page = document(pageruns.content(pageruns.training(tmp_path / "run", 2)))
+    (policy,) = [line for line in page.splitlines() if "Content-Security-Policy" in line]
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert policy.count("'sha256-") == 2
+
+
+@pytest.mark.parametrize(("seconds", "unit"), [(3.0, "s"), (0.02, "ms"), (4e-6, "µs"), (0.0, "ms")])
+def test_chooses_units_that_suit(seconds: float, unit: str) -> None:
+    assert text.scale(seconds)[0] == unit
+
+
+def test_cuts_names_in_their_middle() -> None:
+    assert text.cut("encoder.layers.11.attention.out_proj", 20) == "encoder.l…n.out_proj"
+    assert len(text.cut("x" * 1_000_000)) == 60
+    assert text.cut("a\u202eb\nc\ud800") == "a?b?c?"
+    assert text.shown("<b>$1$</b>") == "&lt;b&gt;&#36;1&#36;&lt;/b&gt;"
+    assert modules.MOST_SECTORS <= 1_000

@@ -1,0 +1,91 @@
+"""`torchotel report`: one page, written whole or not at all."""
+
+import io
+import stat
+import sys
+from pathlib import Path
+
+import commands
+import pageruns
+import pytest
+
+from torchotel.cli import main
+from torchotel.cli.progress import Progress
+
+
+def test_writes_one_page_for_its_owner_alone(tmp_path: Path) -> None:
+    """Run as users do: nothing but the page's name on a pipe, no progress."""
+    pageruns.training(tmp_path / "morning")
+    done = commands.torchotel("report", "morning", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("morning.html: 4.")
+    page = tmp_path / "morning.html"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert page.read_text("utf-8").rstrip().endswith("</html>")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["morning", "morning.html"]
+
+
+def test_takes_the_newest_run_and_replaces_the_page_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pageruns.training(tmp_path / "torchotel-runs" / "a", steps=2)
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    assert main(["report", "-o", "page.html"]) == 0
+    assert "2 training steps" in page.read_text("utf-8")
+    assert capsys.readouterr().out.startswith("page.html: ")
+
+
+def test_says_which_package_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "the report needs plotly: pip install 'torchotel[report]'\n"
+
+
+def test_leaves_the_old_page_where_the_run_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pageruns.training(tmp_path / "run", steps=2)
+    (folder / "metrics.jsonl").write_text("{bad\n{}\n")
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    assert main(["report", str(folder), "-o", str(page)]) == 2
+    assert "metrics.jsonl: line 1 is no JSON object" in capsys.readouterr().err
+    assert page.read_text() == "old"
+
+
+def test_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pageruns.training(tmp_path / "run", steps=1)
+    assert main(["report", str(folder), "-o", str(tmp_path / "absent" / "page.html")]) == 2
+    assert "page.html: the page cannot be written (No such file or directory); choose another with -o" in (
+        capsys.readouterr().err
+    )
+
+
+def test_needs_neither_torch_nor_opentelemetry(tmp_path: Path) -> None:
+    folder = pageruns.training(tmp_path / "run", steps=1)
+    code = (
+        "import sys, torchotel.cli\n"
+        f"assert torchotel.cli.main(['report', {str(folder)!r}]) == 0\n"
+        "assert not {'torch', 'opentelemetry'} & set(sys.modules)\n"
+    )
+    done = commands.python("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_shows_its_progress_on_a_terminal_and_takes_it_away() -> None:
+    terminal, pipe = _Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with Progress(200, stream) as progress:
+            progress.begin("reading")
+            progress.advance(150)
+            progress.begin("drawing")
+    first, *_, last, nothing = terminal.getvalue().split("\r\x1b[K")[1:]
+    assert (first, last, nothing) == ("reading 0%", "drawing 75%", "")
+    assert pipe.getvalue() == ""
