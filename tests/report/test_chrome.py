@@ -129,15 +129,6 @@ def test_puts_threads_of_a_real_program_on_tracks_of_their_own(tmp_path: Path) -
             thread.join()
         handle.flush()
     _, document = _export(folder)
-    print(
-        [
-            (s.name, s.trace_id[:4], s.attributes.get("thread.id"), s.start_ns)
-            for s in open_run(folder).spans()
-            if s.name.startswith("torch.")
-        ],
-        list(open_run(folder).units()),
-        open_run(folder).info.get("started_unix_nano"),
-    )
     tracks = Counter((event["tid"], event["name"]) for event in _events(document))
     names = {event["tid"]: event["args"]["name"] for event in _events(document, "M") if event["name"] == "thread_name"}
     assert sorted(names.values()) == ["thread 1", "thread 2"]
