@@ -21,6 +21,7 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.evaluators.skip import Skipper
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, RawFencedCodeBlockLexer
+from sybil.typing import Evaluator
 
 _INFO = re.compile(r'(?P<language>\w*)(?: title="(?P<title>[^"]+)")?$\n?', re.MULTILINE)
 
@@ -65,7 +66,8 @@ def _blocks(document: Document) -> Iterator[Region]:
 
 def _evaluated(region: Region, language: str, title: str | None) -> Iterator[Region]:
     region.parsed = region.lexemes["source"]
-    region.evaluator = {"python": PythonEvaluator(), "sh": _run}.get(language)
+    evaluators: dict[str, Evaluator] = {"python": PythonEvaluator(), "sh": _run}
+    region.evaluator = evaluators.get(language)
     if title is not None:
         region.evaluator = lambda example: _save(example, title)
     if region.evaluator is not None:

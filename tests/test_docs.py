@@ -85,6 +85,6 @@ def test_prometheus_takes_the_files_of_the_pages(tmp_path: Path) -> None:
     assert files
     for text in files:
         (tmp_path / "prometheus.yml").write_text(text)
-        words = [promtool, "check", "config", tmp_path / "prometheus.yml"]
+        words = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
         done = subprocess.run(words, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout
