@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchotel._config import Config
@@ -25,28 +25,38 @@ def only(subject: str, findings: Iterable[Finding]) -> Finding:
 
 
 @contextmanager
-def saying(answer: bytes) -> Iterator[str]:
-    """Run a server that says the same to everybody, or nothing, and give its base URL."""
+def saying(answer: bytes, then_s: float | None = None) -> Iterator[str]:
+    """Run a server that says the same to everybody, or nothing, and give its base URL.
+
+    Args:
+        answer: What it says; empty: it holds the connection in silence.
+        then_s: It goes on with a letter in each such time, and hangs up where this is None.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
+        ended = threading.Event()
+        threads: list[threading.Thread] = []
+
+        def answer_one(connection: socket.socket) -> None:
+            with connection, suppress(OSError):
+                connection.sendall(answer)
+                while then_s is not None and not ended.wait(then_s):
+                    connection.sendall(b"x")
+                if not answer:
+                    ended.wait()
 
         def serve() -> None:
-            while True:
-                try:
+            with suppress(OSError):
+                while True:
                     connection, _ = server.accept()
-                except OSError:
-                    return
-                held.append(connection)
-                if answer:
-                    connection.sendall(answer)
-                    connection.close()
+                    threads.append(threading.Thread(target=answer_one, args=(connection,)))
+                    threads[-1].start()
 
-        thread = threading.Thread(target=serve)
-        thread.start()
+        threads.append(threading.Thread(target=serve))
+        threads[0].start()
         try:
             yield f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
+            ended.set()
             server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for connection in held:
-                connection.close()
+            for thread in threads:
+                thread.join()

@@ -131,6 +131,14 @@ def test_tells_a_silent_server() -> None:
     assert "took the request and gave no answer in 0.2 s" in found.text
 
 
+def test_does_not_wait_for_a_server_that_never_comes_to_an_end() -> None:
+    """Each byte of it comes in time."""
+    with saying(b"HTTP/1.1 200 OK\r\nX: ", then_s=0.1) as url:
+        found = examined(url, timeout_s=0.3)
+    assert found.level is Level.FAILED
+    assert "took the request and gave no answer" in found.text
+
+
 def test_tells_an_address_that_takes_no_connection() -> None:
     """A full backlog drops what comes, as a firewall does."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:

@@ -85,6 +85,7 @@ def test_looks_behind_the_switch_that_turns_all_off() -> None:
         ({ENDPOINT: "http://x:4317"}, "port 4317 is mostly that of grpc"),
         ({ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "port 4318 is mostly that of http"),
         ({ENDPOINT: "http://x/v1/traces", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "gRPC takes no path"),
+        ({ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_HEADERS": "key=sesame"}, "headers (key) travel to x as"),
         ({"OTEL_EXPORTER_OTLP_CERTIFICATE": __file__}, "has no effect: the endpoint is http://"),
         ({"OTEL_TRACES_SAMPLER": "always_off"}, "OTEL_TRACES_SAMPLER is always_off: no trace is sent"),
         ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}, "but for slow, failed and NaN"),

@@ -8,6 +8,7 @@ from torchotel._config import Config
 from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.settings import variables_of
 from torchotel.exporters.otlp.transport import without_credentials
+from torchotel.exporters.prometheus.endpoint import is_loopback
 
 SUBJECT = "settings"
 _GENERAL = "OTEL_EXPORTER_OTLP_"
@@ -72,6 +73,10 @@ def _of_endpoints(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str
             yield text, f"Set OTEL_EXPORTER_OTLP_PROTOCOL to {other}, or the endpoint to port {_PORTS[other]}."
         if config.protocol == "grpc" and "/v1/" in parts.path:
             yield "gRPC takes no path: that of the endpoint has no effect", "Name scheme, host and port alone."
+        if parts.scheme == "http" and config.headers and not is_loopback(parts.hostname or ""):
+            names = ", ".join(config.headers)
+            text = f"headers ({names}) travel to {parts.hostname} as everybody on the way can read them"
+            yield text, "Name the endpoint with https:// where they hold credentials."
         if parts.scheme == "http" and (
             files := [name for name in ("certificate", "client_certificate") if name in said]
         ):

@@ -53,7 +53,8 @@ def _examine(request: Request) -> Iterator[Finding]:
 
 
 def _where_to_look(receiver: Receiver, span: TestSpan) -> str:
-    host = read_target(receiver.endpoint, insecure=True).address.rpartition(":")[0]
+    address = read_target(receiver.endpoint, insecure=receiver.insecure).address
+    host = "localhost" if "/" in address else address.rpartition(":")[0]  # of a socket in the file system
     return (
         f"In Jaeger: http://{host}:16686/trace/{span.trace_id}; in Grafana: Explore, Tempo, that id.\n"
         f"Its service is {span.service}, its only span {testspan.NAME}."
