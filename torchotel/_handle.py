@@ -34,13 +34,15 @@ class Handle:
     multiprocessing. At the end of a plain script it looks like a normal end.
     """
 
-    def __init__(self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool) -> None:
+    def __init__(
+        self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool, wait: bool
+    ) -> None:
         self.config = config
         self._given, self._zero_code = given, zero_code
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._stats = no_stats()
         off = config.disabled or get_worker_info() is not None
-        self._session = None if off else Session(config, model)
+        self._session = None if off else Session(config, model, wait=wait)
         atexit.register(self._exit)
         if multiprocessing.parent_process() is not None:  # such a child ends without atexit
             multiprocessing.util.Finalize(self, self._exit, exitpriority=0)
@@ -71,6 +73,8 @@ class Handle:
             session, self._session = self._session, None
             if session is not None:
                 session.stop(timeout_s, finished=finished)
+                if self._zero_code:
+                    session.discard_empty()
                 self._stats = session.stats()
         atexit.unregister(self._exit)
 
@@ -169,14 +173,21 @@ _current: Handle | None = None
 _current_lock = threading.RLock()
 
 
-def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool = False) -> Handle:
-    """Start what was given, the rest read from variables, or hand it to what runs already."""
+def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool = False, wait: bool = False) -> Handle:
+    """Start what was given, the rest read from variables, or hand it to what runs already.
+
+    Args:
+        given: Settings that were said.
+        model: Its modules get their full names from the first call on.
+        zero_code: Whether the program did not ask for it, so that what it asks for itself wins.
+        wait: Whether ports are opened and metrics pushed only when there is something to tell.
+    """
     global _current  # noqa: PLW0603  # hooks are global to the process, so is what put them in
     if model is not None and not isinstance(model, Module):
         raise ConfigError("model", model, "a torch.nn.Module, or None")
     with _current_lock:
         if _current is None:
-            _current = Handle(Config.read(given, os.environ), given, model, zero_code=zero_code)
+            _current = Handle(Config.read(given, os.environ), given, model, zero_code=zero_code, wait=wait)
         else:
             _current.again(given, model)
         return _current

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -54,7 +55,9 @@ def test_two_may_wait_and_one_be_called_off() -> None:
     call_off()
     module = importlib.import_module(NAME)
     assert sorted(seen) == ["first", "third"]
-    assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    assert module.__spec__ is not None
+    assert module.__loader__ is module.__spec__.loader
+    assert type(module.__loader__) is SourceFileLoader
 
 
 def test_is_called_off_between_finding_and_loading() -> None:

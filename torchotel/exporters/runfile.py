@@ -121,6 +121,11 @@ class RunFile(TraceExporter):
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was recorded."""
+        return self._bytes == 0 and self._deleted["steps_dropped"] == 0
+
     def _attempt(self, write: Callable[[], Result], default: Result) -> Result:
         """Run a write unless the recording has ended; a failing disk ends it."""
         if not self._open:

@@ -1,0 +1,47 @@
+"""The entry point of `opentelemetry-instrument python train.py`.
+
+Nothing else imports this: it needs opentelemetry-instrumentation, which whoever runs that command has.
+"""
+
+import logging
+import os
+from collections.abc import Collection
+from typing import Any
+
+from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped as a whole
+
+from torchotel._config import Config
+from torchotel._errors import ConfigError
+from torchotel._instrument import uninstrument
+from torchotel._process import is_fork_server
+from torchotel._zero_code import start_with_torch
+
+_logger = logging.getLogger("torchotel")
+
+
+class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is untyped
+    """Do what `torchotel.instrument()` does, once the program has imported torch.
+
+    `instrument` takes the same settings. A bad one is warned of and nothing is instrumented: who wrote the program
+    need not be who set the variables.
+    """
+
+    def instrumentation_dependencies(self) -> Collection[str]:
+        """Name what is instrumented."""
+        return ("torch >= 2.9",)
+
+    def _instrument(self, **kwargs: Any) -> None:
+        try:
+            config = Config.read(kwargs, os.environ)
+        except ConfigError as error:
+            _warn(error)
+            return
+        if not config.disabled and not is_fork_server():  # its children are forked, and those are left alone
+            start_with_torch(kwargs, wait=True, failed=_warn)
+
+    def _uninstrument(self, **kwargs: Any) -> None:
+        uninstrument()
+
+
+def _warn(error: ConfigError) -> None:
+    _logger.warning("%s. Nothing is instrumented.", error)
