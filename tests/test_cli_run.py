@@ -108,7 +108,7 @@ def test_sums_up_after_an_interrupt(folder: Path) -> None:
             output, errors = process.communicate(timeout=commands.TIMEOUT_S)
         finally:
             process.kill()
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     assert b"KeyboardInterrupt" in errors
     assert b"slowest layers, forward" in output
     assert open_run(folder / "here").info["finished"] is True
@@ -125,9 +125,9 @@ def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> N
     [
         ([], "which script?"),
         (["absent.py"], "cannot read the script 'absent.py'"),
-        (["--detail", "some", "train.py"], "detail: got 'some', takes"),
-        (["--endpoint", "host:4318", "train.py"], "endpoint: got 'host:4318', takes"),
-        (["--record", "train.py", "train.py"], "record: got 'train.py', takes"),
+        (["--detail", "some", "train.py"], "detail (from --detail): got 'some', takes"),
+        (["--endpoint", "host:4318", "train.py"], "endpoint (from --endpoint): got 'host:4318', takes"),
+        (["--record", "train.py", "train.py"], "record (from --record): got 'train.py', takes"),
         (["--frequency", "3", "train.py"], "usage: torchotel"),
     ],
 )

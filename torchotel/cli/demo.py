@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from torchotel._config import Config
+from torchotel.cli.options import add_options, read_options
 from torchotel.cli.program import Program
 from torchotel.cli.recording import run_recorded, settings
-from torchotel.cli.run import add_settings, given
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
@@ -34,8 +34,8 @@ _PORTS = {"http": 80, "https": 443}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_settings(parser)
     parser.add_argument("--epochs", type=int, metavar="N", help="times that all digits are seen")
+    add_options(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -46,19 +46,15 @@ def call(arguments: argparse.Namespace) -> int:
         return 1
     epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
     program = Program(str(find_example()), epochs)
-    said = given(arguments)
+    said = read_options(arguments)
     if not os.environ.get("TORCHOTEL_DETAIL"):
         said.setdefault("detail", DETAIL)
     config = settings(said, program)
     silent = config.traces_exporter == "otlp" and not listens(config.traces_endpoint)
     if silent:
         print(_advice(config))
-    # As variables, so that the example's own call of instrument() reads the same settings as ours.
-    os.environ["TORCHOTEL_RECORD"] = str(config.record)
-    os.environ["TORCHOTEL_DETAIL"] = str(config.detail)
-    os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = config.traces_endpoint
-    os.environ["OTEL_TRACES_EXPORTER"] = "none" if silent else config.traces_exporter
-    return run_recorded(program, {}, started=_say_where_metrics_are)
+        said["traces_exporter"] = "none"
+    return run_recorded(program, said, started=_say_where_metrics_are)
 
 
 def _say_where_metrics_are(handle: Handle) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
 import os
 import re
 import sys
@@ -9,9 +11,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchotel._config import Config, own_folder
+from torchotel._errors import ConfigError
+from torchotel._zero_code import start_with_torch
 from torchotel.cli.program import Program
 from torchotel.report import open_run, render, summarise
 
@@ -28,55 +32,103 @@ def settings(given: Mapping[str, Any], program: Program) -> Config:
     Raises:
         ConfigError: an option or a variable is bad.
     """
-    folder = Config.read(given, os.environ).record or _new_folder(program.name)
+    config = Config.read(given, os.environ)
     # Absolute, since the program may change its working directory.
-    return Config.read({**given, "record": folder.absolute()}, os.environ)
+    return dataclasses.replace(config, record=(config.record or _new_folder(program.name)).absolute())
 
 
 def run_recorded(program: Program, given: Mapping[str, Any], started: Callable[[Handle], None] = lambda _: None) -> int:
-    """Instrument, run the program, print a summary and where to look; give the program's exit code.
+    """Run the program, instrumented from its import of torch on; give its exit code.
+
+    When it has ended, its threads and its own `atexit` included, a summary is printed and where to look.
 
     Args:
         program: What to run.
         given: Settings that were said.
-        started: Called before the program is.
-    """
-    config = settings(given, program)
-    home = Path.cwd()  # where the user's shell still is when the program has changed its own
-    program.prepare()
-    from torchotel import _handle  # noqa: PLC0415 - brings in torch: `torchotel --help` must not wait for it
+        started: Called when the program has imported torch.
 
-    handle = _handle.start({**given, "record": config.record}, None, zero_code=True)
-    process = os.getpid()
-    started(handle)
-    code = program.run()
-    if os.getpid() != process:
-        return code  # a child that the program forked has come out here too
+    Raises:
+        ConfigError: A setting is bad.
+        SystemExit: The program's own.
+        KeyboardInterrupt: The program was interrupted.
+    """
+    recording = _Recording(settings(given, program), started)
+    program.prepare()
+    start_with_torch({**given, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
     try:
-        handle.end(finished=code == 0)
-        sys.stderr.flush()
-        _show(config, handle.stats(), home)
-    except BrokenPipeError:
-        sys.stderr.close()
-    except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
-        traceback.print_exc()
+        code = program.run()
+    except SystemExit as error:
+        recording.finished = error.code in (None, 0)
+        raise
+    recording.finished = code == 0
     return code
 
 
-def _show(config: Config, stats: Mapping[str, Any], home: Path) -> None:
-    if config.disabled or config.record is None:
-        return
-    folder = own_folder(config.record, os.environ)
-    if not folder.is_dir():
-        return
-    run = open_run(folder)
-    summary = summarise(run.units(), run.spans())
-    print(f"\n{render(summary, run.info)}\n")
-    shown = folder.relative_to(home) if folder.is_relative_to(home) else folder
-    print(f"recorded in {shown}; again: torchotel summary {shown}")
-    if config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
-        endpoint = config.public()["traces_endpoint"]
-        print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {stats['spans_dropped']:,} lost")
+class _Recording:
+    """What is shown when the program has ended."""
+
+    def __init__(self, config: Config, started: Callable[[Handle], None]) -> None:
+        self.config = config
+        self.finished = False
+        """Whether the program came to a normal end."""
+        self._started = started
+        self._process = os.getpid()
+        self._home = Path.cwd()  # where the user's shell still is when the program has changed its own
+        self._handle: Handle | None = None
+        atexit.register(self._end)
+
+    def start(self, handle: Handle) -> None:
+        """Go with the program from here on."""
+        self._handle = handle
+        atexit.unregister(self._end)
+        atexit.register(self._end)  # so that it comes before the handle's own end, which knows no exit code
+        self._started(handle)
+
+    def _end(self) -> None:
+        if os.getpid() != self._process:
+            return  # a child that the program forked has come out here too
+        try:
+            if self._handle is not None:
+                self._handle.end(finished=self.finished)
+                sys.stderr.flush()
+                self._show(self._handle.stats())
+                sys.stdout.flush()
+            elif self.finished:
+                _note("the program did not import torch, so nothing was recorded")
+        except BrokenPipeError:
+            sys.stderr.close()  # Python would complain once more at exit
+        except KeyboardInterrupt:
+            _note("interrupted; what the recording has so far is kept")
+        except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
+            traceback.print_exc()
+
+    def _show(self, stats: Mapping[str, Any]) -> None:
+        config = self.config
+        if config.disabled or config.record is None:
+            return
+        folder = own_folder(config.record, os.environ)
+        if not folder.is_dir():
+            if self.finished:
+                _note("no training step and no evaluation was seen, so nothing was recorded")
+            return
+        run = open_run(folder)
+        summary = summarise(run.units(), run.spans())
+        print(f"\n{render(summary, run.info)}\n")
+        shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
+        print(f"recorded in {shown}; again: torchotel summary {shown}")
+        if config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
+            endpoint = config.public()["traces_endpoint"]
+            print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {stats['spans_dropped']:,} lost")
+
+
+def _give_up(error: ConfigError) -> NoReturn:
+    """End as other bad settings do, before the program has done its work unrecorded."""
+    _note(str(error))
+    sys.exit(2)
+
+
+def _note(text: str) -> None:
+    print(f"torchotel: {text}", file=sys.stderr)
 
 
 def _new_folder(name: str) -> Path:
