@@ -119,9 +119,8 @@ def main() -> None:
             min(_open(which, temporary) for _ in range(_ROUNDS)) for which in (folder / "empty.html", page)
         )
         print(f"{STEPS:,} steps, {MODULES:,} modules, {size_mb:.0f} MB of run file")
-        print(
-            f"made in {made_s:.1f} s ({cpu_s:.1f} s of one core) with {peak_mb:.0f} MB, {page.stat().st_size / 1e6:.1f} MB large"
-        )
+        print(f"made in {made_s:.1f} s ({cpu_s:.1f} s of one core) with {peak_mb:.0f} MB of memory")
+        print(f"{page.stat().st_size / 1e6:.1f} MB large")
         print(f"drawn {opened_s - empty_s:.1f} s after an empty page would have been")
 
 
