@@ -106,6 +106,7 @@ def test_tells_that_nothing_listens() -> None:
         held.bind(("127.0.0.1", 0))
         found = examined(f"http://127.0.0.1:{held.getsockname()[1]}", protocol="grpc")
     assert "nothing listens at" in found.text
+    assert found.text.endswith("(the protocol is grpc)")
 
 
 def test_tells_that_a_client_certificate_is_wanted(tmp_path: Path) -> None:

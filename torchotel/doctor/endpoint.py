@@ -49,7 +49,9 @@ def _examine(request: Request) -> Iterator[Finding]:
     try:
         yield from over.call(request)
     except Trouble as trouble:
-        yield failed(request.subject, trouble.text, trouble.advice)
+        # Instrumentation by OpenTelemetry's distro sets this protocol by itself.
+        protocol = " (the protocol is grpc)" if over is over_grpc and "gRPC" not in trouble.text else ""
+        yield failed(request.subject, trouble.text + protocol, trouble.advice)
 
 
 def _where_to_look(receiver: Receiver, span: TestSpan) -> str:
