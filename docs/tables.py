@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 
 from torchotel import _config, _names, instrument
 from torchotel._settings import Setting
+from torchotel._variables import SECTIONS
 from torchotel.telemetry.instruments import TABLE
 
 FOLDER = Path(__file__).parent
 _MARKED = re.compile(r"(?P<start><!-- table: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+
+
+_READERS = {"torchotel": "torchotel", "SDK": "the SDK, for torchotel", "provider": "your provider", "nobody": "nobody"}
 
 
 class Documented(NamedTuple):
@@ -98,6 +102,15 @@ def _settings(*, arguments: bool) -> Callable[[], str]:
     return table
 
 
+def _environment() -> str:
+    """Make a table of each section of the variables of the specification."""
+    parts = []
+    for section, variables in SECTIONS.items():
+        rows = [(f"`{one.name}`", _READERS[one.reader], one.does) for one in variables]
+        parts.append(f"\n## {section}\n\n{_table(('variable', 'taken by', 'what it does here'), rows)}")
+    return "".join(parts) + "\n"
+
+
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     match value:
@@ -124,6 +137,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "resource": _named("Resource."),
     "arguments": _settings(arguments=True),
     "variables": _settings(arguments=False),
+    "environment": _environment,
 }
 
 if __name__ == "__main__":

@@ -61,14 +61,17 @@ class Receiver(ThreadingHTTPServer):
         self.spans: list[Span] = []
         """Spans of the requests that were answered with 2xx."""
         self.pushed: list[Pushed] = []
-        """Requests with metrics, which are kept apart and taken with 200."""
+        """Requests with metrics, which are kept apart."""
+        self.push_answers: deque[Answer] = deque()
+        """What they are answered first, before 200."""
         self._changed = threading.Condition()
 
-    def keep(self, pushed: Pushed) -> None:
-        """Keep a request with metrics."""
+    def keep(self, pushed: Pushed) -> Answer:
+        """Keep a request with metrics and choose its answer."""
         with self._changed:
             self.pushed.append(pushed)
             self._changed.notify_all()
+            return self.push_answers.popleft() if self.push_answers else Answer(200)
 
     def wait_for_pushed(self, n_requests: int, timeout_s: float = 10.0) -> list[Pushed]:
         """Give the requests with metrics when there are `n_requests` of them."""
@@ -120,8 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _take(self, body: bytes) -> Answer:
         server = cast("Receiver", self.server)
         if self.path == "/v1/metrics":
-            server.keep(Pushed(dict(self.headers), ExportMetricsServiceRequest.FromString(body)))
-            return Answer(200)
+            return server.keep(Pushed(dict(self.headers), ExportMetricsServiceRequest.FromString(body)))
         message = ExportTraceServiceRequest.FromString(body)
         return server.take(Received(self.path, dict(self.headers), message, time.monotonic()))
 

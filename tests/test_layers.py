@@ -10,7 +10,19 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "torchotel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-WORDS = {"_checks", "_config", "_errors", "_guard", "_kinds", "_names", "_process", "_receiver", "_settings", "_text"}
+WORDS = {
+    "_checks",
+    "_config",
+    "_errors",
+    "_guard",
+    "_kinds",
+    "_names",
+    "_process",
+    "_receiver",
+    "_settings",
+    "_text",
+    "_variables",
+}
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}
 SESSION = {"_handle", "_session", "_stats"}
