@@ -43,10 +43,14 @@ def test_lists_what_torchotel_knows_for_a_name_of_its_own_that_it_does_not() -> 
 
 def test_leaves_known_names_and_those_of_others_alone() -> None:
     known = {ENDPOINT: "http://x", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "x", "OTEL_BSP_SCHEDULE_DELAY": "5"}
-    (found,) = variables.check(
-        {**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x", "OTEL_LOG_LEVEL": "debug"}
-    )
+    (found,) = variables.check({**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x"})
     assert found.level is Level.OK
+
+
+def test_tells_what_a_known_variable_does_not_do_here() -> None:
+    all_well, found = variables.check({"OTEL_LOGS_EXPORTER": "otlp"})
+    assert (all_well.level, found.level) == (Level.OK, Level.OK)
+    assert found.advice == "OTEL_LOGS_EXPORTER: not ours: torchotel sends no logs"
 
 
 def test_goes_on_behind_each_variable_that_cannot_be_read() -> None:

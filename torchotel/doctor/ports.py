@@ -26,9 +26,7 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     host, port = config.prometheus_host, own_port(config.prometheus_port, environ)
     if port == 0 and config.prometheus_port:
-        yield warning(
-            SUBJECT, "the port of this rank would be above 65535, so any free one is taken", f"Lower {_PORT}."
-        )
+        yield warning(SUBJECT, "the port of this rank would be above 65535, so it is any free one", f"Lower {_PORT}.")
     try:
         _bind(host, port)
     except (OSError, UnicodeError) as error:
@@ -36,7 +34,7 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     else:
         rank = environ.get("LOCAL_RANK", "")
         of_rank = f", which is that of local rank {rank}," if rank.isdecimal() else ""
-        yield ok(SUBJECT, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} is taken")
+        yield ok(SUBJECT, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} will do")
     if not is_loopback(host):
         text = f"metrics are served on {host} to everybody who can reach it"
         yield warning(

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from opentelemetry import environment_variables as api
 from opentelemetry.sdk import environment_variables as sdk
 
+from torchotel._variables import VARIABLES
 from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.settings import known_variables
 
@@ -20,22 +21,28 @@ _OTHERS = ("OTEL_PYTHON_", "OTEL_INSTRUMENTATION_", "OTEL_RESOURCE_PROVIDERS_")
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Compare with the names that torchotel and OpenTelemetry know."""
-    known = known_variables() | _opentelemetry()
-    found = 0
-    for name in sorted(environ):
-        if name in known or name.startswith(_OTHERS):
-            continue
-        near = _nearest(name, known)
-        if near is not None:
-            found += 1
-            yield warning(SUBJECT, f"{name} is known to nobody", f"Did you mean {near}?")
-        elif name.startswith(_OURS):
-            found += 1
-            ours = ", ".join(sorted(other for other in known if other.startswith(_OURS)))
-            yield warning(SUBJECT, f"{name} is not known to torchotel", f"It knows {ours}.")
-    if not found:
-        used = sum(name in known for name in environ)
-        yield ok(SUBJECT, f"no name looks misspelt; {used} of OTEL_* and TORCHOTEL_* are set")
+    known = known_variables() | VARIABLES.keys() | _opentelemetry()
+    strange = [found for name in sorted(environ) if name not in known and (found := _strange(name, known))]
+    yield from strange
+    used = sorted(name for name in environ if name in known and environ[name].strip())
+    if not strange:
+        yield ok(SUBJECT, f"no name looks misspelt; {len(used)} of OTEL_* and TORCHOTEL_* are set")
+    unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "nobody"]
+    if unread:
+        lines = "\n".join(f"{variable.name}: {variable.does}" for variable in unread)
+        yield ok(SUBJECT, f"{len(unread)} of them mean nothing to torchotel", lines)
+
+
+def _strange(name: str, known: Collection[str]) -> Finding | None:
+    if name.startswith(_OTHERS):
+        return None
+    near = _nearest(name, known)
+    if near is not None:
+        return warning(SUBJECT, f"{name} is known to nobody", f"Did you mean {near}?")
+    if name.startswith(_OURS):
+        ours = ", ".join(sorted(other for other in known if other.startswith(_OURS)))
+        return warning(SUBJECT, f"{name} is not known to torchotel", f"It knows {ours}.")
+    return None
 
 
 def _nearest(name: str, known: Collection[str]) -> str | None:
