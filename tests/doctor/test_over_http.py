@@ -174,6 +174,7 @@ def tls_url(server: Receiver) -> str:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # handshakes that fail are the point
     return f"127.0.0.1:{server.server_port}"
 
 
