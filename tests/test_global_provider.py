@@ -10,6 +10,7 @@ from typing import Any
 
 import commands
 import pytest
+from grpc_receiver import grpc_receiver
 from receiver import Answer, Receiver, receiver
 from support import roots
 
@@ -150,6 +151,25 @@ def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiv
         if entry.key == "service.name"
     }
     assert services == {"program"}
+
+
+def test_a_provider_of_ours_speaks_the_protocol_of_ours(tmp_path: Path, server: Receiver) -> None:
+    """Over gRPC both arrive at one endpoint, with the headers that were given."""
+    with grpc_receiver() as peer:
+        code = f"""
+        endpoint, headers = {peer.endpoint!r}, {{"X-Key": "v"}}
+        with torchotel.instrument(
+            set_global_provider=True, protocol="grpc", endpoint=endpoint, headers=headers
+        ) as handle:
+            train()
+            assert handle.flush()
+        print(json.dumps(handle.stats()))
+        """
+        stats = run(code, tmp_path, server)
+        assert len(peer.spans) == stats["spans_exported"] + 2
+        assert sum(span.name == "query" for span in peer.spans) == 2
+        assert {call.metadata["x-key"] for call in peer.calls} == {"v"}
+    assert not server.requests
 
 
 def test_a_sampler_of_the_environment_holds_for_both(tmp_path: Path, server: Receiver) -> None:

@@ -333,6 +333,28 @@ def test_a_dead_endpoint_keeps_nobody_waiting() -> None:
         assert time.monotonic() - began_s < 5
 
 
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_an_endpoint_that_refuses_is_counted_and_told_once(protocol: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning names it once, the failures are counted, and the end waits for nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as refusing:
+        port = refusing.getsockname()[1]
+    settings: Any = {"endpoint": f"http://127.0.0.1:{port}", "protocol": protocol}
+    handle = torchotel.instrument(metrics_exporter="prometheus,otlp", traces_exporter="none", **settings)
+    for _ in range(3):
+        assert not handle.flush(timeout_s=0.3)
+    errors = handle.stats()["export_errors"]
+    assert errors >= 1
+    told = scrape(handle.prometheus_port).series
+    (series,) = [labels for name, labels in told if name == "torchotel_export_errors_total"]
+    assert dict(series)["error_type"] in {"ConnectionError", "UNAVAILABLE"}
+    began_s = time.monotonic()
+    handle.shutdown(timeout_s=10)
+    assert time.monotonic() - began_s < 5
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"Could not send data points to {'http://' if protocol != 'grpc' else ''}127.0.0.1:{port}" in warning
+    assert "OTEL_METRICS_EXPORTER=none" in warning
+
+
 def test_exemplars_are_those_of_a_given_tracer_provider() -> None:
     """Where spans are replayed, the ids are the provider's, and only what its sampler took is shown."""
     spans = InMemorySpanExporter()
