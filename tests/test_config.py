@@ -10,8 +10,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
-from torchotel._config import Config, own_port
+from torchotel._config import Config
 from torchotel._errors import ConfigError
+from torchotel._ranks import own_port
 from torchotel._settings import UNSET
 
 BAD: list[tuple[str, list[object]]] = [

@@ -18,6 +18,7 @@ WORDS = {
     "_kinds",
     "_names",
     "_process",
+    "_ranks",
     "_receiver",
     "_settings",
     "_text",

@@ -4,12 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from torchotel import _checks as checks
 from torchotel._errors import ConfigError
 from torchotel._kinds import choice, choices, having, integer, optional
-from torchotel._receiver import OtlpCompression, OtlpProtocol, Receiver
+from torchotel._receiver import (
+    OtlpCompression,
+    OtlpProtocol,
+    Receiver,
+    default_endpoint,
+    signal_endpoint,
+    without_user,
+)
 from torchotel._settings import UNSET, Setting, env, otlp
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
@@ -185,7 +191,7 @@ class Config:
             if getattr(self, name) == "":
                 base = self._setting("endpoint").checked("endpoint", self.endpoint)
                 protocol = getattr(self, _PROTOCOLS_OF[name])
-                object.__setattr__(self, name, _signal_endpoint(base, signal, protocol))
+                object.__setattr__(self, name, signal_endpoint(base, signal, protocol))
         for name in _SETTINGS:
             object.__setattr__(self, name, self._setting(name).checked(name, getattr(self, name)))
         for signal in ("", "metrics_"):
@@ -234,7 +240,7 @@ class Config:
             if value is None or setting.name in _HIDDEN:
                 continue
             if setting.name.endswith("endpoint"):
-                value = _without_user(value)
+                value = without_user(value)
             if setting.name in _GIVEN:
                 value = type(value).__qualname__
             shown[setting.name] = str(value) if isinstance(value, Path) else value
@@ -257,34 +263,7 @@ def _add_default_endpoints(values: dict[str, Any]) -> None:
     """Fill in where signals go when nobody says it: each protocol has a port of its own."""
     if "endpoint" in values:
         return
-    values["endpoint"] = _default_endpoint(values.get("protocol"))
+    values["endpoint"] = default_endpoint(values.get("protocol"))
     if values.get("metrics_protocol") != values.get("protocol"):
-        base = _default_endpoint(values.get("metrics_protocol"))
-        values.setdefault("metrics_endpoint", _signal_endpoint(base, "metrics", values.get("metrics_protocol")))
-
-
-def _default_endpoint(protocol: object) -> str:
-    return f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
-
-
-def _signal_endpoint(base: str, signal: str, protocol: object) -> str:
-    return base if protocol == "grpc" else f"{base.rstrip('/')}/v1/{signal}"
-
-
-def own_folder(record: Path, environ: Mapping[str, str]) -> Path:
-    """Give this rank's folder of a run file: with several ranks each has one of its own."""
-    if environ.get("WORLD_SIZE", "1") == "1":
-        return record
-    return record.with_name(f"{record.name}-rank{environ.get('RANK', '0')}")
-
-
-def own_port(port: int, environ: Mapping[str, str]) -> int:
-    """Give this rank's port: those of a host's ranks follow each other, and 0 stays any free one."""
-    rank = environ.get("LOCAL_RANK", "0")
-    own = port + int(rank) if port and rank.isdecimal() else port
-    return own if own <= checks.LAST_PORT else 0
-
-
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        base = default_endpoint(values.get("metrics_protocol"))
+        values.setdefault("metrics_endpoint", signal_endpoint(base, "metrics", values.get("metrics_protocol")))

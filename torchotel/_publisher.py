@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
-from torchotel._config import Config, own_port
+from torchotel._config import Config
 from torchotel._guard import Guard
+from torchotel._ranks import own_port
 from torchotel.exporters.otel_metrics import ProviderOutlet
 from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet, Pushing
 from torchotel.exporters.outlets import MetricsOutlet

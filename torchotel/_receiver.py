@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
 
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 OtlpCompression: TypeAlias = Literal["gzip", "none"]
@@ -26,3 +27,19 @@ class Receiver(NamedTuple):
     """PEM file of its private key; None: it is in the certificate's file."""
     insecure: bool = False
     """Without TLS, where a gRPC target has no scheme that says it."""
+
+
+def default_endpoint(protocol: object) -> str:
+    """Give where receivers listen when nobody says it: each protocol has a port of its own."""
+    return f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
+
+
+def signal_endpoint(base: str, signal: str, protocol: object) -> str:
+    """Give a signal's endpoint below a base URL."""
+    return base if protocol == "grpc" else f"{base.rstrip('/')}/v1/{signal}"
+
+
+def without_user(url: str) -> str:
+    """Cut user and password off a URL."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

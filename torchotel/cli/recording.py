@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchotel._config import Config, own_folder
+from torchotel._config import Config
 from torchotel._errors import ConfigError
+from torchotel._ranks import own_folder
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.program import Program
 from torchotel.report import open_run, render, summarise

@@ -5,7 +5,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from torchotel._config import Config, own_folder
+from torchotel._config import Config
+from torchotel._ranks import own_folder
 from torchotel.doctor.finding import Finding, failed, ok, warning
 from torchotel.exporters.runfile import LIMIT_BYTES, METRICS_NAME
 

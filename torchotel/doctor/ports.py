@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from torchotel._config import Config, own_port
+from torchotel._config import Config
+from torchotel._ranks import own_port
 from torchotel.doctor.finding import Finding, failed, ok, warning
 from torchotel.exporters.prometheus.endpoint import is_loopback
 
