@@ -16,3 +16,13 @@ def duration(seconds: float) -> str:
 def printable(text: str) -> str:
     """Put a question mark for what a terminal would obey: names may be a stranger's."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
+
+
+def cut(text: object, limit: int = 60) -> str:
+    """Write a stranger's text as one printable line of bounded length; its middle goes, since both ends tell most."""
+    whole = str(text)
+    if len(whole) > limit:
+        head = (limit - 1) // 2
+        whole = f"{whole[:head]}…{whole[head + 1 - limit :]}"
+    # What is not printable could break lines, turn the direction of writing, or be half a character.
+    return printable(whole)

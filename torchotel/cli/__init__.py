@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from torchotel._errors import ConfigError
+from torchotel._text import cut
 from torchotel.cli import demo, diff, doctor, export, report, run, summary
 from torchotel.report import RunError
 
 USAGE = 2
 """Exit code of a command that cannot do what it was asked."""
+MOST_SAID = 2000
+"""Characters of an error."""
 
 _COMMANDS = {
     "run": run,
@@ -29,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.call(arguments))
     except (ConfigError, RunError) as error:
-        print(f"torchotel {arguments.command}: {error}", file=sys.stderr)
+        # It may quote a stranger's file.
+        print(f"torchotel {arguments.command}: {cut(error, MOST_SAID)}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python would complain once more at exit.

@@ -18,6 +18,7 @@ runs of the same code first to learn what that comes to, and set --max-regressio
 import argparse
 from pathlib import Path
 
+from torchotel._text import printable
 from torchotel.report import open_run
 from torchotel.report.diff import compare
 from torchotel.report.difftable import render_diff
@@ -44,7 +45,7 @@ def call(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     before, after = (read_times(open_run(folder)) for folder in (arguments.before, arguments.after))
     diff = compare(before, after)
-    print(f"A  {arguments.before}\nB  {arguments.after}\n")
+    print(printable(f"A  {arguments.before}"), printable(f"B  {arguments.after}"), "", sep="\n")
     print(render_diff(diff, arguments.max_regression, top=arguments.top))
     return 1 if diff.regressions(arguments.max_regression) else 0
 

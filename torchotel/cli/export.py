@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchotel._config import Config
+from torchotel._text import printable
 from torchotel.cli.output import owned_file, whole_file, whole_folder
 from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
@@ -76,7 +77,7 @@ def _write_chrome(run: Run, output: Path) -> int:
         for chunk in trace.chunks():
             file.write(chunk)
     left_out = f", {trace.left_out:,} left out that fit on no track" if trace.left_out else ""
-    print(f"{output}: {trace.spans:,} spans{left_out}; open it in https://ui.perfetto.dev")
+    print(printable(f"{output}: {trace.spans:,} spans{left_out}; open it in https://ui.perfetto.dev"))
     return 0
 
 
@@ -86,7 +87,8 @@ def _write_otlp(run: Run, output: Path) -> int:
         found = lines(replace(run, on_read=progress.advance))
         files = _write_one(found, output) if output.suffix in _FILE_SUFFIXES else _write_many(found, output)
     many = f", at most {MAX_TRACES} traces in each" if files > 1 else ""
-    print(f"{output}: {files:,} file{'' if files == 1 else 's'}{many}; upload on the search page of Jaeger")
+    said = f"{output}: {files:,} file{'' if files == 1 else 's'}{many}; upload on the search page of Jaeger"
+    print(printable(said))
     return 0
 
 

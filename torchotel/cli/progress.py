@@ -5,6 +5,8 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
+from torchotel._text import printable
+
 _EVERY_S = 0.1
 _CLEAR = "\r\x1b[K"
 
@@ -37,7 +39,7 @@ class Progress:
 
     def begin(self, what: str) -> None:
         """Say what is done from now on."""
-        self._what = what
+        self._what = printable(what)
         self._show()
 
     def advance(self, done: int) -> None:

@@ -5,14 +5,15 @@ Without RUN the newest one in torchotel-runs/ is taken. The page holds all that 
 
 import argparse
 import importlib.util
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from torchotel._text import printable
+from torchotel.cli.output import whole_file
 from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
-from torchotel.report import RunError, open_run
+from torchotel.report import open_run
 
 _DRAWING_SHARE = 0.2
 """Of the time of a long run: drawing, beside reading."""
@@ -31,12 +32,10 @@ def call(arguments: argparse.Namespace) -> int:
         return 1
     folder = arguments.run or newest()
     output = arguments.output or Path(f"{folder.resolve().name}.html")
-    page = _page(folder)
-    try:
-        _write(output, page)
-    except OSError as error:
-        raise RunError(f"{output}: the page cannot be written ({error.strerror}); choose another with -o") from error
-    print(f"{output}: {len(page.encode()) / 1e6:.1f} MB, opens in any browser")
+    page = _page(folder).encode()
+    with whole_file(output) as file:
+        file.write(page)
+    print(printable(f"{output}: {len(page) / 1e6:.1f} MB, opens in any browser"))
     return 0
 
 
@@ -51,12 +50,3 @@ def _page(folder: Path) -> str:
         content = page.gather(replace(run, on_read=progress.advance))
         progress.begin("drawing")
         return page.document(content, lambda: progress.advance(drawing // len(page.SECTIONS)))
-
-
-def _write(output: Path, page: str) -> None:
-    """Write the whole page or nothing, readable by its owner alone like the run that it is made from."""
-    new = output.with_name(f".{output.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(page)
-    new.replace(output)

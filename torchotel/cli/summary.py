@@ -6,6 +6,7 @@ Without RUN the newest one in torchotel-runs/ is shown. A layer's self time leav
 import argparse
 from pathlib import Path
 
+from torchotel._text import printable
 from torchotel.cli.recording import RUNS
 from torchotel.report import RunError, open_run, render, summarise
 
@@ -22,7 +23,7 @@ def call(arguments: argparse.Namespace) -> int:
     run = open_run(folder)
     print(render(summarise(run.units(), run.spans()), run.info, top=arguments.top))
     if arguments.run is None:
-        print(f"\nread from {folder}")
+        print(f"\nread from {printable(str(folder))}")
     return 0
 
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import json
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from torchotel.report.info import RunError, read_info
 
 Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
 
@@ -15,14 +17,12 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 
 _STATUS_ERROR = 2
 _LARGEST = 2**63 - 1
+_LONGEST_S = _LARGEST / 1e9
+"""What can be said in nanoseconds, some 300 years."""
 _FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
 """What a line raises that is JSON and yet not what torchotel writes."""
 
 Line = TypeVar("Line")
-
-
-class RunError(Exception):
-    """Say which folder or file cannot be read as a run, and why."""
 
 
 class UnitLine(NamedTuple):
@@ -122,21 +122,13 @@ def open_run(folder: Path) -> Run:
     path = folder / "run.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
         raise RunError(f"{folder}: no run in it (run.json, metrics.jsonl and trace-*.jsonl are missing)")
-    return Run(folder, _info(path))
+    return Run(folder, read_info(path))
 
 
 def _segments(folder: Path) -> list[Path]:
     # By length first: the number behind trace- has five digits, and more once they are used up.
     paths = (path for path in folder.glob("trace-*.jsonl") if path.is_file())  # a pipe would let us wait for ever
     return sorted(paths, key=lambda path: (len(path.name), path.name))
-
-
-def _info(path: Path) -> Mapping[str, Any]:
-    try:
-        info = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
-        return {}
-    return info if isinstance(info, dict) else {}
 
 
 def _converted(
@@ -193,7 +185,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
         trace_id=str(line.get("trace_id") or ""),
         error_type=str(error.get("type")) if error else None,
         error_message=str(error.get("message")) if error else None,
-        values=dict(line.get("values") or {}),
+        values={name: _logged(value) for name, value in (line.get("values") or {}).items()},
         gradient_norm=_number(line.get("gradient_norm")),
         gradient_norms={
             model: {path: _number(norm) for path, norm in norms.items()}
@@ -204,7 +196,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
 
 
 def _seconds(value: Any) -> float:
-    return max(0.0, _number(value) or 0.0)
+    return min(max(0.0, _number(value) or 0.0), _LONGEST_S)
 
 
 def _whole(value: Any) -> int:
@@ -213,8 +205,12 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float | None:
-    """Take a finite number as it is; anything else is none."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    """Take a number that a float can hold as it is; anything else is none."""
+    return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
+
+
+def _logged(value: Any) -> Value:
+    return value if isinstance(value, str) else _number(value)
 
 
 def _request(request: Mapping[str, Any]) -> RequestLine:

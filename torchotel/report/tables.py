@@ -3,9 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torchotel._text import duration, printable
+from torchotel._text import cut, duration
 from torchotel.report.summary import LayerTime, Summary
 from torchotel.report.tracked import Track, Tracked
+
+MOST_CELL = 120
+"""Characters of a cell: names may be a stranger's."""
+MOST_HEAD = 200
+"""The same of a line above the tables."""
 
 
 def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
@@ -34,7 +39,7 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
     """Align cells under their heads; the first `left` columns to the left, numbers to the right."""
-    lines = [[printable(cell) for cell in line] for line in (head, *rows)]
+    lines = [[cut(cell, MOST_CELL) for cell in line] for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -48,7 +53,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> s
 def _head(summary: Summary, info: Mapping[str, Any]) -> str:
     rows = []
     if info.get("run_id"):
-        rows.append(("run", str(info["run_id"])))
+        rows.append(("run", info["run_id"]))
     model = info.get("model")
     if model:
         size = f"{model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
@@ -67,7 +72,7 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
         rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))
     if info.get("finished") is False:
         rows.append(("end", "the run has not ended, or was cut short"))
-    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+    return "\n".join(f"{name:<12}{cut(text, MOST_HEAD)}" for name, text in rows)
 
 
 def _tracked(tracked: Tracked, top: int) -> list[str]:

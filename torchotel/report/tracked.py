@@ -11,6 +11,8 @@ from torchotel.report.read import UnitLine
 
 COUNTED = ("samples", "tokens")
 """Logged values that add up over the run."""
+MOST_COUNTED = 2**63
+"""Of one line: a stranger's could add up to more than a float can hold."""
 FIRST = ("loss", "lr", "epoch")
 """Logged values that stand before the others, which follow in the order of their names."""
 
@@ -57,7 +59,7 @@ class Tracks:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if name in COUNTED:
-                self.totals[name] += value  # type: ignore[assignment] # whole but in a file of a stranger's
+                self.totals[name] += min(value, MOST_COUNTED)  # type: ignore[assignment] # whole but in a file of a stranger's
             else:
                 _extend(self._values, name, value)
         if line.gradient_norm is not None:

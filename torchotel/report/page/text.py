@@ -3,20 +3,10 @@
 import html
 import math
 
-from torchotel._text import duration, printable
+from torchotel._text import cut, duration
 
 _LONGEST = 60
 _SECOND_S = 1.0
-
-
-def cut(text: object, limit: int = _LONGEST) -> str:
-    """Write a stranger's text as one printable line of bounded length; its middle goes, since both ends tell most."""
-    whole = str(text)
-    if len(whole) > limit:
-        head = (limit - 1) // 2
-        whole = f"{whole[:head]}…{whole[head + 1 - limit :]}"
-    # What is not printable could break lines, turn the direction of writing, or be half a character.
-    return printable(whole)
 
 
 def shown(text: object, limit: int = _LONGEST) -> str:
