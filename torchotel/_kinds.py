@@ -31,17 +31,15 @@ def optional(kind: Kind, *, word: str | None = None) -> Kind:
     )
 
 
-def choice(*words: str, later: str | None = None) -> Kind:
-    """Take one of a few words; `later` is one that a coming version takes."""
+def choice(*words: str) -> Kind:
+    """Take one of a few words."""
 
     def check(value: object) -> object:
         if value not in words:
             raise ValueError
         return value
 
-    takes = " or ".join(f'"{word}"' for word in words)
-    takes += f' ("{later}" comes with a later version)' if later else ""
-    return Kind(takes, check, str.lower)
+    return Kind(" or ".join(f'"{word}"' for word in words), check, str.lower)
 
 
 def choices(*words: str) -> Kind:
