@@ -1,1 +1,1 @@
-"""OTLP over HTTP without the SDK: our own encoder of the stable wire format, and a thread that sends."""
+"""OTLP without the SDK, over HTTP and gRPC: our own encoder of the stable wire format, and a thread that sends."""

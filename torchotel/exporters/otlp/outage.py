@@ -14,7 +14,7 @@ _ADVICE = {
     "UNAUTHENTICATED": _HEADERS,
     "PERMISSION_DENIED": _HEADERS,
     "404": "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/{name} is added.",
-    "UNIMPLEMENTED": "It speaks gRPC, but takes no {name}: set OTEL_EXPORTER_OTLP_{NAME}_ENDPOINT, or OTEL_{NAME}_EXPORTER.",
+    "UNIMPLEMENTED": "It speaks gRPC, but no {name}: set OTEL_EXPORTER_OTLP_{NAME}_ENDPOINT or OTEL_{NAME}_EXPORTER.",
 }
 _ADVICE_ELSE = (
     "Start a Collector or Jaeger there (4318 is for http/protobuf, 4317 for grpc), set OTEL_EXPORTER_OTLP_ENDPOINT "
