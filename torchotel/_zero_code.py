@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel._errors import ConfigError
+from torchotel._process import is_being_spawned, when_given_a_task
 from torchotel.capture.imports import after_import
 
 if TYPE_CHECKING:
@@ -50,15 +51,22 @@ def start_with_torch(
     _stay_off_when_forked()
     call_off()
     _waiting = _Start(given, wait, started, failed)
-    _stop_watching = after_import("torch", lambda _: start_now())
+    _stop_watching = after_import("torch", lambda _: _torch_came())
+
+
+def _torch_came() -> None:
+    handle_module = sys.modules.get("torchotel._handle")
+    if handle_module is not None and not hasattr(handle_module, "start"):
+        return  # the program's own instrument() is importing torch, and starts this when it has
+    if is_being_spawned():
+        when_given_a_task(start_now)  # which may be a DataLoader's
+    else:
+        start_now()
 
 
 def start_now() -> None:
     """Start what waits for torch, which is there; an error of ours is logged and never raised into the import."""
-    global _waiting  # see start_with_torch
-    handle_module = sys.modules.get("torchotel._handle")
-    if handle_module is not None and not hasattr(handle_module, "start"):
-        return  # the program's own instrument() is importing torch, and comes here when it has
+    global _waiting
     waiting, _waiting = _waiting, None
     if waiting is None:
         return
