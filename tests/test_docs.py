@@ -70,6 +70,8 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=commands.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     built = sorted((tmp_path / "site").rglob("*.html"))
+    examples = (tmp_path / "site" / "examples" / "index.html").read_text(encoding="utf-8")
+    assert examples.count("__main__") == 5, "the programs stand on their page whole"
     assert {"index.html", "spans", "metrics", "configuration"} <= {path.name for path in (tmp_path / "site").iterdir()}
     source, sheet = r"<(?:script|img|iframe)[^>]*\ssrc", r"<link[^>]*rel=\"?(?:stylesheet|pre)[^>]*\shref"
     loading = re.compile(rf"(?:{source}|{sheet})=\"?https?:[^>]*>")
