@@ -92,7 +92,7 @@ def _modules(templates: list[SpanTemplate], parent: int, start_ns: int, end_ns: 
     spans = []
     for index, (path, template) in enumerate(zip(paths, templates, strict=True)):
         last = index + sum(other.startswith(f"{path}.") for other in paths[index + 1 : index + len(_PARTS)])
-        above = path.rpartition(".")[0]
+        above = path.partition(".mlp")[0] if ".mlp" in path else path.rpartition(".")[0]
         begin_ns, stop_ns = (start_ns + (end_ns - start_ns) * edge // len(paths) for edge in (index, last + 1))
         if path == "Encoder":
             spans.append(Span(template, ids[path], parent, start_ns, end_ns))

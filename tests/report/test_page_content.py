@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,19 @@ def test_gathers_the_smallest_of_many_modules() -> None:
         sum(1 / n for n in range(1, 3_001))
     )
     assert {one.parent for one in found} - {one.id for one in found} == {""}
+
+
+def test_draws_few_levels_of_many_modules_at_first(tmp_path: Path) -> None:
+    """All of them are in the figure, for whoever goes in."""
+    content = pageruns.content(pageruns.training(tmp_path / "run", 1))
+    parts = [_layer(f"layers.{row}.{part}", 1.0) for row in range(200) for part in range(5)]
+    grown = replace(
+        content, summary=replace(content.summary, forward=[_layer("Net", 1000.0, "Net"), *parts], backward=[])
+    )
+    section = modules.section(grown)
+    assert section is not None
+    (icicle,) = section.figure.data
+    assert (len(icicle.ids), icicle.maxdepth) == (1 + 1 + 200 + 1000, 3)
 
 
 def test_bounds_the_depth_of_a_strangers_paths() -> None:
@@ -137,7 +151,7 @@ def test_bounds_the_cells_of_the_heatmap(tmp_path: Path) -> None:
     assert [trace.name for trace in section.figure.data] == ["largest", "median", "smallest"]
     assert len(section.figure.data[0].z) == 600
     assert len(section.figure.data[0].z[0]) <= norms.MOST_CELLS // 600
-    assert "A column stands for 3 of them" in section.lead
+    assert "A column stands for 5 of them" in section.lead
 
 
 def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_path: Path) -> None:
@@ -222,4 +236,3 @@ def test_cuts_names_in_their_middle() -> None:
     assert len(text.cut("x" * 1_000_000)) == 60
     assert text.cut("a\u202eb\nc\ud800") == "a?b?c?"
     assert text.shown("<b>$1$</b>") == "&lt;b&gt;&#36;1&#36;&lt;/b&gt;"
-    assert modules.MOST_SECTORS <= 1_000

@@ -33,8 +33,11 @@ def section(content: Content) -> Section | None:
     for place, name in enumerate(found):
         numbers, values = content.series.logged[name]
         cut = cut or len(numbers) > _POINTS
+        row, column = place // columns + 1, place % columns + 1
         for trace in _line(numbers, values):
-            grid.add_trace(trace, row=place // columns + 1, col=place % columns + 1)
+            grid.add_trace(trace, row=row, col=column)
+        if min(values) == max(values) != 0:  # plotly would go from one below to one above
+            grid.update_yaxes(range=sorted((values[0] * 0.5, values[0] * 1.5)), row=row, col=column)
     made = figure(grid.data, rows * _ROW_PX + 50, showlegend=False, hovermode="x")
     for axis in grid.layout:
         if axis.startswith(("xaxis", "yaxis")):

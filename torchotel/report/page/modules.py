@@ -12,10 +12,13 @@ from torchotel.report.page.theme import INK, PHASE_COLOURS, Section, figure, sha
 from torchotel.report.page.tree import Sector, sectors
 from torchotel.report.summary import LayerTime
 
-MOST_SECTORS = 500
-"""Modules of one direction that are drawn; the smaller ones stand together."""
+MOST_SECTORS = 2_000
+"""Modules of one direction that are in the figure; the smaller ones stand together."""
+AT_ONCE = 300
+"""Of them, those that are drawn before anybody goes in; at least three levels are."""
 
 _LISTED = 8
+_LEAST_LEVELS = 3
 _ROW_PX = 15
 _LEAST_PX, _MOST_PX = 340, 760
 _GAP = 0.012
@@ -32,7 +35,7 @@ def section(content: Content) -> Section | None:
     for place, (name, layers) in enumerate(drawn.items()):
         found = sectors(layers, MOST_SECTORS)
         parents = {one.parent for one in found}
-        rows = max(rows, sum(one.id not in parents for one in found))
+        rows = max(rows, min(AT_ONCE, sum(one.id not in parents for one in found)))
         domain = [place * width + _GAP * (place > 0), (place + 1) * width - _GAP * (place + 1 < len(drawn))]
         icicles.append(_icicle(name, layers, found, domain))
     height = max(_LEAST_PX, min(_MOST_PX, rows * _ROW_PX))
@@ -71,8 +74,21 @@ def _icicle(name: str, layers: Sequence[LayerTime], found: Sequence[Sector], dom
         tiling={"orientation": "h", "pad": 0},
         pathbar={"visible": True, "thickness": 20, "edgeshape": "/"},
         sort=True,
-        maxdepth=6,
+        maxdepth=_levels(found),
     )
+
+
+def _levels(found: Sequence[Sector]) -> int:
+    """Choose how many levels are drawn at once."""
+    depths: dict[str, int] = {"": 0}
+    for one in found:  # parents stand before what is in them
+        depths[one.id] = depths[one.parent] + 1
+    by_depth = Counter(depths[one.id] for one in found)
+    levels, drawn = 0, 0
+    while by_depth[levels + 1] and (levels < _LEAST_LEVELS or drawn + by_depth[levels + 1] <= AT_ONCE):
+        levels += 1
+        drawn += by_depth[levels]
+    return levels
 
 
 def _remainders(found: Sequence[Sector]) -> Sequence[float]:

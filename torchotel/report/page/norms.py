@@ -11,7 +11,7 @@ from torchotel.report.page.text import count, rounded, shown
 from torchotel.report.page.theme import ALARM, Section, figure
 from torchotel.report.summary import quantile
 
-MOST_COLUMNS, MOST_CELLS = 300, 150_000
+MOST_COLUMNS, MOST_CELLS = 300, 100_000
 _MOST_MARKS = 500
 _ROW_PX = 13
 _LEAST_PX, _MOST_PX = 260, 760

@@ -16,7 +16,7 @@ MOST_BARS = 1_500
 """Spans of one step that are drawn: the longest."""
 
 _DEEPEST = 24
-_LANE_PX = 20
+_LANE_PX = 22
 _BETWEEN_PX = 58
 _MINUS = "\N{MINUS SIGN}"
 _LABEL_SHARE = 0.02
@@ -55,7 +55,7 @@ def section(content: Content) -> Section | None:
         _panel(made, axis, panel, step, (max(0.0, bottom), top))
         made.add_annotation(_title(f"{title}: {_about(step, content.median_s)}", axis))
         top = bottom - _BETWEEN_PX / pixels
-    made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8}, uniformtext={"minsize": 10, "mode": "hide"})
+    made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8}, uniformtext={"minsize": 9, "mode": "hide"})
     return Section("timeline", "The slowest step, and one like most", _lead(chosen), made, _differences(chosen))
 
 
@@ -100,7 +100,8 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
             base=[rounded((bar.span.start_ns - began_ns) / 1e9 * factor) for bar in panel],
             x=[rounded(length_s * factor) for length_s in lengths_s],
             y=[bar.lane for bar in panel],
-            width=0.92,
+            width=0.96,
+            insidetextfont={"size": 11},
             text=[
                 shown(_label(bar.span), 40) if length_s > _LABEL_SHARE * step.duration_s else ""
                 for bar, length_s in zip(panel, lengths_s, strict=True)
