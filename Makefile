@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup test demo lint bench docs clean
+.PHONY: setup test demo lint bench docs dashboards clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -35,6 +35,10 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/tables.py
 	$(BIN)/mkdocs build
+
+# Grafana's dashboards and alerts are written anew from their code.
+dashboards: $(READY)
+	$(BIN)/python -m tools.dashboards
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache dist

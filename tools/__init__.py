@@ -1,0 +1,1 @@
+"""Programs for development: none of them is installed."""

@@ -1,0 +1,69 @@
+"""What stands around the panels of each dashboard: its variables, and the links to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models import dashboard as models
+
+from tools.dashboards.panels import SOURCE
+from tools.dashboards.queries import series
+
+TAG = "torchotel"
+Rows = Mapping[str, Sequence[Builder[models.Panel]]]
+"""Panels by the title of their row."""
+
+_ALL = models.VariableOption(text="All", value="$__all")
+
+
+def chosen(name: str, values: str, description: str) -> dashboard.QueryVariable:
+    """Give a variable of which any number of values may be chosen."""
+    variable = dashboard.QueryVariable(name).label(name.title()).description(description).query(values)
+    variable = variable.datasource(SOURCE).refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    variable = variable.sort(models.VariableSort.NATURAL_ASC).multi(multi=True).include_all(include_all=True)
+    return variable.all_value(".+").current(_ALL)
+
+
+def framed(
+    uid: str, title: str, description: str, rows: Rows, *more: Builder[models.VariableModel]
+) -> models.Dashboard:
+    """Make a dashboard.
+
+    Args:
+        uid: Its address, which links rely on.
+        title: Its name.
+        description: What it answers.
+        rows: Its panels.
+        more: Variables besides those that all have.
+    """
+    made = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).readonly()
+    made = made.time("now-30m", "now").refresh("10s").timezone("browser")
+    made = made.tooltip(models.DashboardCursorSync.CROSSHAIR).link(_others())
+    for variable in (*_variables(), *more):
+        made = made.with_variable(variable)
+    for name, panels in rows.items():
+        made = made.with_row(dashboard.Row(name))
+        for panel in panels:
+            made = made.with_panel(panel)
+    built = made.build()
+    for number, panel_or_row in enumerate(built.panels or (), 1):
+        panel_or_row.id_val = number
+    return built
+
+
+def _variables() -> list[Builder[models.VariableModel]]:
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    process, of_run = series("target_info"), series("target_info", 'torch_run_id=~"$run"')
+    return [
+        source.description("The Prometheus that scrapes the runs."),
+        chosen("job", 'label_values(target_info{torch_run_id!=""}, job)', "The program, by its service.name."),
+        chosen("run", f"label_values({process}, torch_run_id)", "One start of the program, on all of its ranks."),
+        chosen("rank", f"label_values({of_run}, torch_rank)", "The processes of a run."),
+    ]
+
+
+def _others() -> dashboard.DashboardLink:
+    links = dashboard.DashboardLink("torchotel").type(models.DashboardLinkType.DASHBOARDS).tags([TAG])
+    return links.as_dropdown(as_dropdown=False).include_vars(include_vars=True).keep_time(keep_time=True)

@@ -1,0 +1,131 @@
+"""What each layer does: its time forward and backward, and the norms of its gradients."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tools.dashboards.frame import chosen, framed
+from tools.dashboards.panels import THIRD, Column, lines, listed, rows
+from tools.dashboards.queries import Query, by_run, increase, least, most, rate, ratio, series
+
+UID = "torchotel-layers"
+_CHOSEN = 'module=~"$module"'
+_LAYER = ("model", "module")
+_NAME = "{{torch_run_id}} {{model}} {{module}}"
+_CALL = (*_LAYER, "type", "direction")
+_NORM = series("torch_module_gradient_norm", _CHOSEN)
+_NORMS = by_run("max", _NORM, *_LAYER)
+_AGAINST_BEFORE = by_run("max", f"{_NORM} / (quantile_over_time(0.5, {_NORM}[1h]) > 0)", *_LAYER)
+
+
+def layers() -> Dashboard:
+    """Make the dashboard that a link from a module's span leads to."""
+    names = f"label_values({series('torch_module_calls_total')}, module)"
+    return framed(
+        UID,
+        "Layers",
+        "What each layer does: its time forward and backward, and whether its gradients vanish or explode.",
+        {"Time": _TIME, "Gradients": _GRADIENTS},
+        chosen("module", names, "Layers, by their names in the model."),
+    )
+
+
+def _time_of_call(direction: str) -> str:
+    matchers = _CHOSEN, f'direction="{direction}"'
+    times = by_run("sum", rate("torch_module_time_seconds_total", *matchers), *_LAYER)
+    return most(15, ratio(times, by_run("sum", rate("torch_module_calls_total", *matchers), *_LAYER)))
+
+
+def _slowest() -> list[Column]:
+    times = by_run("sum", increase("torch_module_time_seconds_total", _CHOSEN), *_CALL)
+    calls = by_run("sum", increase("torch_module_calls_total", _CHOSEN), *_CALL)
+    slowest = most(30, times)
+    return [
+        Column("time", "s", slowest),
+        Column("calls", "short", f"{calls} and {slowest}"),
+        Column("time of a call", "s", f"{ratio(times, calls)} and {slowest}"),
+    ]
+
+
+_TIME = [
+    lines(
+        "Forward by layer",
+        "s",
+        "Time of a call, of the fifteen layers where it is longest. A layer's time includes that of the layers "
+        "inside it. Seen on steps in detail, so sparse where those are; on a GPU it is the host's time.",
+        Query(_time_of_call("forward"), _NAME),
+    ),
+    lines(
+        "Backward by layer",
+        "s",
+        "Time of the gradients through a call, of the fifteen layers where it is longest.",
+        Query(_time_of_call("backward"), _NAME),
+    ),
+    listed(
+        "Slowest layers",
+        "On which layers the time went in the range shown, over all chosen ranks and steps in detail. A layer's time "
+        "includes that of the layers inside it: the root stands on top, and the first leaf is the one to look at.",
+        *_slowest(),
+    ),
+    lines(
+        "GPU time by layer",
+        "s",
+        "Time of a call on the device's own clock, forward and backward, of the fifteen layers where it is longest.",
+        Query(
+            most(
+                15,
+                ratio(
+                    by_run("sum", rate("torch_module_device_time_seconds_total", _CHOSEN), *_LAYER, "direction"),
+                    by_run("sum", rate("torch_module_calls_total", _CHOSEN), *_LAYER, "direction"),
+                ),
+            ),
+            f"{_NAME} {{{{direction}}}}",
+        ),
+    ),
+]
+_GRADIENTS = [
+    rows(
+        "Gradient norms by layer",
+        "short",
+        "The norm of each layer's gradients as a power of ten: -3 is 0.001. A column that pales towards the first "
+        "layers is a vanishing gradient, one that glows an exploding one. At most a hundred layers.",
+        Query(most(100, f"log10({_NORMS} > 0)"), _NAME),
+    ),
+    listed(
+        "Exploding layers",
+        "Layers whose gradients have grown most: the norm now against its median of the last hour.",
+        Column("times the last hour", "short", most(15, _AGAINST_BEFORE)),
+        Column("norm", "sci", f"{_NORMS} and {most(15, _AGAINST_BEFORE)}"),
+    ),
+    listed(
+        "Vanishing layers",
+        "Layers whose gradients have shrunk most: the norm now against its median of the last hour.",
+        Column("times the last hour", "short", least(15, _AGAINST_BEFORE)),
+        Column("norm", "sci", f"{_NORMS} and {least(15, _AGAINST_BEFORE)}"),
+        ascending=True,
+    ),
+    lines(
+        "Largest gradient norms",
+        "sci",
+        "L2 over the layer's own parameters, before clipping and unscaled, the ten largest.",
+        Query(most(10, _NORMS), _NAME),
+        width=THIRD,
+        log=True,
+    ),
+    lines(
+        "Smallest gradient norms",
+        "sci",
+        "The ten smallest. A norm of 0 can't be drawn on a logarithmic axis: the table of vanishing layers has it.",
+        Query(least(10, _NORMS), _NAME),
+        width=THIRD,
+        log=True,
+    ),
+    lines(
+        "Watched tensors",
+        "sci",
+        "Norms of the gradients of intermediate tensors that the program watches with torchotel.watch.",
+        Query(by_run("max", series("torch_tensor_gradient_norm"), "tensor"), "{{torch_run_id}} {{tensor}}"),
+        width=THIRD,
+        log=True,
+    ),
+]

@@ -1,0 +1,176 @@
+"""Panels as all dashboards have them: none comes without a unit and a description."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from string import ascii_uppercase
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+from grafana_foundation_sdk.builders import barchart, common, dashboard, heatmap, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.variants import Dataquery
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import heatmap as heatmap_models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from tools.dashboards.queries import Query
+
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
+WHOLE, HALF, THIRD = 24, 12, 8
+"""Widths of a panel."""
+_HEIGHT = 8
+_STAT_WIDTH, _STAT_HEIGHT = 3, 4
+
+
+class Column(NamedTuple):
+    """A column of numbers in a table."""
+
+    name: str
+    unit: str
+    expr: str
+
+
+class _Panel(Protocol):
+    """What the library's builders of panels have in common."""
+
+    def build(self) -> models.Panel: ...
+    def title(self, title: str) -> Self: ...
+    def description(self, description: str) -> Self: ...
+    def unit(self, unit: str) -> Self: ...
+    def datasource(self, datasource: models.DataSourceRef) -> Self: ...
+    def targets(self, targets: list[Builder[Dataquery]]) -> Self: ...
+    def span(self, w: int) -> Self: ...
+    def height(self, h: int) -> Self: ...
+
+
+_Kind = TypeVar("_Kind", bound=_Panel)
+
+
+def lines(
+    title: str, unit: str, description: str, *queries: Query, width: int = HALF, log: bool = False
+) -> timeseries.Panel:
+    """Draw values over time.
+
+    Args:
+        title: Of the panel.
+        unit: Grafana's name of it.
+        description: What is seen, and what to make of it.
+        queries: What is drawn.
+        width: Of 24.
+        log: Draw on a logarithmic axis.
+    """
+    panel = _framed(timeseries.Panel(), title, unit, description, width).targets(_targets(queries))
+    panel = panel.legend(_legend()).tooltip(_tooltip()).fill_opacity(5)
+    panel = panel.span_nulls(span_nulls=True)  # what is seen on detailed steps alone has gaps between them
+    return panel.scale_distribution(_log_scale()) if log else panel
+
+
+def stacked(title: str, unit: str, description: str, *queries: Query, width: int = HALF) -> timeseries.Panel:
+    """Draw values over time that make up a whole."""
+    panel = lines(title, unit, description, *queries, width=width).fill_opacity(60).line_width(0)
+    return panel.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+
+
+def number(title: str, unit: str, description: str, query: Query, **limits: float) -> stat.Panel:
+    """Show the latest value, in a colour where it is beyond a limit.
+
+    Args:
+        title: Of the panel.
+        unit: Grafana's name of it.
+        description: What is seen, and what to make of it.
+        query: Its value.
+        limits: From which value on it has a colour, by the colour's name.
+    """
+    steps = [models.Threshold(color="green"), *(models.Threshold(value=at, color=name) for name, at in limits.items())]
+    panel = _framed(stat.Panel(), title, unit, description, _STAT_WIDTH).height(_STAT_HEIGHT)
+    panel = panel.targets(_targets([query])).thresholds(dashboard.ThresholdsConfig().steps(steps))
+    return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+
+
+def histogram(title: str, unit: str, description: str, query: Query, width: int = HALF) -> heatmap.Panel:
+    """Draw the buckets of a histogram over time."""
+    target = _target("A", query).format(PromQueryFormat.HEATMAP)
+    panel = _framed(heatmap.Panel(), title, unit, description, width).targets([target])
+    return panel.calculate(calculate=False).y_axis(heatmap.YAxisConfig().unit(unit)).color(_colours())
+
+
+def rows(title: str, unit: str, description: str, query: Query, width: int = WHOLE) -> heatmap.Panel:
+    """Draw a row of colours for each series over time."""
+    panel = _framed(heatmap.Panel(), title, unit, description, width).height(2 * _HEIGHT)
+    panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours())
+    return panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().axis_width(200))
+
+
+def listed(title: str, description: str, *columns: Column, width: int = HALF, ascending: bool = False) -> table.Panel:
+    """List the present values, a row for each set of labels, in the order of the first column."""
+    queries = [
+        _target(name, Query(column.expr)).instant().format(PromQueryFormat.TABLE)
+        for name, column in zip(ascii_uppercase, columns, strict=False)
+    ]
+    values = {f"Value #{name}": column.name for name, column in zip(ascii_uppercase, columns, strict=False)}
+    shown = {"excludeByName": {"Time": True}, "renameByName": {**values, **_LABELS}}
+    panel = (
+        _framed(table.Panel(), title, columns[0].unit, description, width)
+        .targets([*queries])
+        .transformations(
+            [models.DataTransformerConfig("merge", options={}), models.DataTransformerConfig("organize", options=shown)]
+        )
+    )
+    for column in columns:
+        panel = panel.override_by_name(column.name, [models.DynamicConfigValue("unit", column.unit)])
+    return panel.sort_by([common.TableSortByFieldState().display_name(columns[0].name).desc(desc=not ascending)])
+
+
+def bars(title: str, unit: str, description: str, expr: str, x: str, parts: str, width: int = WHOLE) -> barchart.Panel:
+    """Draw the present values as stacked bars.
+
+    Args:
+        title: Of the panel.
+        unit: Grafana's name of it.
+        description: What is seen, and what to make of it.
+        expr: The values.
+        x: The label that tells bars apart.
+        parts: The label that tells the parts of a bar apart.
+        width: Of 24.
+    """
+    matrix = {"rowField": x, "columnField": parts, "valueField": "Value"}
+    panel = _framed(barchart.Panel(), title, unit, description, width)
+    panel = panel.targets([_target("A", Query(expr)).instant().format(PromQueryFormat.TABLE)])
+    panel = panel.with_transformation(models.DataTransformerConfig("groupingToMatrix", options=matrix))
+    return panel.x_field(f"{x}\\{parts}").stacking(common_models.StackingMode.NORMAL).legend(_legend())
+
+
+_LABELS = {"torch_run_id": "run", "torch_rank": "rank", "host_name": "host"}
+
+
+def _framed(panel: _Kind, title: str, unit: str, description: str, width: int) -> _Kind:
+    framed = panel.title(title).unit(unit).description(description)
+    return framed.datasource(SOURCE).span(width).height(_HEIGHT)
+
+
+def _targets(queries: Iterable[Query]) -> list[Builder[Dataquery]]:
+    return [_target(name, query) for name, query in zip(ascii_uppercase, queries, strict=False)]
+
+
+def _target(name: str, query: Query) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().ref_id(name).datasource(SOURCE).expr(query.expr).legend_format(query.legend)
+    return target.exemplar(exemplar=True).range() if query.exemplars else target.range()
+
+
+def _legend() -> common.VizLegendOptions:
+    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.TABLE).show_legend(show_legend=True)
+    return legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"])
+
+
+def _tooltip() -> common.VizTooltipOptions:
+    many = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
+    return many.sort(common_models.SortOrder.DESCENDING)
+
+
+def _log_scale() -> common.ScaleDistributionConfig:
+    return common.ScaleDistributionConfig().type(common_models.ScaleDistribution.LOG).log(10)
+
+
+def _colours() -> heatmap.HeatmapColorOptions:
+    return heatmap.HeatmapColorOptions().mode(heatmap_models.HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)

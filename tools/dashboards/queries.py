@@ -1,0 +1,80 @@
+"""PromQL that all dashboards share: `target_info` says of which run and rank a series is.
+
+No label of a series says it, so a query narrows to the chosen ones by the join, and the job alone stands in every
+selector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+JOB = 'job=~"$job"'
+PROCESSES = f'target_info{{{JOB}, torch_run_id=~"$run", torch_rank=~"$rank"}}'
+RATE = "$__rate_interval"
+RANGE = "$__range"
+
+
+class Query(NamedTuple):
+    """One target of a panel."""
+
+    expr: str
+    legend: str = "{{torch_run_id}}"
+    exemplars: bool = False
+
+
+def series(metric: str, *matchers: str) -> str:
+    """Select series of the chosen jobs."""
+    return f"{metric}{{{', '.join((JOB, *matchers))}}}"
+
+
+def rate(metric: str, *matchers: str) -> str:
+    """Give what a counter grows by in a second."""
+    return f"rate({series(metric, *matchers)}[{RATE}])"
+
+
+def increase(metric: str, *matchers: str) -> str:
+    """Give what a counter grew by in the whole range that is shown."""
+    return f"increase({series(metric, *matchers)}[{RANGE}])"
+
+
+def by(labels: Iterable[str], how: str, expr: str) -> str:
+    """Aggregate over the chosen processes, apart by labels; the host's name may be one."""
+    kept = tuple(labels)
+    brought = ", ".join(("torch_rank", "torch_run_id", *({"host_name"} & {*kept})))
+    return f"{how} by ({', '.join(kept)}) ({expr} * on (job, instance) group_left ({brought}) {PROCESSES})"
+
+
+def by_run(how: str, expr: str, *labels: str) -> str:
+    """Aggregate over the chosen ranks of each run, apart by further labels."""
+    return by(("torch_run_id", *labels), how, expr)
+
+
+def by_rank(how: str, expr: str, *labels: str) -> str:
+    """Aggregate for each rank of each run."""
+    return by_run(how, expr, "torch_rank", *labels)
+
+
+def quantile(share: float, buckets: str) -> str:
+    """Estimate a quantile of a histogram over the chosen ranks of each run."""
+    return f"histogram_quantile({share}, {by_run('sum', buckets, 'le')})"
+
+
+def of_process(part: str, whole: str) -> str:
+    """Divide series of a process by its one series of another metric, where that is not 0."""
+    return f"{part} / on (job, instance) group_left () ({whole} > 0)"
+
+
+def ratio(part: str, whole: str) -> str:
+    """Divide, and give nothing where there is nothing to divide by."""
+    return f"{part} / ({whole} > 0)"
+
+
+def most(count: int, expr: str) -> str:
+    """Keep the largest ones."""
+    return f"topk({count}, {expr})"
+
+
+def least(count: int, expr: str) -> str:
+    """Keep the smallest ones."""
+    return f"bottomk({count}, {expr})"

@@ -1,0 +1,121 @@
+"""How the ranks of a run fare beside each other; each panel keeps to the few that matter, of however many there are."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tools.dashboards.frame import framed
+from tools.dashboards.panels import WHOLE, Column, bars, lines, listed, number
+from tools.dashboards.queries import Query, by_rank, by_run, most, of_process, rate, series
+
+UID = "torchotel-ranks"
+_RANK = "{{torch_run_id}} rank {{torch_rank}}"
+_STEPS = rate("torch_steps_total")
+_STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
+_PHASES = of_process(rate("torch_phase_time_seconds_total"), _STEPS)
+_OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'phase!="backward"'), _STEPS))
+_SKEW = (
+    f"(max by (torch_run_id) ({_OWN}) - quantile by (torch_run_id) (0.5, {_OWN})) / ({by_run('avg', _STEP_TIME)} > 0)"
+)
+_QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
+_SLOWEST = most(16, by_rank("sum", _STEP_TIME, "host_name"))
+
+
+def ranks() -> Dashboard:
+    """Make the dashboard that tells which rank holds up the others."""
+    return framed(
+        UID,
+        "Ranks",
+        "How the ranks of a run fare beside each other, and which one holds up the others.",
+        {"At a glance": _GLANCE, "Rank by rank": _RANKS},
+    )
+
+
+_GLANCE = [
+    number(
+        "Ranks",
+        "short",
+        "Processes that are scraped and have made a step.",
+        Query(by_run("count", series("torch_step_last_end_time_seconds"))),
+    ),
+    number(
+        "Skew",
+        "percentunit",
+        "Share of a step that the slowest rank needs longer than the median one before they meet in backward.",
+        Query(_SKEW),
+        orange=0.1,
+        red=0.3,
+    ),
+    number(
+        "Longest since a step",
+        "s",
+        "Time since the last step ended, on the rank where it is longest.",
+        Query(by_run("max", _QUIET)),
+        orange=60,
+        red=300,
+    ),
+]
+_RANKS = [
+    lines(
+        "Skew",
+        "percentunit",
+        "Share of a step that the slowest rank needs longer than the median one outside of backward: the others "
+        "wait that long for its gradients. A rank that is slow in backward itself can't be told so, since all of "
+        "them meet there: compare its layers.",
+        Query(_SKEW),
+    ),
+    lines(
+        "Time before the ranks meet",
+        "s",
+        "Time of a step outside of backward, of the twenty ranks where it is longest. The ranks on top are waited for.",
+        Query(most(20, _OWN), _RANK),
+    ),
+    bars(
+        "Phases by rank",
+        "s",
+        "On what the time of a step goes on each rank, for the 32 that need longest outside of backward. A long "
+        "backward beside short other phases is a rank that waits. Choose one run.",
+        f"{by_rank('sum', _PHASES, 'phase')} and on (torch_run_id, torch_rank) {most(32, _OWN)}",
+        x="torch_rank",
+        parts="phase",
+        width=WHOLE,
+    ),
+    listed(
+        "Slowest ranks",
+        "The mean time of a step, of the sixteen ranks where it is longest, and the host that they run on.",
+        Column("step time", "s", _SLOWEST),
+        Column("since the last step", "s", f"{by_rank('max', _QUIET, 'host_name')} and {_SLOWEST}"),
+    ),
+    lines(
+        "Step time by rank",
+        "s",
+        "The mean time of a step, of the twenty ranks where it is longest. Ranks that reduce gradients together "
+        "have the same step time.",
+        Query(most(20, by_rank("sum", _STEP_TIME)), _RANK),
+    ),
+    lines(
+        "Time since the last step",
+        "s",
+        "Of the twenty ranks where it is longest. When a run hangs, the rank that stopped first stands on top.",
+        Query(most(20, by_rank("max", _QUIET)), _RANK),
+    ),
+    lines(
+        "Gradient norm by rank",
+        "short",
+        "Of the twenty ranks where it is largest. Ranks that reduce gradients together have the same: where they "
+        "differ, a parameter is not reduced.",
+        Query(most(20, by_rank("max", series("torch_gradient_norm"))), _RANK),
+    ),
+    lines(
+        "Loss by rank",
+        "short",
+        "As logged, of the twenty ranks where it is largest. One that stays above the others points at its data.",
+        Query(most(20, by_rank("max", series("torch_loss"))), _RANK),
+    ),
+    lines(
+        "GPU memory by rank",
+        "bytes",
+        "The most memory that tensors took on the device, of the twenty ranks where it is largest.",
+        Query(most(20, by_rank("max", series("torch_memory_peak_bytes"), "device")), f"{_RANK} {{{{device}}}}"),
+    ),
+]

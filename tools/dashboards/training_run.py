@@ -1,0 +1,208 @@
+"""How a run fares: how fast, on what the time goes, what it learns, what it costs to watch."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tools.dashboards.frame import framed
+from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, stacked
+from tools.dashboards.queries import Query, by, by_run, increase, of_process, quantile, rate, series
+
+UID = "torchotel-training"
+_STEPS = rate("torch_steps_total")
+_STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
+_BUCKETS = rate("torch_step_duration_seconds_bucket")
+_DATA_WAIT = of_process(rate("torch_phase_time_seconds_total", 'phase="data"'), rate("torch_step_duration_seconds_sum"))
+_NOT_FINITE = f"({increase('torch_loss_nonfinite_total')} + {increase('torch_gradient_nonfinite_total')})"
+_QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
+
+
+def training_run() -> Dashboard:
+    """Make the dashboard that one opens first."""
+    return framed(
+        UID,
+        "Training run",
+        "How a run fares: how fast it is, on what its time goes, what it learns, and what watching it costs.",
+        {
+            "At a glance": _GLANCE,
+            "Step time": _TIME,
+            "Throughput": _THROUGHPUT,
+            "Learning": _LEARNING,
+            "Memory and overhead": _COST,
+        },
+    )
+
+
+_GLANCE = [
+    number(
+        "Steps",
+        "short",
+        "Training steps in the range shown; ranks that step together count once.",
+        Query(by_run("max", increase("torch_steps_total"))),
+    ),
+    number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", _STEP_TIME))),
+    number(
+        "Samples per second",
+        "short",
+        "What the program logs with torchotel.log(samples=…), over all ranks.",
+        Query(by_run("sum", rate("torch_samples_total"))),
+    ),
+    number("Loss", "short", "As logged, the mean of the ranks.", Query(by_run("avg", series("torch_loss")))),
+    number(
+        "Data wait",
+        "percentunit",
+        "Share of the step time that goes into waiting for the DataLoader, on the rank that waits most. Beyond 30 "
+        "% more workers, a faster store or less work per sample are worth more than a faster model.",
+        Query(by_run("max", _DATA_WAIT)),
+        orange=0.1,
+        red=0.3,
+    ),
+    number(
+        "Steps gone NaN",
+        "short",
+        "Steps in the range shown whose loss or gradients were NaN or infinite, of those looked at. Their traces "
+        "are kept and name the first layers: search Jaeger for torch.kept.reason=nan.",
+        Query(by_run("sum", _NOT_FINITE)),
+        red=0.5,
+    ),
+    number(
+        "Since the last step",
+        "s",
+        "Time since the last step ended, where that is longest. It grows while a run hangs, evaluates or saves.",
+        Query(by_run("max", _QUIET)),
+        orange=60,
+        red=300,
+    ),
+    number(
+        "Overhead",
+        "percentunit",
+        "Share of the step time that looking into modules costs, against steps without: the budget is 1 % by default.",
+        Query(by_run("max", series("torchotel_overhead_ratio"))),
+        orange=0.05,
+        red=0.2,
+    ),
+]
+_TIME = [
+    lines(
+        "Step time",
+        "s",
+        "Median, 95th and 99th percentile of the durations of steps, estimated from buckets, and their exact mean. "
+        "Each point is a step whose trace Jaeger has: click it.",
+        Query(quantile(0.5, _BUCKETS), "{{torch_run_id}} median"),
+        Query(quantile(0.95, _BUCKETS), "{{torch_run_id}} p95", exemplars=True),
+        Query(quantile(0.99, _BUCKETS), "{{torch_run_id}} p99"),
+        Query(by_run("avg", _STEP_TIME), "{{torch_run_id}} mean"),
+    ),
+    histogram(
+        "Steps by their duration",
+        "s",
+        "How many steps a second took how long, over all chosen runs. Two bands are two kinds of steps: with and "
+        "without an evaluation, a checkpoint, a longer batch.",
+        Query(by(["le"], "sum", _BUCKETS), "{{le}}", exemplars=True),
+    ),
+    stacked(
+        "Step time by phase",
+        "s",
+        "On what the time of a step goes, the mean of the ranks. `other` is what lies between the phases: the "
+        "program's own code, logging, checkpoints. On a GPU a phase is what the host spends in it, waiting included.",
+        Query(
+            by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "phase"),
+            "{{torch_run_id}} {{phase}}",
+        ),
+    ),
+    lines(
+        "Data wait",
+        "percentunit",
+        "Share of the step time that goes into waiting for the DataLoader: the mean of the ranks and the one that "
+        "waits most. One rank alone points at its disk or its host.",
+        Query(by_run("avg", _DATA_WAIT), "{{torch_run_id}} mean"),
+        Query(by_run("max", _DATA_WAIT), "{{torch_run_id}} worst rank"),
+    ),
+]
+_THROUGHPUT = [
+    lines(
+        "Steps per second",
+        "short",
+        "The mean of the ranks.",
+        Query(by_run("avg", _STEPS)),
+        width=THIRD,
+    ),
+    lines(
+        "Samples and tokens per second",
+        "short",
+        "What the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
+        Query(by_run("sum", rate("torch_samples_total")), "{{torch_run_id}} samples"),
+        Query(by_run("sum", rate("torch_tokens_total")), "{{torch_run_id}} tokens"),
+        width=THIRD,
+    ),
+    lines(
+        "Evaluation",
+        "percentunit",
+        "Share of the time that goes into batches which no training step claims: validation, generation.",
+        Query(by_run("avg", rate("torch_evaluation_time_seconds_total"))),
+        width=THIRD,
+    ),
+]
+_LEARNING = [
+    lines(
+        "Loss",
+        "short",
+        "As logged: the mean of the ranks. A NaN is left out here and counted below.",
+        Query(by_run("avg", series("torch_loss"))),
+        width=THIRD,
+    ),
+    lines(
+        "Learning rate",
+        "short",
+        "As logged, else the first parameter group's of the optimizer.",
+        Query(by_run("max", series("torch_learning_rate"))),
+        width=THIRD,
+    ),
+    lines(
+        "Gradient norm",
+        "short",
+        "L2 over all parameters, before clipping and unscaled, the largest of the ranks. By layer: dashboard Layers.",
+        Query(by_run("max", series("torch_gradient_norm"))),
+        width=THIRD,
+        log=True,
+    ),
+    lines(
+        "Steps gone NaN",
+        "short",
+        "Steps a second whose loss or gradients were NaN or infinite, of those looked at. With a GradScaler a "
+        "gradient overflows now and then, and it skips that step.",
+        Query(by_run("sum", rate("torch_loss_nonfinite_total")), "{{torch_run_id}} loss"),
+        Query(by_run("sum", rate("torch_gradient_nonfinite_total")), "{{torch_run_id}} gradients"),
+    ),
+    lines(
+        "Logged values",
+        "short",
+        "What the program logs under names of its own, the mean of the ranks.",
+        Query(by_run("avg", series("torch_log"), "name"), "{{torch_run_id}} {{name}}"),
+    ),
+]
+_COST = [
+    lines(
+        "GPU memory",
+        "bytes",
+        "Memory of the device at the end of a step, the largest of the ranks: in tensors, held by the allocator, "
+        "and the most that tensors took. A gap that grows between the first two is fragmentation.",
+        Query(by_run("max", series("torch_memory_allocated_bytes"), "device"), "{{torch_run_id}} {{device}} allocated"),
+        Query(by_run("max", series("torch_memory_reserved_bytes"), "device"), "{{torch_run_id}} {{device}} reserved"),
+        Query(by_run("max", series("torch_memory_peak_bytes"), "device"), "{{torch_run_id}} {{device}} peak"),
+        width=WHOLE,
+    ),
+    lines(
+        "Overhead",
+        "percentunit",
+        "Share of the step time that looking into modules costs, against steps without. overhead_budget holds it, "
+        'at 1 % by default, where detail is "auto".',
+        Query(by_run("max", series("torchotel_overhead_ratio"))),
+    ),
+    lines(
+        "Steps in detail",
+        "percentunit",
+        "Share of the steps whose modules have spans.",
+        Query(by_run("avg", series("torchotel_detail_ratio"))),
+    ),
+]
