@@ -14,6 +14,7 @@ from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.endpoint import EndpointOutlet
 from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.instruments import STEP_LAST_END_TIME
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 
@@ -106,6 +107,8 @@ class Publisher:
         """Bring out the last state, with what became of the run, and let go of threads, ports and files."""
         if finished:
             self._metrics.finish()
+        elif self._endpoint is not None and self._metrics.points(STEP_LAST_END_TIME):
+            self._endpoint.leave_target()
         for outlet in self._outlets:
             self.guard.guarded(outlet.shutdown)(deadline_s)
 

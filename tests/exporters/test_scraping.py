@@ -73,6 +73,31 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("torchotel")]
 
 
+@pytest.mark.parametrize(("end", "left"), [("", 0), ("1 / 0", 1), ("os._exit(0)", 1)])
+def test_the_target_of_a_run_that_died_stays(end: str, left: int, tmp_path: Path) -> None:
+    """Prometheus sees it down then, until a process of this host has the same port and takes it back."""
+    lines = (
+        "import os, torch, torchotel",
+        f"handle = torchotel.instrument(traces_exporter='none', discovery_dir={str(tmp_path)!r})",
+        "model = torch.nn.Linear(2, 2)",
+        "model(torch.ones(1, 2)).sum().backward()",
+        "torch.optim.SGD(model.parameters(), lr=0.1).step()",
+        "handle.flush()",
+        "print(handle.prometheus_port)",
+        "import sys; sys.stdout.flush()",
+        end,
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=environment(), capture_output=True, text=True, check=False
+    )
+    found = list(tmp_path.iterdir())
+    assert len(found) == left, ended.stderr
+    with torchotel.instrument(prometheus_port=int(ended.stdout), traces_exporter="none", discovery_dir=tmp_path):
+        assert len(list(tmp_path.iterdir())) == 1
+        assert not any(path.exists() for path in found)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "settings", [{"metrics_exporter": "none"}, {"prometheus_port": None}, {"prometheus_registry": CollectorRegistry()}]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import socket
@@ -13,6 +14,8 @@ WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
 
 class DiscoveryFile:
     """One target in a folder that Prometheus watches: `file_sd_configs: [{files: ["FOLDER/*.json"]}]`.
+
+    That of a process which died is left there, so that Prometheus sees it down, until another one takes its port.
 
     Args:
         folder: Made where it is not there.
@@ -26,7 +29,8 @@ class DiscoveryFile:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", os.fspath(folder))
         # Several hosts may share the folder.
-        self.path = folder / f"torchotel-{socket.gethostname()}-{os.getpid()}.json"
+        self._host = f"torchotel-{socket.gethostname()}-"
+        self.path = folder / f"{self._host}{os.getpid()}.json"
 
     def write(self, host: str, port: int) -> None:
         """Name the target; Prometheus sees the whole file or none."""
@@ -36,8 +40,16 @@ class DiscoveryFile:
         # Labels would collide with those of target_info.
         new.write_text(json.dumps([{"targets": [address], "labels": {}}]) + "\n")
         new.replace(self.path)
+        self._remove_dead(address)
 
     def remove(self) -> None:
         """Take the target back."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+    def _remove_dead(self, address: str) -> None:
+        """Take back what another process of this host left under the address that is ours now."""
+        for other in self.path.parent.glob(f"{glob.escape(self._host)}*.json"):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                if other != self.path and json.loads(other.read_text())[0]["targets"] == [address]:
+                    other.unlink()

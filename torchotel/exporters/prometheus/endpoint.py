@@ -88,6 +88,10 @@ class EndpointOutlet(MetricsOutlet):
                 self._file.remove()
             server.close()
 
+    def leave_target(self) -> None:
+        """Leave the target where it is: a run that died is seen by its target being down."""
+        self._file = None
+
     def detach(self) -> None:
         """Close the copy of the port; the file is the parent's."""
         self._ended = True
