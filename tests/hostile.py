@@ -93,7 +93,11 @@ def _spans() -> Iterator[tuple[str, str]]:
     chain = [folders.module(f"m{n}", n, n - 1, n, 10_000 - n) for n in range(2, 3000)]
     yield "a long chain", folders.request([_STEP_SPAN, *chain])
     yield "a deep path", folders.request([_STEP_SPAN, folders.module(".".join("a" * 20_000), 2, 1, 0, 100)])
-    odd = {"arrayValue": {"values": []}}, {"kvlistValue": {"values": [1]}}, {"doubleValue": "NaN"}
+    odd: tuple[dict[str, Any], ...] = (
+        {"arrayValue": {"values": []}},
+        {"kvlistValue": {"values": [1]}},
+        {"doubleValue": "NaN"},
+    )
     keys = ("torch.step.number", "thread.id", "torch.module.path")
     pairs = [{"key": key, "value": value} for key, value in zip(keys, odd, strict=True)]
     yield "types", folders.request([{**_STEP_SPAN, "attributes": pairs}])

@@ -1,5 +1,6 @@
 """What settings take: text, numbers, URLs, headers, files, and the words of some."""
 
+import functools
 import logging
 import math
 import os
@@ -10,10 +11,12 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from torchotel._kinds import Kind, integer
+from torchotel._receiver import without_credentials
 
 _logger = logging.getLogger("torchotel")
 
 _LONG_TIMEOUT_S = 300
+_LONGEST_PATH = 1024
 LAST_PORT = 65_535
 DEFAULT_SAMPLER = "parentbased_always_on"
 SAMPLERS = (
@@ -28,6 +31,12 @@ SAMPLERS = (
 # RFC 9110: a header's name is a token; a value that could end its line would let a second header in.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+
+
+@functools.cache
+def _warn_once(text: str, *values: object) -> None:
+    # The variables are read again by whoever starts, and by each further instrument().
+    _logger.warning(text, *values)
 
 
 def _check_text(value: object) -> object:
@@ -54,7 +63,7 @@ def otel_flag(variable: str) -> Kind:
 
     def parse(text: str) -> object:
         if text.lower() not in {"true", "false"}:
-            _logger.warning("%s takes 'true' or 'false'; %r counts as 'false'", variable, text)
+            _warn_once("%s takes 'true' or 'false'; %r counts as 'false'", variable, text)
         return text.lower() == "true"
 
     return Kind("True or False", _check_flag, parse)
@@ -72,7 +81,7 @@ def _parse_seconds(text: str) -> object:
     seconds = float(text)
     if seconds > _LONG_TIMEOUT_S:
         # The specification says milliseconds, Python's SDK reads seconds.
-        _logger.warning("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
+        _warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
     return seconds
 
 
@@ -129,14 +138,24 @@ def _parse_headers(text: str) -> object:
             headers[name.lower()] = value
         else:
             # Its text may be a secret.
-            _logger.warning("header number %d of the OTLP headers is left out: it does not read name=value", number)
+            _warn_once("header number %d of the OTLP headers is left out: it does not read name=value", number)
     return headers
 
 
 def _show_headers(value: object) -> object:
     if isinstance(value, Mapping):
-        return dict.fromkeys(value, "…")
+        # What is no name may be a whole line with a secret in it.
+        return {name if _HEADER_NAME.fullmatch(str(name)) else "…": "…" for name in value}
     return type(value).__name__
+
+
+def _show_url(value: object) -> object:
+    return without_credentials(value) if isinstance(value, str) else value
+
+
+def _show_file(value: object) -> object:
+    """Repeat a path, and not the text of a key that was given in its place."""
+    return "…" if isinstance(value, str) and ("-----" in value or len(value) > _LONGEST_PATH) else value
 
 
 def _check_patterns(value: object) -> object:
@@ -184,7 +203,7 @@ def _check_sampler(value: object) -> object:
 def _parse_sampler(text: str) -> object:
     # The specification: what is not known is warned of and ignored, and so is a bad argument.
     if text.lower() not in SAMPLERS:
-        _logger.warning("OTEL_TRACES_SAMPLER %r is not known and ignored; known are %s", text, ", ".join(SAMPLERS))
+        _warn_once("OTEL_TRACES_SAMPLER %r is not known and ignored; known are %s", text, ", ".join(SAMPLERS))
         return DEFAULT_SAMPLER
     return text.lower()
 
@@ -199,7 +218,7 @@ def _parse_ratio(text: str) -> object:
     try:
         return _check_ratio(float(text))
     except ValueError:
-        _logger.warning("OTEL_TRACES_SAMPLER_ARG %r is ignored: it is not a number from 0 to 1", text)
+        _warn_once("OTEL_TRACES_SAMPLER_ARG %r is ignored: it is not a number from 0 to 1", text)
         return 1.0
 
 
@@ -217,13 +236,13 @@ TEXT = Kind("a string that is not empty", _check_text)
 FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
 SECONDS = Kind("a number of seconds above 0", _check_seconds, _parse_seconds)
 MILLISECONDS = Kind("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
-URL = Kind("an http:// or https:// URL with a host", _check_url)
-BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url)
-TARGET = Kind("an http:// or https:// URL with a host, or host:port", _check_target)
+URL = Kind("an http:// or https:// URL with a host", _check_url, show=_show_url)
+BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url, show=_show_url)
+TARGET = Kind("an http:// or https:// URL with a host, or host:port", _check_target, show=_show_url)
 HEADERS = Kind("a mapping of header names to strings of one line", _check_headers, _parse_headers, _show_headers)
 PATTERNS = Kind("patterns on module paths: comma-separated or a list of strings", _check_patterns)
 FOLDER = Kind("the path of a folder, there or to be made", _check_folder)
-FILE = Kind("the path of a file that is there", _check_file)
+FILE = Kind("the path of a file that is there", _check_file, show=_show_file)
 DETAIL = Kind('"auto", "all", "off" or a whole number of at least 1', _check_detail, _parse_detail)
 GRADIENT_NORMS = Kind(
     '"auto", True, False or a whole number of at least 1', _check_gradient_norms, _parse_gradient_norms

@@ -14,7 +14,7 @@ from torchotel._receiver import (
     Receiver,
     default_endpoint,
     signal_endpoint,
-    without_user,
+    without_credentials,
 )
 from torchotel._settings import UNSET, Setting, env, otlp
 
@@ -53,7 +53,7 @@ _REGISTRY: Final = optional(having("register", "unregister"))
 _PATTERNS: Final = optional(checks.PATTERNS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Config:
     """What `instrument()` was told; every value is checked, and in its one form, once this exists."""
 
@@ -69,12 +69,10 @@ class Config:
     """Full URL that traces are posted to; left out: `endpoint` with `/v1/traces`. By its variable only."""
     metrics_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")] = ""
     """Full URL that metrics are posted to; left out: `endpoint` with `/v1/metrics`. By its variable only."""
-    headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", merged=True)] = field(
-        default_factory=dict, repr=False
-    )
+    headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", merged=True)] = field(default_factory=dict)
     """Headers of each request. They carry credentials, so they are never shown."""
     metrics_headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", signal="METRICS", merged=True)] = (
-        field(default_factory=dict, repr=False)
+        field(default_factory=dict)
     )
     """Headers of each request with metrics: the argument `headers`, or their own variables."""
     compression: Annotated[OtlpCompression, otlp(_COMPRESSIONS, "COMPRESSION")] = "gzip"
@@ -93,11 +91,9 @@ class Config:
     """PEM file that says who this client is, for mutual TLS."""
     metrics_client_certificate: Annotated[str | None, otlp(_FILE, "CLIENT_CERTIFICATE", signal="METRICS")] = None
     """The same for metrics. By its variables only."""
-    client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY")] = field(default=None, repr=False)
+    client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY")] = None
     """PEM file of the client certificate's private key; None: it is in the certificate's file."""
-    metrics_client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", signal="METRICS")] = field(
-        default=None, repr=False
-    )
+    metrics_client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", signal="METRICS")] = None
     """The same for metrics. By its variables only."""
     insecure: Annotated[bool, otlp(_INSECURE, "INSECURE")] = False
     """Whether a gRPC endpoint without a scheme is called without TLS. By its variables only."""
@@ -145,9 +141,9 @@ class Config:
     """Attributes of a link."""
     metrics_exporter: Annotated[tuple[str, ...], env(_METRICS, "OTEL_METRICS_EXPORTER")] = ("prometheus",)
     """Ways out of metrics; empty: none."""
-    tracer_provider: Annotated[Any, env(_TRACER_PROVIDER)] = field(default=None, repr=False)
+    tracer_provider: Annotated[Any, env(_TRACER_PROVIDER)] = None
     """Spans are replayed through it; None: through the global one where there is one, else sent by ourselves."""
-    meter_provider: Annotated[Any, env(_METER_PROVIDER)] = field(default=None, repr=False)
+    meter_provider: Annotated[Any, env(_METER_PROVIDER)] = None
     """Metrics are instruments of it too; None: of none of the user's."""
     set_global_provider: Annotated[bool, env(checks.FLAG, "TORCHOTEL_SET_GLOBAL_PROVIDER")] = False
     """Whether a TracerProvider is set for the user's own spans where there is none."""
@@ -155,7 +151,7 @@ class Config:
     """Port of the first local rank's scrape endpoint, the next rank's is one higher; 0: any free one, None: none."""
     prometheus_host: Annotated[str, env(checks.TEXT, "OTEL_EXPORTER_PROMETHEUS_HOST")] = "127.0.0.1"
     """Address that the scrape endpoint listens on."""
-    prometheus_registry: Annotated[Any, env(_REGISTRY)] = field(default=None, repr=False)
+    prometheus_registry: Annotated[Any, env(_REGISTRY)] = None
     """Metrics are collected there and no server is started; None: a registry and a server of our own."""
     discovery_dir: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_DISCOVERY_DIR")] = None
     """Folder of a file that names the scrape endpoint to Prometheus's file_sd; None: no file."""
@@ -240,11 +236,14 @@ class Config:
             if value is None or setting.name in _HIDDEN:
                 continue
             if setting.name.endswith("endpoint"):
-                value = without_user(value)
+                value = without_credentials(value)
             if setting.name in _GIVEN:
                 value = type(value).__qualname__
             shown[setting.name] = str(value) if isinstance(value, Path) else value
         return shown
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.public().items())})"
 
 
 # Annotations are evaluated in this file, so a field's type is the Annotated form itself.

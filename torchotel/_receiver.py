@@ -1,11 +1,19 @@
 """Where one signal goes over OTLP, and how."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote
+
+from torchotel._text import printable
 
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 OtlpCompression: TypeAlias = Literal["gzip", "none"]
+
+MOST_QUOTED = 300
+"""Characters that are repeated of what another program says."""
+_SHORTEST_SECRET = 4
+"""Characters of what is looked for in such words: a flag or a tenant's number is none."""
 
 
 class Receiver(NamedTuple):
@@ -28,6 +36,31 @@ class Receiver(NamedTuple):
     insecure: bool = False
     """Without TLS, where a gRPC target has no scheme that says it."""
 
+    def __repr__(self) -> str:
+        return f"Receiver({self.shown!r}, {self.protocol!r})"
+
+    @property
+    def shown(self) -> str:
+        """Where it is, without credentials."""
+        return without_credentials(self.endpoint)
+
+    def quote(self, text: object) -> str:
+        """Give what a server or a library says of it in one printable line of bounded length, without our secrets."""
+        said = str(text)
+        for secret in sorted(set(self._secrets()), key=len, reverse=True):
+            said = said.replace(secret, "...") if len(secret) >= _SHORTEST_SECRET else said
+        line = printable(" ".join(said.split()))
+        return line if len(line) <= MOST_QUOTED else line[: MOST_QUOTED - 3] + "..."
+
+    def _secrets(self) -> Iterator[str]:
+        for value in self.headers.values():
+            yield value
+            yield value.rpartition(" ")[2]  # "Bearer …" is often told without its first word
+        user, _, place = self.endpoint.rpartition("://")[2].rpartition("@")
+        for text in (user, user.partition(":")[2], place.partition("?")[2], place.partition("=")[2]):
+            yield text
+            yield unquote(text)
+
 
 def default_endpoint(protocol: object) -> str:
     """Give where receivers listen when nobody says it: each protocol has a port of its own."""
@@ -39,7 +72,7 @@ def signal_endpoint(base: str, signal: str, protocol: object) -> str:
     return base if protocol == "grpc" else f"{base.rstrip('/')}/v1/{signal}"
 
 
-def without_user(url: str) -> str:
-    """Cut user and password off a URL."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def without_credentials(url: str) -> str:
+    """Cut user, password, query and fragment off a URL, or off what was meant for one."""
+    # All before the last @: a password may hold whatever ends a host.
+    return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1", url, flags=re.DOTALL).partition("?")[0].partition("#")[0]

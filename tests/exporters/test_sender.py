@@ -16,7 +16,7 @@ from senders import http, sender_threads, soon
 from torchotel._receiver import Receiver as OtlpReceiver
 from torchotel.exporters.otlp.http_transport import HttpTransport, retry_after_s
 from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.transport import without_credentials
+from torchotel._receiver import without_credentials
 from torchotel.exporters.stats import ExportCounts, ExportStats
 
 

@@ -3,11 +3,10 @@
 from typing import Any
 from urllib.parse import urlsplit
 
-from torchotel._receiver import Receiver
+from torchotel._receiver import Receiver, without_credentials
 from torchotel.doctor.finding import Finding, ok, warning
-from torchotel.doctor.trouble import Trouble, foreign
+from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.http_transport import Answer
-from torchotel.exporters.otlp.transport import without_credentials
 
 _PROTOBUF = "application/x-protobuf"
 _NO_RECEIVER = (
@@ -31,12 +30,12 @@ def judge(subject: str, answer: Answer, response: Any, receiver: Receiver) -> Fi
     Raises:
         Trouble: It did not.
     """
-    shown = without_credentials(receiver.endpoint)
+    shown = receiver.shown
     if answer.status // 100 != 2:  # noqa: PLR2004 - the class of statuses that mean success
         raise _refused(answer, receiver, shown)
     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind not in {"", _PROTOBUF}:
-        text = f"{shown} answered {answer.status} with {foreign(kind, receiver.headers)}, which is no answer of OTLP"
+        text = f"{shown} answered {answer.status} with {receiver.quote(kind)}, which is no answer of OTLP"
         raise Trouble(text, _NO_RECEIVER)
     try:
         partial = response.FromString(answer.content).partial_success
@@ -48,7 +47,7 @@ def judge(subject: str, answer: Answer, response: Any, receiver: Receiver) -> Fi
 
 
 def _taken(subject: str, partial: Any, receiver: Receiver, shown: str, *, said: bool) -> Finding:
-    message = foreign(partial.error_message, receiver.headers)
+    message = receiver.quote(partial.error_message)
     rejected = getattr(partial, "rejected_spans", 0) or getattr(partial, "rejected_data_points", 0)
     if rejected:
         raise Trouble(f"{shown} took the request and rejected what is in it: {message or 'no reason given'}", _REASON)
@@ -64,8 +63,8 @@ _REASON = "That is the endpoint's own reason; its log may say more."
 
 
 def _refused(answer: Answer, receiver: Receiver, shown: str) -> Trouble:
-    words = foreign(answer.content.decode("utf-8", "replace"), receiver.headers)
-    what = f"{shown} answered {answer.status} {foreign(answer.reason, receiver.headers)}".rstrip()
+    words = receiver.quote(answer.content.decode("utf-8", "replace"))
+    what = f"{shown} answered {answer.status} {receiver.quote(answer.reason)}".rstrip()
     if words and "<" not in words:  # a page of HTML says nothing in a line
         what += f": {words}"
     return Trouble(what, _advise(answer, receiver, shown))
@@ -80,7 +79,7 @@ def _advise(answer: Answer, receiver: Receiver, shown: str) -> str:
     if status in _NO_SUCH_PATH:
         return _advise_path(shown)
     if status // 100 == 3:  # noqa: PLR2004 - the class of statuses that lead elsewhere
-        to = foreign(without_credentials(answer.headers.get("Location", "?")), receiver.headers)
+        to = receiver.quote(without_credentials(answer.headers.get("Location", "?")))
         return f"Redirects are not followed. Name the endpoint that it leads to: {to}"
     return _ADVICE.get(status, "The endpoint's own log may say more.")
 

@@ -12,7 +12,7 @@ from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.network import Address, within
 from torchotel.doctor.reach import reach, who_is_there
 from torchotel.doctor.request import Request
-from torchotel.doctor.trouble import Trouble, foreign
+from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, read_target
 from torchotel.exporters.otlp.transport import Reply
 
@@ -69,7 +69,7 @@ def _send(request: Request) -> Reply:
 
 
 def _judge(request: Request, target: Target, address: Address | None, reply: Reply) -> Finding:
-    text = foreign(reply.text, request.receiver.headers)
+    text = reply.text
     if reply.error_type is None and reply.rejected:
         what = f"{target.address} took the request and rejected what is in it: {text or 'no reason given'}"
         raise Trouble(what, "That is the endpoint's own reason; its log may say more.")

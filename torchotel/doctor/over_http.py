@@ -6,16 +6,15 @@ from collections.abc import Iterator
 import requests
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 
-from torchotel._receiver import Receiver
+from torchotel._receiver import Receiver, without_credentials
 from torchotel.doctor import clock, tls
 from torchotel.doctor.answers import judge
 from torchotel.doctor.finding import Finding
 from torchotel.doctor.network import Address, address_of, within
 from torchotel.doctor.reach import reach, who_is_there
 from torchotel.doctor.request import Request
-from torchotel.doctor.trouble import Trouble, foreign
+from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.http_transport import Answer, HttpTransport
-from torchotel.exporters.otlp.transport import without_credentials
 
 _OTHERS = {
     "gRPC": "gRPC is spoken there. OTLP over HTTP has another port, mostly 4318; or set the protocol to grpc.",
@@ -71,8 +70,8 @@ def _post(request: Request, address: Address, proxy: str | None) -> Answer:
 
 
 def _unanswered(request: Request, address: Address, proxy: str | None, error: Exception) -> Trouble:
-    shown = without_credentials(request.receiver.endpoint)
-    what = foreign(_root(error), request.receiver.headers)
+    shown = request.receiver.shown
+    what = request.receiver.quote(_root(error))
     if proxy is not None:
         text = f"{shown} could not be called through the proxy {without_credentials(proxy)}: {what}"
         return Trouble(text, "HTTP_PROXY and HTTPS_PROXY hold for telemetry too: set NO_PROXY to the endpoint's host.")
@@ -85,7 +84,7 @@ def _unanswered(request: Request, address: Address, proxy: str | None, error: Ex
 
 
 def _not_http(request: Request, other: str) -> Trouble:
-    return Trouble(f"{without_credentials(request.receiver.endpoint)} gave no answer of HTTP", _OTHERS[other])
+    return Trouble(f"{request.receiver.shown} gave no answer of HTTP", _OTHERS[other])
 
 
 def _root(error: BaseException) -> BaseException:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
+from torchotel.report.info import RunError
 from torchotel.report.ratios import FEWEST, Ratio, ratio
-from torchotel.report.read import RunError
 from torchotel.report.summary import PHASES, quantile
 from torchotel.report.times import LayerKey, RunTimes, StepTimes, warm
 

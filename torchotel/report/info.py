@@ -57,6 +57,6 @@ def _formed(values: Mapping[str, Any], form: Mapping[str, type | Mapping[str, ty
         if isinstance(kind, Mapping):
             if isinstance(value, dict):
                 formed[name] = _formed(value, kind)
-        elif kind is None or (type(value) is kind and not (kind is int and abs(value) > _MOST)):
+        elif kind is None or (type(value) is kind and not (isinstance(value, int) and abs(value) > _MOST)):
             formed[name] = value
     return formed

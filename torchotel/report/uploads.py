@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchotel.report.read import RequestLine, Run, RunError
+from torchotel.report.info import RunError
+from torchotel.report.read import RequestLine, Run
 
 MAX_TRACES = 50
 """In a file. The page shows all of them at once."""

@@ -65,9 +65,9 @@ class GrpcTransport(Transport):
         limit_s = limit_s if timeout_s is None else max(0.001, min(limit_s, timeout_s))
         try:
             call = self._call or self._open()
-            return taken(call(body, timeout=limit_s, metadata=self._metadata))
+            return taken(call(body, timeout=limit_s, metadata=self._metadata), self._receiver)
         except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
-            reply = _failure(error)
+            reply = _failure(error, self._receiver)
             if not reply.answered:
                 self.close()  # a channel that failed waits longer and longer before it looks again; we do that
             return reply
@@ -99,7 +99,8 @@ def read_target(endpoint: str, *, insecure: bool) -> Target:
     """Read a URL, whose scheme says whether there is TLS, or a target as gRPC writes it: `host:port`, `unix:/path`."""
     parts = urlsplit(endpoint)
     if parts.scheme not in _PORTS:
-        return Target(endpoint, secure=not insecure)
+        address = endpoint if endpoint.startswith("unix") else endpoint.rpartition("@")[2]
+        return Target(address, secure=not insecure)
     host = parts.netloc.rpartition("@")[2]
     address = host if parts.port is not None else f"{host}:{_PORTS[parts.scheme]}"
     return Target(address, secure=parts.scheme == "https")
@@ -127,16 +128,16 @@ def credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
     return grpc.ssl_channel_credentials(read(receiver.certificate), key, certificate)
 
 
-def _failure(error: Exception) -> Reply:
+def _failure(error: Exception, receiver: Receiver) -> Reply:
     import grpc  # noqa: PLC0415  # see above
 
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
-        return Reply(type(error).__name__, f"{type(error).__name__}: {error}", answered=False)
+        return Reply(type(error).__name__, f"{type(error).__name__}: {receiver.quote(error)}", answered=False)
     code = error.code().name
     after_s = _retry_after_s(error.trailing_metadata() or ())
     return Reply(
         error_type=code,
-        text=f"{code}: {error.details()}".rstrip(": "),
+        text=f"{code}: {receiver.quote(error.details() or '')}".rstrip(": "),
         retry=code in _RETRYABLE or (code == _THROTTLED and after_s is not None),
         answered=code not in _UNANSWERED or after_s is not None,
         retry_after_s=after_s,

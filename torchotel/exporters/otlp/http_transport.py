@@ -1,5 +1,6 @@
 """OTLP over HTTP: POST protobuf."""
 
+import logging
 import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -7,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel._receiver import Receiver
-from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken, without_credentials
+from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
 if TYPE_CHECKING:
     import requests
@@ -17,6 +18,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 # https://opentelemetry.io/docs/specs/otlp/#retryable-response-codes
 _RETRYABLE = frozenset({429, 502, 503, 504})
 _GZIP_WBITS = 31
+_URLLIB3 = "urllib3.connectionpool"
 _OK = range(200, 300)
 
 
@@ -40,7 +42,8 @@ class HttpTransport(Transport):
     """
 
     def __init__(self, receiver: Receiver, *, version: str) -> None:
-        self.endpoint = without_credentials(receiver.endpoint)
+        self.endpoint = receiver.shown
+        self._receiver = receiver
         self._url = receiver.endpoint
         self._gzip = receiver.compression == "gzip"
         self._timeout_s = receiver.timeout_s
@@ -51,6 +54,7 @@ class HttpTransport(Transport):
             "User-Agent": f"torchotel/{version}",
             **receiver.headers,
             "Content-Type": "application/x-protobuf",
+            "Accept-Encoding": "identity",  # an answer is a few bytes, and what is not compressed is no bomb
         }
         if self._gzip:
             self._headers["Content-Encoding"] = "gzip"
@@ -69,21 +73,22 @@ class HttpTransport(Transport):
         try:
             return self._post(body, limit_s)
         except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
-            return _failure(error)
+            return _failure(error, self._receiver)
 
     def close(self) -> None:
         """Close the kept connection."""
         if self._session is not None:
             self._session.close()
             self._session = None
+            logging.getLogger(_URLLIB3).removeFilter(self._may_be_logged)
 
     def _post(self, body: bytes, limit_s: float) -> Reply:
         answer = self.ask(body, limit_s)
         if answer.status in _OK:
-            return taken(answer.content)
+            return taken(answer.content, self._receiver)
         return Reply(
             error_type=str(answer.status),
-            text=f"it answered {answer.status} {answer.reason}".rstrip(),
+            text=f"it answered {answer.status} {self._receiver.quote(answer.reason)}".rstrip(),
             retry=answer.status in _RETRYABLE,
             retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
         )
@@ -103,7 +108,7 @@ class HttpTransport(Transport):
         )
         with answer:
             # Read also what is not looked at: only a connection that was read to its end is used again.
-            content = answer.raw.read(MAX_ANSWER_BYTES, decode_content=True)
+            content = answer.raw.read(MAX_ANSWER_BYTES, decode_content=False)
             return Answer(answer.status_code, answer.reason or "", answer.headers, content)
 
     def prepare(self) -> None:
@@ -114,9 +119,18 @@ class HttpTransport(Transport):
         import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
 
         self._session = session = requests.Session()
+        user = requests.utils.get_auth_from_url(self._url)
+        said = any(name.lower() == "authorization" for name in self._headers)
         # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
-        session.auth = lambda request: request
+        session.auth = user if any(user) and not said else lambda request: request
+        if "?" in self._url:
+            logging.getLogger(_URLLIB3).addFilter(self._may_be_logged)
         return session
+
+    def _may_be_logged(self, record: logging.LogRecord) -> bool:
+        """Keep back what urllib3 says at level DEBUG of a request of ours: its query may be a key."""
+        query = self._url.partition("?")[2]
+        return not any(isinstance(word, str) and query in word for word in record.args or ())
 
 
 def retry_after_s(header: str | None) -> float | None:
@@ -135,7 +149,7 @@ def retry_after_s(header: str | None) -> float | None:
     return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
 
 
-def _failure(error: Exception) -> Reply:
+def _failure(error: Exception, receiver: Receiver) -> Reply:
     import requests  # noqa: PLC0415  # not before something was sent
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
@@ -150,7 +164,7 @@ def _failure(error: Exception) -> Reply:
         root = inner  # requests wraps urllib3, which wraps the socket's own, shortest words
     return Reply(
         error_type=type(error).__name__,
-        text=f"{type(error).__name__}: {root}",
+        text=f"{type(error).__name__}: {receiver.quote(root)}",
         retry=isinstance(error, passing),
         answered=False,
     )

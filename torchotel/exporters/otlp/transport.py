@@ -1,7 +1,8 @@
 """One attempt to bring a request to an OTLP endpoint, and what came of it."""
 
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
+
+from torchotel._receiver import Receiver
 
 MAX_RETRY_AFTER_S = 60.0
 """Longest wait that an endpoint may ask for; what it asks beyond that is not known to end."""
@@ -13,7 +14,7 @@ class Reply(NamedTuple):
     error_type: str | None = None
     """An HTTP status, a gRPC status or a class of exception; None: the request was taken."""
     text: str = ""
-    """What happened, for a log line."""
+    """What happened, for a log line: an endpoint's words as `Receiver.quote` gives them."""
     retry: bool = False
     """Whether another attempt may go better."""
     answered: bool = True
@@ -43,13 +44,7 @@ class Transport(Protocol):
         """Let go of connections."""
 
 
-def without_credentials(url: str) -> str:
-    """Cut user, password and query off a URL."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
-def taken(content: bytes) -> Reply:
+def taken(content: bytes, receiver: Receiver) -> Reply:
     """Look for what the endpoint took the request without; a plain success has no content."""
     if not content:
         return Reply()
@@ -62,4 +57,4 @@ def taken(content: bytes) -> Reply:
         partial = ExportTraceServiceResponse.FromString(content).partial_success
     except Exception:  # noqa: BLE001  # some servers answer with a page or JSON; the status is what counts
         return Reply()
-    return Reply(rejected=max(0, partial.rejected_spans), text=partial.error_message)
+    return Reply(rejected=max(0, partial.rejected_spans), text=receiver.quote(partial.error_message))
