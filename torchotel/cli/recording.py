@@ -94,7 +94,7 @@ class _Recording:
                 sys.stderr.flush()
                 self._show(self._handle.stats())
                 sys.stdout.flush()
-            elif self.finished:
+            elif self.finished and "torch" not in sys.modules:
                 _note("the program did not import torch, so nothing was recorded")
         except BrokenPipeError:
             sys.stderr.close()  # Python would complain once more at exit
