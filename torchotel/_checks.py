@@ -1,7 +1,6 @@
 """What settings take: text, numbers, URLs, headers, files, and the words of some."""
 
 import functools
-import functools
 import logging
 import math
 import os
@@ -32,12 +31,6 @@ SAMPLERS = (
 # RFC 9110: a header's name is a token; a value that could end its line would let a second header in.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
-
-
-@functools.cache
-def _warn_once(text: str, *values: object) -> None:
-    # The variables are read again by whoever starts, and by each further instrument().
-    _warn_once(text, *values)
 
 
 @functools.cache
