@@ -8,7 +8,7 @@ from torchotel._config import Config
 from torchotel._receiver import without_credentials
 from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.settings import variables_of
-from torchotel.exporters.prometheus.endpoint import is_loopback
+from torchotel.exporters.prometheus.hosts import is_loopback
 
 SUBJECT = "settings"
 _GENERAL = "OTEL_EXPORTER_OTLP_"

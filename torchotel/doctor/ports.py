@@ -1,6 +1,7 @@
 """The port that Prometheus scrapes: whether it is free, who has it, and who can reach it."""
 
 import errno
+import itertools
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -9,11 +10,14 @@ from pathlib import Path
 
 from torchotel._config import Config
 from torchotel._ranks import own_port
+from torchotel._text import cut
 from torchotel.doctor.finding import Finding, failed, ok, warning
-from torchotel.exporters.prometheus.endpoint import is_loopback
+from torchotel.exporters.prometheus.hosts import is_loopback
 
 SUBJECT = "prometheus"
 _PORT = "OTEL_EXPORTER_PROMETHEUS_PORT"
+MOST_SHOWN = 100
+"""Characters of another process's command."""
 _LISTENS = "0A"
 """A socket's state in /proc/net/tcp."""
 _ADDRESS, _STATE, _UID, _INODE = 1, 3, 7, 9
@@ -77,6 +81,8 @@ def _process_with(file: str) -> str | None:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
             if any(str(opened.readlink()) == file for opened in (process / "fd").iterdir()):
-                words = (process / "cmdline").read_bytes().split(b"\0")
-                return f"process {process.name} ({os.fsdecode(b' '.join(words[:3])).strip()})"
+                words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")[:2]
+                # Options, and what follows them, may be passwords.
+                shown = itertools.takewhile(lambda word: not word.startswith("-"), words)
+                return f"process {process.name} ({cut(' '.join(shown).strip(), MOST_SHOWN)})"
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import os
 from pathlib import Path
@@ -14,6 +13,7 @@ from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.collector import target_labels
 from torchotel.exporters.prometheus.discovery import DiscoveryFile
 from torchotel.exporters.prometheus.exposition import Exposition
+from torchotel.exporters.prometheus.hosts import is_loopback
 from torchotel.exporters.prometheus.server import ScrapeServer
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
@@ -104,7 +104,8 @@ class EndpointOutlet(MetricsOutlet):
         if not is_loopback(self._host):
             _logger.warning(
                 "Metrics are served on %s:%d to everybody who can reach it: names of modules and logged values are "
-                "among them.",
+                "among them. Let a firewall stand before it, or take prometheus_host=127.0.0.1 "
+                "(OTEL_EXPORTER_PROMETHEUS_HOST).",
                 self._host,
                 server.port,
             )
@@ -148,11 +149,3 @@ def _open(folder: Path | None) -> DiscoveryFile | None:
 
 def _unusable(folder: Path | None, error: OSError) -> ConfigError:
     return ConfigError("discovery_dir", os.fspath(folder or ""), f"a folder that can be written to ({error.strerror})")
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

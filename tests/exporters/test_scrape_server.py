@@ -1,0 +1,178 @@
+"""The scrape endpoint against those who mean no good: nobody holds it up, and nobody learns more than metrics."""
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from torchotel.exporters.prometheus import server as module
+from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME, ScrapeServer
+
+BODY = b"torch_steps_total 1.0\n"
+
+
+@pytest.fixture
+def server() -> Iterator[ScrapeServer]:
+    made = ScrapeServer(lambda _: BODY, "127.0.0.1", 0)
+    yield made
+    made.close()
+
+
+def ask(server: ScrapeServer, request: bytes) -> bytes:
+    """Send bytes as they are, and give the whole answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def get(path: str = "/metrics", *headers: str, method: str = "GET") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *headers, "", ""]).encode("latin-1")
+
+
+REQUESTS = {
+    b"200 OK": [
+        get(),
+        get("/"),
+        get("/metrics?x=1"),
+        get(method="HEAD"),
+        get("/metrics", "Accept: " + "," * 60_000),
+        get("/metrics", "Accept-Encoding: x" + ";q=0.5" * 10_000),
+    ],
+    b"404 Not Found": [
+        get("/metrics/../../etc/passwd"),
+        get("/%2e%2e/etc/passwd"),
+        get("/favicon.ico"),
+    ],
+    b"405 Method Not Allowed": [get(method=method) for method in ("POST", "PUT", "DELETE", "TRACE", "X" * 999)],
+    b"414 ": [get("/" + "x" * 70_000)],
+    b"431 ": [get("/metrics", *["X: y"] * 200), get("/metrics", "X: " + "y" * 70_000)],
+    b"400 ": [b"\x16\x03\x01 a b c\r\n\r\n", b"GET /metrics HTTP/x\r\n\r\n"],
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "request_"),
+    [(status, request) for status, requests in REQUESTS.items() for request in requests],
+    ids=lambda value: repr(value[:40]),
+)
+def test_answers_what_is_asked_for_properly(server: ScrapeServer, status: bytes, request_: bytes) -> None:
+    """Other methods, other paths and what is too large are refused, without a word of it repeated as it was."""
+    answer = ask(server, request_)
+    assert status in (answer if status == b"400 " else answer.partition(b"\r\n")[0])  # HTTP/0.9 has no first line
+    assert (BODY in answer) == (status == b"200 OK" and request_.startswith(b"GET"))
+
+
+def test_no_request_puts_a_header_into_an_answer(server: ScrapeServer) -> None:
+    """Line breaks in paths and headers, plain and encoded, stay where they are."""
+    for text in ("/metrics%0d%0aX-Evil:%201", "/metrics\rX-Evil: 1", "/\x0bX-Evil: 1"):
+        assert b"\nX-Evil" not in ask(server, get(text, "Accept: text/plain\rX-Evil: 1", "Host: a\x0bX-Evil"))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((host, b"200") for host in ("localhost:9464", "127.0.0.1:9464", "[::1]:9464", "localhost", "LOCALHOST.", "")),
+        *((host, b"200") for host in ("trainer:9464", "host.docker.internal:9464", "node-1.local", "10.0.0.7")),
+        *((host, b"403") for host in ("evil.example:9464", "127.0.0.1.evil.example", "localhost.evil.example:80")),
+        *((host, b"403") for host in ("evil.example.", "a@evil.example", "x" * 10_000 + ".example")),
+    ],
+)
+def test_a_web_page_cannot_read_metrics_by_its_own_name(server: ScrapeServer, host: str, status: bytes) -> None:
+    """DNS rebinding: a name that can be registered, led to loopback, gets nothing."""
+    answer = ask(server, get("/metrics", f"Host: {host}"))
+    assert answer.split(b" ", 2)[1] == status
+    assert (BODY in answer) == (status == b"200")
+
+
+def test_any_name_is_answered_where_others_may_read() -> None:
+    """On an address that is not loopback's, machines have registered names."""
+    server = ScrapeServer(lambda _: BODY, "0.0.0.0", 0)  # noqa: S104  # the claim
+    try:
+        assert BODY in ask(server, get("/metrics", "Host: node-1.cluster.example"))
+    finally:
+        server.close()
+
+
+def test_slow_clients_are_few_and_do_not_stay(
+    server: ScrapeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As many as may connect hold up none but themselves, though each says a byte now and then, and all are cut off."""
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS + 4)]
+    for connection in slow:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+    turned_away = [_is_closed(connection) for connection in slow[MOST_CONNECTIONS:]]
+    threads = [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    assert turned_away == [True] * 4
+    assert len(threads) <= 1 + MOST_CONNECTIONS
+    began_s = time.monotonic()
+    closed = [_is_closed(connection, drip=b"x") for connection in slow[:MOST_CONNECTIONS]]
+    assert all(closed)
+    assert time.monotonic() - began_s < 9
+    assert BODY in ask(server, get())
+    assert capfd.readouterr() == ("", "")
+
+
+def _is_closed(connection: socket.socket, drip: bytes = b"") -> bool:
+    """Wait until the other side hangs up, and say something now and then meanwhile."""
+    connection.settimeout(0.1)
+    for _ in range(100):
+        try:
+            if not connection.recv(65536):
+                return True
+        except TimeoutError:
+            try:
+                connection.sendall(drip)
+            except OSError:
+                return True
+        except OSError:
+            return True
+    return False
+
+
+def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """An answer that nobody takes keeps a thread for a bounded time, and prints nothing."""
+    monkeypatch.setattr(module, "REQUEST_S", 0.3)
+    server = ScrapeServer(lambda _: bytes(64 * 1024 * 1024), "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(get())
+            while not server._server._connected:
+                assert server._thread.is_alive()
+            answering = next(iter(server._server._connected.values()))
+            answering.join(10)
+            assert not answering.is_alive()
+    finally:
+        server.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_many_clients_take_no_more_of_the_program_than_one() -> None:
+    """Answers are written one after the other."""
+    writing = threading.Lock()
+    overlaps = []
+
+    def write(_: bool) -> bytes:  # noqa: FBT001  # the callback's form
+        alone = writing.acquire(blocking=False)
+        overlaps.append(not alone)
+        sum(range(200_000))
+        if alone:
+            writing.release()
+        return BODY
+
+    server = ScrapeServer(write, "127.0.0.1", 0)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        clients = [threading.Thread(target=ask, args=(server, get())) for _ in range(8)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+        server.close()
+    assert overlaps == [False] * 8
