@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup test demo lint bench docs dashboards clean
+.PHONY: setup test demo lint bench docs dashboards backends clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -39,6 +39,10 @@ docs: $(READY)
 # Grafana's dashboards and alerts are written anew from their code.
 dashboards: $(READY)
 	$(BIN)/python -m tools.dashboards
+
+# Jaeger, the Collector and Prometheus, into TORCHOTEL_BACKENDS: found there, or built with Go for some minutes each.
+backends: $(READY)
+	$(BIN)/python -m torchotel.stack.backends
 
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache dist

@@ -45,8 +45,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
+    "stack": WORDS | {"stack"},
     "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "_versions", "doctor"},
-    **dict.fromkeys(FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters", "doctor"}),
+    **dict.fromkeys(
+        FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters", "doctor", "stack"}
+    ),
 }
 """Parts of torchotel by what they may import of it; a new part takes its place here."""
 

@@ -1,0 +1,103 @@
+"""Servers are found by their version, or built, whole or not at all."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from torchotel.stack import backends, building
+from torchotel.stack.backends import BACKENDS, COLLECTOR, Backend, ensure
+from torchotel.stack.errors import StackError
+
+SAYS_ITS_VERSION = {"jaeger": "version", "otelcol": "--version", "prometheus": "--version", "promtool": "--version"}
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHOTEL_BACKENDS", str(tmp_path))
+
+
+def build(work: Path, made: Path) -> None:
+    """Leave something in the work folder too."""
+    (work / "go.mod").write_text("module backend\n")
+    (made / "server").write_text("built")
+
+
+def fail(work: Path, made: Path) -> None:
+    """Stop half way."""
+    build(work, made)
+    raise StackError("no")
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_server_is_built_once_and_found_by_its_version(tmp_path: Path) -> None:
+    """Another version is another one; nothing but the binaries is kept."""
+    said: list[str] = []
+    first = ensure(Backend("server", "1.0", ("server",), build), said.append)
+    assert first == tmp_path / "server-1.0" / "server"
+    assert len(said) == 2
+    assert ensure(Backend("server", "1.0", ("server",), fail), said.append) == first
+    assert len(said) == 2
+    assert ensure(Backend("server", "1.1", ("server",), build), said.append) != first
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()) == [
+        "server-1.0/server",
+        "server-1.1/server",
+    ]
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="no"):
+        ensure(Backend("server", "1.0", ("server",), fail), lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_a_build_that_lost_a_race_takes_the_other_s(tmp_path: Path) -> None:
+    """Binaries that are there already are not replaced: somebody may run them."""
+
+    def overtaken(work: Path, made: Path) -> None:
+        build(work, made)
+        (tmp_path / "server-1.0").mkdir()
+        (tmp_path / "server-1.0" / "server").write_text("the other's")
+
+    assert ensure(Backend("server", "1.0", ("server",), overtaken), lambda _: None).read_text() == "the other's"
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_without_go_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert backends.main() == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("jaeger 2.13.0 is not in ")
+    assert "install Go" in said.err
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="there is no go on the path")
+def test_a_build_that_fails_says_what_go_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOPROXY", "off")
+    builder = building.module_builder("example.com/nothing", "v1.0.0", {"nothing": "."})
+    with pytest.raises(StackError, match=r"go mod download -json example.com/nothing@v1.0.0 failed:\n.*"):
+        builder(tmp_path, tmp_path)
+
+
+def test_the_collector_is_built_of_components_of_its_own_version() -> None:
+    """Providers are numbered otherwise."""
+    manifest = Path(building.__file__).with_name("collector.yaml").read_text()
+    versions = {version for path, version in re.findall(r"gomod: (\S+) v(\S+)", manifest) if "/provider/" not in path}
+    assert versions == {COLLECTOR.version}
+    assert f"  version: {COLLECTOR.version}\n" in manifest
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_what_is_in_the_cache_is_that_version(backend: Backend) -> None:
+    if not backend.is_there:
+        pytest.skip(f"{backend.name} {backend.version} is not built: `make backends`")
+    for name in backend.binaries:
+        words = [str(backend.binary(name)), SAYS_ITS_VERSION[name]]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert backend.version in done.stdout + done.stderr

@@ -1,0 +1,122 @@
+"""The real servers as binaries: found in a cache by their version, or built there once.
+
+Building takes Go, its module proxy and minutes, and no container engine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchotel.stack.building import collector_builder, module_builder
+from torchotel.stack.errors import StackError
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One server, at the version that everything here is tested with."""
+
+    name: str
+    version: str
+    binaries: tuple[str, ...]
+    """The first one is the server."""
+    build: Callable[[Path, Path], None]
+    """Builds them into the second folder; the first is a place to work in."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its binaries are kept."""
+        return cache() / f"{self.name}-{self.version}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all its binaries are."""
+        return all(self.binary(name).is_file() for name in self.binaries)
+
+    def binary(self, name: str | None = None) -> Path:
+        """Give the path of a binary, the server's if none is named."""
+        return self.folder / (name or self.binaries[0])
+
+
+JAEGER = Backend(
+    "jaeger",
+    "2.13.0",
+    ("jaeger",),
+    # The last tag of v1 is v2.13.0 too: later ones can't be had as modules, since their path has no /v2.
+    module_builder("github.com/jaegertracing/jaeger", "v1.76.0", {"jaeger": "cmd/jaeger"}),
+)
+COLLECTOR = Backend("otelcol", "0.155.0", ("otelcol",), collector_builder("0.155.0"))
+PROMETHEUS = Backend(
+    "prometheus",
+    "3.15.0",
+    ("prometheus", "promtool"),
+    module_builder(
+        "github.com/prometheus/prometheus",
+        "v0.315.0",
+        {"prometheus": "cmd/prometheus", "promtool": "cmd/promtool"},
+        # Targets come from files here; the clients of two dozen clouds are most of the build.
+        tags="remove_all_sd",
+    ),
+)
+BACKENDS = (JAEGER, COLLECTOR, PROMETHEUS)
+
+
+def cache() -> Path:
+    """Give the folder that outlives a checkout: TORCHOTEL_BACKENDS, else one in the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TORCHOTEL_BACKENDS") or Path(home) / "torchotel" / "backends")
+
+
+def ensure(backend: Backend, say: Callable[[str], None] = print) -> Path:
+    """Build a server if it is not there, and give its binary's path.
+
+    Raises:
+        StackError: Go is missing, or the build failed.
+    """
+    if not backend.is_there:
+        if shutil.which("go") is None:
+            raise StackError(
+                f"{backend.name} {backend.version} is not in {backend.folder}, and there is no Go to build it with: "
+                "install Go 1.25 or later (https://go.dev/dl), put a release's binary there, or use containers"
+            )
+        say(f"building {backend.name} {backend.version} from its Go modules, once: some minutes")
+        _build(backend)
+        say(f"{backend.name} {backend.version} is in {backend.folder}")
+    return backend.binary()
+
+
+def _build(backend: Backend) -> None:
+    work = backend.folder.with_name(f".{backend.folder.name}-{os.getpid()}")
+    made = work / "bin"
+    made.mkdir(parents=True, exist_ok=True)
+    try:
+        backend.build(work, made)
+        _move(made, backend)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _move(made: Path, backend: Backend) -> None:
+    """Put the binaries in their place, whole or not at all."""
+    if not backend.is_there:  # else another process has built them meanwhile, and may run them already
+        shutil.rmtree(backend.folder, ignore_errors=True)
+        made.rename(backend.folder)
+
+
+def main() -> int:
+    """Build all that is missing; `make backends` calls it."""
+    try:
+        for backend in BACKENDS:
+            print(ensure(backend, lambda text: print(text, flush=True)))  # noqa: T201 - it is a command
+    except StackError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - it is a command
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
