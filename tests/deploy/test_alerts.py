@@ -1,0 +1,48 @@
+"""Each alert fires when it should, alone, and stays silent when it should; each says why, and what to do."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_server import binary
+from trained import RULES
+
+CASES = sorted((Path(__file__).parent / "alerts").glob("*.yaml"))
+PROMTOOL = binary("promtool")
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    return {rule["alert"]: rule for rule in rules if "alert" in rule}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_fires_and_stays_silent(case: Path) -> None:
+    """The file's tests say which alerts fire at which minute: those and no others."""
+    done = subprocess.run([str(PROMTOOL), "test", "rules", str(case)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_is_seen_both_firing_and_silent() -> None:
+    """No alert is without a test of either."""
+    fires: set[str] = set()
+    silent: set[str] = set()
+    for case in CASES:
+        claims = [claim for test in yaml.safe_load(case.read_text())["tests"] for claim in test["promql_expr_test"]]
+        firing = {name for name in alerts() for claim in claims if f'"{name}"' in str(claim["exp_samples"])}
+        fires |= firing
+        silent |= firing if any(not claim["exp_samples"] for claim in claims) else set()
+    assert fires == silent == set(alerts())
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_says_the_cause_and_the_next_step(name: str) -> None:
+    """And how grave it is, and which run or process it is about."""
+    rule = alerts()[name]
+    assert set(rule["annotations"]) == {"summary", "cause", "next_step"}
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert "$labels.job" in rule["annotations"]["summary"]
+    assert all(text.endswith(".") for text in rule["annotations"].values())
