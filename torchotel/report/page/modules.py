@@ -41,9 +41,11 @@ def section(content: Content) -> Section | None:
     height = max(_LEAST_PX, min(_MOST_PX, rows * _ROW_PX))
     made = figure(icicles, height, margin={"l": 4, "r": 4, "t": 30, "b": 4})
     made.update_layout(annotations=_titles(icicles), uniformtext={"minsize": 10, "mode": "hide"})
-    steps = count(content.traces.detailed, "step")
+    steps = f"{count(content.traces.detailed, 'step')} with detail"
+    if content.summary.evaluations:
+        steps += " and in evaluations"
     lead = (
-        f"Total time of every module's calls in {steps} with detail, by area; the deeper the colour, the more "
+        f"Total time of every module's calls in {steps}, by area; the deeper the colour, the more "
         "of it is the module's <em>own</em> time, without the modules inside it. Click a module to go in."
     )
     if content.traces.spans_folded:
