@@ -17,6 +17,7 @@ from torchotel._receiver import (
     without_credentials,
 )
 from torchotel._settings import UNSET, Setting, env, otlp
+from torchotel._text import shortened
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
 PlainValue: TypeAlias = str | bool | int | float | tuple[str, ...]
@@ -239,7 +240,7 @@ class Config:
                 value = without_credentials(value)
             if setting.name in _GIVEN:
                 value = type(value).__qualname__
-            shown[setting.name] = str(value) if isinstance(value, Path) else value
+            shown[setting.name] = shortened(str(value)) if isinstance(value, Path | str) else value
         return shown
 
     def __repr__(self) -> str:

@@ -1,5 +1,7 @@
 """How numbers and names read in a terminal."""
 
+LONGEST_NAME = 1024
+"""Characters of a name that leaves the process: of a module, a class, a service, a value that is logged."""
 _MINUTE_S = 60.0
 
 
@@ -18,11 +20,15 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
+def shortened(text: str, limit: int = LONGEST_NAME) -> str:
+    """Bring a text to a bounded length; its middle goes, since both ends tell most."""
+    if len(text) <= limit:
+        return text
+    head = (limit - 1) // 2
+    return f"{text[:head]}…{text[head + 1 - limit :]}"
+
+
 def cut(text: object, limit: int = 60) -> str:
-    """Write a stranger's text as one printable line of bounded length; its middle goes, since both ends tell most."""
-    whole = str(text)
-    if len(whole) > limit:
-        head = (limit - 1) // 2
-        whole = f"{whole[:head]}…{whole[head + 1 - limit :]}"
+    """Write a stranger's text as one printable line of bounded length."""
     # What is not printable could break lines, turn the direction of writing, or be half a character.
-    return printable(whole)
+    return printable(shortened(str(text), limit))

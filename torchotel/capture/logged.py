@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchotel._records import LogValue
+from torchotel._text import shortened
 from torchotel.capture.readings import Reading, read_later
 from torchotel.capture.seams import without_torch_function
 
@@ -96,7 +97,8 @@ class LogReader:
     def read(self, given: Mapping[str, object]) -> dict[str, LogValue | Reading]:
         """Return what can be taken of the given values."""
         taken = {}
-        for name, value in given.items():
+        for whole, value in given.items():
+            name = shortened(whole)
             self._names.add(name)
             if len(self._names) > MOST_NAMES:
                 self._names.discard(name)

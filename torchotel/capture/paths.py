@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from torchotel._records import ModelInfo
+from torchotel._text import shortened
 from torchotel.capture.seams import is_generated
 from torchotel.capture.tree import class_of, holds, modules_of, unwrapped, walk
 
@@ -129,7 +130,7 @@ class Paths:
         root = self.topmost(module)
         modules = list(modules_of(root))
         held = {id(p): p for m in modules for p in m._parameters.values() if p is not None and not is_lazy(p)}
-        return ModelInfo(class_of(unwrapped(root)), len(modules), sum(p.numel() for p in held.values()))
+        return ModelInfo(shortened(class_of(unwrapped(root))), len(modules), sum(p.numel() for p in held.values()))
 
     def enter(self, module: Module) -> bool:
         """Name the model of an outermost call, again where it has changed since; return whether it was."""

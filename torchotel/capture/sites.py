@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from torchotel._records import CallSite, ModuleInfo
+from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState
 
 MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
@@ -115,7 +116,8 @@ def info_of(state: ModuleState, module: Module) -> ModuleInfo:
     """Return a module's name, made once for each place that it stands in."""
     if state.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
-        state.info = ModuleInfo(state.model, state.path, type(module).__name__, _own_parameters(module), depth)
+        names = map(shortened, (state.model, state.path, type(module).__name__))
+        state.info = ModuleInfo(*names, _own_parameters(module), depth)
     return state.info
 
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from torchotel._guard import Guard
 from torchotel._records import TensorGradient
+from torchotel._text import shortened
 from torchotel.capture.norms import Norms, norms_later
 from torchotel.capture.seams import without_torch_function
 from torchotel.capture.sites import shape_of
@@ -84,7 +85,7 @@ class Watches:
         try:
             with without_torch_function():
                 if self._may_watch(tensor, name):
-                    self._put_hook(tensor, name)
+                    self._put_hook(tensor, shortened(name))
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
             self.guard.fault()
 

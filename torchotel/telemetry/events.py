@@ -7,6 +7,7 @@ from math import isfinite
 
 from torchotel import _names as names
 from torchotel._records import Phase, TensorGradient, Unit
+from torchotel._text import shortened
 from torchotel.telemetry.spans import AttributeValue, SpanEvent
 
 
@@ -16,7 +17,7 @@ def registered_events(unit: Unit) -> list[SpanEvent]:
         SpanEvent(
             names.EVENT_REGISTERED,
             _inside(entry.time_ns, unit) + unit.unix_offset_ns,
-            {names.MODULE_PATH: entry.path, names.REGISTERED_KIND: entry.kind},
+            {names.MODULE_PATH: shortened(entry.path), names.REGISTERED_KIND: entry.kind},
         )
         for entry in unit.registrations
     ]

@@ -8,7 +8,11 @@ from uuid import uuid4
 from opentelemetry.sdk.resources import Resource
 
 from torchotel import _names as names
+from torchotel._text import shortened
 from torchotel.telemetry.spans import Attributes, AttributeValue
+
+COMMAND_LINE = {"process.command_args", "process.command_line"}
+"""What a detector may add and we leave out: arguments hold passwords, and the resource is in every scrape."""
 
 
 def describe_process(
@@ -43,7 +47,7 @@ def describe_process(
     elif str(detected["service.name"]).startswith("unknown_service"):  # the specification's word for: nobody said it
         own["service.name"] = default_name
     detected.update(own)
-    return {name: _plain(value) for name, value in detected.items()}
+    return {name: _plain(value) for name, value in detected.items() if name not in COMMAND_LINE}
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -52,6 +56,6 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _plain(value: object) -> AttributeValue:
-    if isinstance(value, str | bool | int | float):
+    if isinstance(value, bool | int | float):
         return value
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return tuple(shortened(str(item)) for item in value) if isinstance(value, list | tuple) else shortened(str(value))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torchotel import _names as names
 from torchotel._records import ModelInfo, SpanReference
+from torchotel._text import shortened
 from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanTemplate, Trace
 
 LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "KUBEFLOW_TRAINING_JOB_ID")
@@ -14,11 +15,11 @@ LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "KUBEFLOW_TRAINING_JOB_ID")
 def find_run_id(given: str | None, environ: Mapping[str, str]) -> str:
     """Return the given id, else the launcher's, else a random one; "none" (torchrun's default) counts as absent."""
     if given is not None:
-        return given
+        return shortened(given)
     for name in LAUNCHER_IDS:
         text = environ.get(name, "")
         if text and text.lower() != "none":
-            return text
+            return shortened(text)
     job = environ.get("SLURM_JOB_ID", "")
     if job:
         return f"{job}.{environ.get('SLURM_STEP_ID', '0')}"
@@ -27,7 +28,7 @@ def find_run_id(given: str | None, environ: Mapping[str, str]) -> str:
 
 def run_reference(run_id: str, generation: int) -> SpanReference:
     """Return the ids of `torch.run`: a hash, so that every rank links to the same span without asking."""
-    digest = hashlib.sha256(f"{run_id}/{generation}/run".encode()).digest()
+    digest = hashlib.sha256(f"{run_id}/{generation}/run".encode("utf-8", "replace")).digest()
     return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True)
 
 

@@ -88,7 +88,11 @@ class SdkEngine(TraceExporter, SpanStarter):
         above = None if parent is None else self._started.get(parent.span_id)
         try:
             live = self._tracer.start_span(
-                name, self._context(parent, above), SpanKind.INTERNAL, speakable(attributes or {}), start_time=start_ns
+                speakable_text(name),
+                self._context(parent, above),
+                SpanKind.INTERNAL,
+                speakable(attributes or {}),
+                start_time=start_ns,
             )
             context = live.get_span_context()
             recording = live.is_recording()
@@ -151,14 +155,14 @@ class SdkEngine(TraceExporter, SpanStarter):
         live = self._started.take(span.span_id)
         try:
             if live is not None:
-                live.update_name(span.template.name)
+                live.update_name(speakable_text(span.template.name))
                 live.set_attributes(attributes)
                 for link in span.links:
                     live.add_link(*self._linked(link))
                 return live
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
             live = self._tracer.start_span(
-                span.template.name, context, SpanKind.INTERNAL, attributes, links, span.start_ns
+                speakable_text(span.template.name), context, SpanKind.INTERNAL, attributes, links, span.start_ns
             )
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors
             self._failed(error)
