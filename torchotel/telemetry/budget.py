@@ -19,4 +19,4 @@ def every_within(budget: float, longer: float, now: int) -> int:
         now: What n was.
     """
     rarer = ceil(log2(max(1.0, longer / budget)))
-    return min(max(2**rarer, now // 2, MOST_OFTEN), LEAST_OFTEN)
+    return min(max(1 << rarer, now // 2, MOST_OFTEN), LEAST_OFTEN)
