@@ -8,6 +8,7 @@ from pathlib import Path
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from tools.dashboards.alerts import alerts
 from tools.dashboards.layers import layers
 from tools.dashboards.ranks import ranks
 from tools.dashboards.telemetry_health import telemetry_health
@@ -18,7 +19,8 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 
 def generated() -> dict[str, str]:
     """Give the text of every file."""
-    return {f"dashboards/{made.uid}.json": _json(made) for made in dashboards()}
+    drawn = {f"dashboards/{made.uid}.json": _json(made) for made in dashboards()}
+    return {**drawn, "provisioning/alerting/torchotel.yaml": alerts()}
 
 
 def dashboards() -> list[Dashboard]:

@@ -1,0 +1,147 @@
+"""The committed dashboards come from their code, and keep the rules of Grafana's dashboard-linter.
+
+Rules by their names at https://github.com/grafana/dashboard-linter. Two are kept in another way: template-instance-rule
+and target-instance-rule ask for a variable of instances, here run and rank say which processes are meant.
+"""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from grafana import FILES, FOLDER, GLOBALS, SELECTOR, VARIABLE, dashboard, panels, targets
+
+from tools.dashboards.generated import generated
+from torchotel.telemetry.instruments import TABLE
+
+UNITS = {"short", "s", "percentunit", "bytes", "sci", "none"}
+SOURCE = {"type": "prometheus", "uid": "$datasource"}
+OTHERS = {"target_info", "up", "scrape_duration_seconds", "scrape_samples_scraped"}
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+METRICS = OTHERS | {f"{one.prometheus_name}{suffix}" for one in TABLE for suffix in SUFFIXES[one.kind]}
+each_dashboard = pytest.mark.parametrize("made", [dashboard(path) for path in FILES], ids=lambda made: made["uid"])
+
+
+def test_what_is_committed_is_what_the_code_gives() -> None:
+    """`make dashboards` changes nothing."""
+    written = {str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8") for path in FILES}
+    alerting = "provisioning/alerting/torchotel.yaml"
+    written[alerting] = (FOLDER / alerting).read_text(encoding="utf-8")
+    assert written == generated()
+
+
+@each_dashboard
+def test_has_the_variables(made: dict[str, Any]) -> None:
+    """template-datasource-rule, template-job-rule, template-on-time-change-reload-rule, template-label-promql-rule."""
+    source, *chosen = made["templating"]["list"]
+    assert (source["name"], source["label"], source["type"], source["query"]) == (
+        "datasource",
+        "Data source",
+        "datasource",
+        "prometheus",
+    )
+    assert [one["name"] for one in chosen][:3] == ["job", "run", "rank"]
+    for one in chosen:
+        assert one["type"] == "query"
+        assert one["label"] == one["name"].title()
+        assert one["datasource"] == SOURCE
+        assert (one["multi"], one["includeAll"], one["allValue"], one["refresh"]) == (True, True, ".+", 2)
+        assert re.fullmatch(r"label_values\(\w+\{.+\}, \w+\)", one["query"])
+
+
+@each_dashboard
+def test_is_not_editable(made: dict[str, Any]) -> None:
+    """uneditable-dashboard: what is changed in the browser would be lost at the next start."""
+    assert made["editable"] is False
+
+
+@each_dashboard
+def test_links_to_the_others(made: dict[str, Any]) -> None:
+    """With the chosen variables and the time."""
+    (link,) = made["links"]
+    assert link["includeVars"]
+    assert link["keepTime"]
+    assert set(link["tags"]) <= set(made["tags"])
+
+
+@each_dashboard
+def test_each_panel_explains_itself(made: dict[str, Any]) -> None:
+    """panel-title-description-rule, panel-units-rule, panel-datasource-rule, panel-no-targets-rule."""
+    for panel in panels(made):
+        assert panel["title"]
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+        assert panel["datasource"] == SOURCE
+        assert panel["targets"]
+
+
+@each_dashboard
+def test_panels_lie_side_by_side(made: dict[str, Any]) -> None:
+    """None lies on another, and each has a number of its own, which links rely on."""
+    taken: set[tuple[int, int]] = set()
+    for panel in made["panels"]:
+        at = panel["gridPos"]
+        covers = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not covers & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= covers
+    numbers = [panel["id"] for panel in made["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_each_query_keeps_to_the_chosen() -> None:
+    """target-job-rule; and in the place of target-instance-rule, the join with the processes of the run and rank."""
+    for target in targets():
+        selectors = SELECTOR.findall(target.expr)
+        assert {name for name, _ in selectors} <= METRICS, target
+        assert all('job=~"$job"' in matchers for _, matchers in selectors), target
+        joined = re.findall(r"\* on \(job, instance\) group_left \([\w, ]+\) target_info\{([^}]*)\}", target.expr)
+        assert joined or {name for name, _ in selectors} == {"up"}, target
+        assert all('torch_run_id=~"$run"' in matchers and 'torch_rank=~"$rank"' in matchers for matchers in joined), (
+            target
+        )
+
+
+def test_no_metric_goes_without_matchers() -> None:
+    """Which the tests above would not see."""
+    for target in targets():
+        names = "|".join(sorted(METRICS, key=len, reverse=True))
+        assert not re.search(rf"\b({names})\b(?!\{{)", target.expr), target
+
+
+def test_counters_are_seen_by_their_growth() -> None:
+    """target-counter-agg-rule."""
+    for target in targets():
+        for found in re.finditer(r"(\w+)\((\w+_(?:total|bucket|sum|count))\{", target.expr):
+            assert found[1] in {"rate", "increase"}, target
+        assert not re.search(r"(?<!\()\b\w+_(total|bucket|sum|count)\{", target.expr), target
+
+
+def test_rates_fit_the_scrape_interval() -> None:
+    """target-rate-interval-rule; what is summed over the whole range is what an instant or a single number shows."""
+    for target in targets():
+        for function, window in re.findall(r"(rate|increase)\(\w+\{[^}]*\}\[([^\]]+)\]\)", target.expr):
+            assert window == {"rate": "$__rate_interval", "increase": "$__range"}[function], target
+        if "$__range" in target.expr:
+            assert target.kind in {"stat", "table"}, target
+
+
+@each_dashboard
+def test_every_variable_is_there(made: dict[str, Any]) -> None:
+    """A query names no variable that the dashboard lacks."""
+    names = {one["name"] for one in made["templating"]["list"]}
+    for panel in panels(made):
+        for query in panel["targets"]:
+            assert set(VARIABLE.findall(query["expr"])) <= names | set(GLOBALS)
+
+
+def test_step_time_leads_to_traces() -> None:
+    """The panel asks for exemplars, and the data source knows the way from one to Jaeger."""
+    asking = {target.panel for target in targets() if target.query.get("exemplar")}
+    assert asking == {"Step time", "Steps by their duration"}
+    sources = yaml.safe_load((FOLDER / "provisioning/datasources/torchotel.yaml").read_text())["datasources"]
+    by_uid = {source["uid"]: source for source in sources}
+    (way,) = by_uid["prometheus"]["jsonData"]["exemplarTraceIdDestinations"]
+    assert way["name"] == "trace_id"
+    assert by_uid[way["datasourceUid"]]["type"] == "jaeger"
+    assert by_uid[by_uid["jaeger"]["jsonData"]["tracesToMetrics"]["datasourceUid"]]["type"] == "prometheus"
