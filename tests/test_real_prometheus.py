@@ -21,8 +21,9 @@ pytestmark = pytest.mark.skipif(binary() is None, reason="there is no prometheus
 
 
 def test_prometheus_sees_a_running_training(server: Receiver, tmp_path: Path) -> None:
-    """Every series, the resource to join with, and exemplars whose traces were exported."""
+    """Every series under the service's name, the resource to join with, and exemplars whose traces were exported."""
     handle = torchotel.instrument(
+        service_name="digits",
         endpoint=server.url.removesuffix("/v1/traces"),
         discovery_dir=tmp_path / "targets",
         module_histograms=True,
@@ -32,7 +33,7 @@ def test_prometheus_sees_a_running_training(server: Receiver, tmp_path: Path) ->
     train()
     assert handle.flush()
     with prometheus_server(CONFIG % (tmp_path / "targets"), tmp_path) as prometheus:
-        names = until(lambda: prometheus.names("training"), lambda found: set(SEEN) <= found)
+        names = until(lambda: prometheus.names("digits"), lambda found: set(SEEN) <= found)
         assert {name for name in names if name.startswith("torch")} == set(SEEN)
         (steps,) = prometheus.query("torch_steps_total")
         assert float(steps["value"][1]) == handle.stats()["steps"]

@@ -9,6 +9,9 @@ import os
 import socket
 from pathlib import Path
 
+from torchotel.exporters.spans import speakable_text
+from torchotel.telemetry.spans import Attributes
+
 WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
 
 
@@ -19,15 +22,17 @@ class DiscoveryFile:
 
     Args:
         folder: Made where it is not there.
+        job: What the series are labelled with, in place of the name of Prometheus's scrape job.
 
     Raises:
         OSError: The folder can't be made or written to.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, job: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", os.fspath(folder))
+        self._job = job
         # Several hosts may share the folder.
         self._host = f"torchotel-{socket.gethostname()}-"
         self.path = folder / f"{self._host}{os.getpid()}.json"
@@ -37,8 +42,13 @@ class DiscoveryFile:
         name = socket.gethostname() if host in WILDCARDS else host
         address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         new = self.path.with_name(f".{self.path.name}.new")
-        # Labels would collide with those of target_info.
-        new.write_text(json.dumps([{"targets": [address], "labels": {}}]) + "\n")
+        # Other labels would collide with those of target_info.
+        new.unlink(missing_ok=True)
+        # Others may write to the folder as well: a link of theirs is not followed. Prometheus, which is another user,
+        # has to read the file whatever the umask says; there is no more in it than an address and a name.
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(json.dumps([{"targets": [address], "labels": {"job": self._job}}]) + "\n")
         new.replace(self.path)
         self._remove_dead(address)
 
@@ -51,5 +61,11 @@ class DiscoveryFile:
         """Take back what another process of this host left under the address that is ours now."""
         for other in self.path.parent.glob(f"{glob.escape(self._host)}*.json"):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                if other != self.path and json.loads(other.read_text())[0]["targets"] == [address]:
+                if other != self.path and other.is_file() and json.loads(other.read_text())[0]["targets"] == [address]:
                     other.unlink()
+
+
+def job_of(resource: Attributes) -> str:
+    """Name the job as Prometheus names that of metrics which are pushed to it: the service, after its namespace."""
+    names = (resource.get(f"service.{name}") for name in ("namespace", "name"))
+    return speakable_text("/".join(str(name) for name in names if name))

@@ -11,7 +11,7 @@ from torchotel._errors import ConfigError
 from torchotel._guard import Guard
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.collector import target_labels
-from torchotel.exporters.prometheus.discovery import DiscoveryFile
+from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.hosts import is_loopback
 from torchotel.exporters.prometheus.server import ScrapeServer
@@ -51,7 +51,7 @@ class EndpointOutlet(MetricsOutlet):
         wait: bool,
     ) -> None:
         self._host, self._wanted = host, port
-        self._file = _open(folder)
+        self._file = _open(folder, job_of(resource))
         self._write = guard.guarded(Exposition(metrics, target_labels(resource)).write)
         self._server: ScrapeServer | None = None
         self._ended = False
@@ -138,11 +138,11 @@ class EndpointOutlet(MetricsOutlet):
         return server
 
 
-def _open(folder: Path | None) -> DiscoveryFile | None:
+def _open(folder: Path | None, job: str) -> DiscoveryFile | None:
     if folder is None:
         return None
     try:
-        return DiscoveryFile(folder)
+        return DiscoveryFile(folder, job)
     except OSError as error:
         raise _unusable(folder, error) from error
 
