@@ -58,7 +58,7 @@ def test_leaves_the_old_page_where_the_run_is_damaged(tmp_path: Path, capsys: py
 def test_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pageruns.training(tmp_path / "run", steps=1)
     assert main(["report", str(folder), "-o", str(tmp_path / "absent" / "page.html")]) == 2
-    assert "page.html: the page cannot be written (No such file or directory); choose another with -o" in (
+    assert "page.html: cannot be written (No such file or directory); choose another place with -o" in (
         capsys.readouterr().err
     )
 
