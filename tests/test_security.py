@@ -3,8 +3,10 @@
 See docs/security.md, whose promises these are.
 """
 
+import gzip
 import json
 import os
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +17,14 @@ import hostile
 import pytest
 import runfolders as folders
 from plotly.offline import get_plotlyjs
+from receiver import Answer, Receiver, receiver
 
+import torchotel
+from torchotel._receiver import Receiver as Endpoint
 from torchotel.cli import main
+from torchotel.cli.doctor import _Style
+from torchotel.doctor.finding import warning
+from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES, HttpTransport
 
 MOST_OUTPUT = 20_000
 """Characters that a command may print of a run of two layers, whatever they are called."""
@@ -129,3 +137,52 @@ def _umask(mask: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def test_a_target_file_is_everybodys_and_follows_no_link(tmp_path: Path) -> None:
+    """Prometheus is another user and has to read it; a link that somebody put in its place stays unwritten."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "targets"
+    folder.mkdir()
+    name = f"torchotel-{socket.gethostname()}-{os.getpid()}.json"
+    (folder / f".{name}.new").symlink_to(victim)
+    os.mkfifo(folder / f"torchotel-{socket.gethostname()}-1.json")  # reading it would wait for a writer
+    with _umask(0o077), torchotel.instrument(traces_exporter="none", discovery_dir=folder) as handle:
+        (target,) = json.loads((folder / name).read_text())
+        assert target["targets"] == [f"127.0.0.1:{handle.prometheus_port}"]
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o644
+    assert victim.read_text() == "mine"
+
+
+def test_a_finding_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """The doctor quotes certificates, variables and processes of others."""
+    _Style().show(warning("tls", hostile.NAME, f"first {hostile.NAME}"))
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
+
+
+def test_an_answer_is_no_bomb(server: Receiver) -> None:
+    """It is asked for as it is, and no more than its beginning is read."""
+    server.answers.append(Answer(200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(2**26))))
+    server.answers.append(Answer(200, {}, bytes(2**22)))
+    transport = HttpTransport(Endpoint(server.url), version="1")
+    answers = [transport.ask(b"", 10) for _ in range(2)]
+    transport.close()
+    assert all(0 < len(answer.content) <= MAX_ANSWER_BYTES for answer in answers)
+    assert server.requests[0].headers["Accept-Encoding"] == "identity"
+
+
+def test_credentials_do_not_follow_a_redirect(server: Receiver) -> None:
+    """Another host would get them."""
+    with receiver() as other:
+        server.answers.append(Answer(307, {"Location": other.url}))
+        transport = HttpTransport(Endpoint(server.url, headers={"authorization": "Bearer x"}), version="1")
+        assert transport.send(transport.pack(b""), 10).error_type == "307"
+        transport.close()
+        assert not other.requests
+
+
+@pytest.fixture
+def server() -> Iterator[Receiver]:
+    with receiver() as made:
+        yield made
