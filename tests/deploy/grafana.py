@@ -20,8 +20,6 @@ class Target(NamedTuple):
 
     dashboard: str
     panel: str
-    kind: str
-    """Of panel."""
     query: Mapping[str, Any]
 
     @property
@@ -46,7 +44,7 @@ def panels(made: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def targets() -> list[Target]:
     """Give every query of every panel of every dashboard."""
     return [
-        Target(made["title"], panel["title"], panel["type"], query)
+        Target(made["title"], panel["title"], query)
         for made in map(dashboard, FILES)
         for panel in panels(made)
         for query in panel["targets"]

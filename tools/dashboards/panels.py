@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from tools.dashboards.queries import Query
+from tools.dashboards.queries import RANGE, Query
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 WHOLE, HALF, THIRD = 24, 12, 8
@@ -84,7 +84,9 @@ def number(title: str, unit: str, description: str, query: Query, **limits: floa
     """
     steps = [models.Threshold(color="green"), *(models.Threshold(value=at, color=name) for name, at in limits.items())]
     panel = _framed(stat.Panel(), title, unit, description, _STAT_WIDTH).height(_STAT_HEIGHT)
-    panel = panel.targets(_targets([query])).thresholds(dashboard.ThresholdsConfig().steps(steps))
+    target = _target("A", query)
+    target = target.instant() if RANGE in query.expr else target  # else each point would sum up a whole range
+    panel = panel.targets([target]).thresholds(dashboard.ThresholdsConfig().steps(steps))
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
 
 
