@@ -153,7 +153,8 @@ def test_arguments_of_the_program_stay_at_home(
     with torchotel.instrument(endpoint=base, record=tmp_path / "run", metrics_exporter="prometheus,otlp") as handle:
         train()
         target = scrape(handle.prometheus_port).target
-    sent = [request.message.SerializeToString() for request in (*server.requests, *server.pushed)]
+    sent = [one.message.SerializeToString() for one in server.requests]
+    sent += [one.message.SerializeToString() for one in server.pushed]
     written = [file.read_bytes() for file in (tmp_path / "run").iterdir()]
     assert sent
     assert written
