@@ -29,6 +29,7 @@ class Guard:
         """Takes the part out; called once, on the thread of the last fault that was allowed."""
         self.faults = 0
         self._limit = limit
+        self._switched_off = False
         # Reentrant: logging a fault may run code that faults again on the same thread.
         self._lock = threading.RLock()
 
@@ -37,27 +38,45 @@ class Guard:
         """Whether the part has had its last fault."""
         return self.faults >= self._limit
 
-    def fault(self) -> None:
-        """Take note of the exception that is being handled; raises nothing itself."""
+    def fault(self, *, iterated: bool = False) -> None:
+        """Take note of the exception that is being handled; raises nothing itself.
+
+        Args:
+            iterated: The caller reads a dictionary of hooks, so nothing may be taken out of it now: the part
+                switches itself off at the next call that is guarded otherwise.
+        """
         with self._lock:
             self.faults += 1
             number = self.faults
         if number == 1:
             # As text, not exc_info: a handler that keeps records would keep the frames' tensors alive.
             self._log("internal error in %s, your program goes on:\n%s", self.part, traceback.format_exc())
-        if number == self._limit:
-            self._log("%s switched off after %d internal errors", self.part, number)
+        if not iterated:
+            self.settle()
+
+    def settle(self) -> None:
+        """Switch the part off where that is due; to be called where no dictionary of hooks is being read."""
+        if self.faults >= self._limit and not self._switched_off:
+            self._switched_off = True
+            self._log("%s switched off after %d internal errors", self.part, self._limit)
             self._switch_off()
 
-    def guarded(self, function: Callable[P, R]) -> Callable[P, R | None]:
-        """Wrap a callback that is not hot: an error in it becomes a fault and None."""
+    def guarded(self, function: Callable[P, R], *, iterated: bool = False) -> Callable[P, R | None]:
+        """Wrap a callback that is not hot: an error in it becomes a fault and None.
+
+        Args:
+            function: What is called.
+            iterated: As in `fault`.
+        """
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            if not iterated:
+                self.settle()
             try:
                 return function(*args, **kwargs)
             except Exception:  # noqa: BLE001 - the guard is the one place that takes them all
-                self.fault()
+                self.fault(iterated=iterated)
                 return None
 
         return call

@@ -108,7 +108,7 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
     module_hooks.install()
 
     def toggle() -> None:
-        thread = ThreadState(lambda *_: None, lambda: None, DeviceMarks(CudaClock()))
+        thread = ThreadState(lambda *_: None, lambda: None, DeviceMarks(CudaClock()), lambda: None)
         for number in range(5000):
             module_hooks.want(thread, detailed=number % 2 == 0)
             module_hooks.arm()

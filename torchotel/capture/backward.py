@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter_ns
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -32,14 +32,23 @@ _next_slot = count().__next__  # unique over the process: a graph that lives on 
 
 
 class BackwardStamps:
-    """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards."""
+    """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards.
 
-    def __init__(self) -> None:
+    Args:
+        fault: Called for an internal error, in its `except` block.
+    """
+
+    def __init__(self, fault: Callable[[], None]) -> None:
+        self._fault = fault
         self.log: list[Stamp] = []
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
+
+    def another(self) -> BackwardStamps:
+        """Return one with a log of its own."""
+        return BackwardStamps(self._fault)
 
     def clear(self) -> None:
         """Forget which nodes are hooked: numbers are shared only within one outermost call."""
@@ -82,8 +91,8 @@ class BackwardStamps:
             return NO_SLOTS, NO_SLOTS
         start, end = _next_slot(), _next_slot()
         for node in nodes:
-            node.register_prehook(_before(self.log.append, start, self.on_device))
-            node.register_hook(_after(self.log.append, end, self.on_device))
+            node.register_prehook(self._stamp(start))
+            node.register_hook(self._stamp(end))
         return start, end
 
     def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
@@ -96,7 +105,7 @@ class BackwardStamps:
         seen = set(nodes)
         todo = list(seen)
         for node in todo:
-            node.register_prehook(_before(self.log.append, start, self.on_device))
+            node.register_prehook(self._stamp(start))
         while todo:
             node = todo.pop()
             inner = [
@@ -105,7 +114,7 @@ class BackwardStamps:
                 if n is not None and n not in stops and first <= node_number(n) < LEAF_NUMBER
             ]
             if not inner:
-                node.register_hook(_after(self.log.append, end, self.on_device))
+                node.register_hook(self._stamp(end))
             fresh = [n for n in inner if n not in seen]
             if len(seen) + len(fresh) > MOST_NODES:
                 return start, NO_SLOTS
@@ -117,7 +126,7 @@ class BackwardStamps:
         slot = self._starts.get(number)
         if slot is None:  # else the last child's output is ours too
             slot = self._starts[number] = _next_slot()
-            node.register_prehook(_before(self.log.append, slot, self.on_device))
+            node.register_prehook(self._stamp(slot))
         return slot
 
     def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
@@ -131,32 +140,26 @@ class BackwardStamps:
         slot = self._ends.get(number)
         if slot is None:
             slot = self._ends[number] = _next_slot()
-            lowest.register_hook(_after(self.log.append, slot, self.on_device))  # type: ignore[union-attr] # set above
+            lowest.register_hook(self._stamp(slot))  # type: ignore[union-attr] # set above
         return slot
+
+    def _stamp(self, slot: int) -> Callable[..., None]:
+        append, on_device, fault = self.log.append, self.on_device, self._fault
+
+        def stamp(*_: object) -> None:
+            try:
+                if not is_dynamo_compiling():  # compiled autograd traces hooks; in eager half of is_compiling()'s cost
+                    append((slot, perf_counter_ns(), graph_task()))
+                    if on_device is not None:
+                        on_device(slot, graph_task())
+            except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+                fault()
+
+        return stamp
 
 
 def _as_list(slots: Slots) -> list[int]:
     return [slots] if isinstance(slots, int) else list(slots)
-
-
-def _before(append: Callable[[Stamp], None], slot: int, on_device: DeviceStamp | None) -> Callable[[Any], None]:
-    def stamp(_: Any) -> None:
-        if not is_dynamo_compiling():  # compiled autograd traces hooks; in eager this costs half of is_compiling()
-            append((slot, perf_counter_ns(), graph_task()))
-            if on_device is not None:
-                on_device(slot, graph_task())
-
-    return stamp
-
-
-def _after(append: Callable[[Stamp], None], slot: int, on_device: DeviceStamp | None) -> Callable[[Any, Any], None]:
-    def stamp(_: Any, __: Any) -> None:
-        if not is_dynamo_compiling():
-            append((slot, perf_counter_ns(), graph_task()))
-            if on_device is not None:
-                on_device(slot, graph_task())
-
-    return stamp
 
 
 def _follow(node: Node, number: int, first: int, state: ModuleState) -> Node | None:

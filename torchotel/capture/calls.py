@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
+from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
     calls_in_progress,
@@ -54,7 +55,7 @@ def error_of(exception: BaseException) -> Error | None:
         message = str(exception)[:LONGEST_MESSAGE]
     except Exception:  # noqa: BLE001  # the user's own __str__ may raise anything
         message = ""
-    return Error(name, message)
+    return Error(shortened(name), message)
 
 
 class CallRecorder:
@@ -67,7 +68,7 @@ class CallRecorder:
         find_thread: The calling thread's state.
         enter: Called before an outermost call; False where the call is not to be recorded.
         leave: Called after it.
-        fault: Called for an internal error, in its `except` block.
+        fault: Called for an internal error, in its `except` block, with whether PyTorch reads its hooks meanwhile.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class CallRecorder:
         find_thread: Callable[[], ThreadState],
         enter: Callable[[ThreadState, Module], bool],
         leave: Callable[[ThreadState, int, Error | None], None],
-        fault: Callable[[], None],
+        fault: Callable[..., None],
     ) -> None:
         self._paths, self._sites, self._find_thread = paths, sites, find_thread
         self._device_marks = device_marks
@@ -134,7 +135,7 @@ class CallRecorder:
             if not stack:
                 self._leave(thread, end_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault()
+            self._fault(iterated=len(rest) == 1)
 
     def open(self, thread: ThreadState, module: Module, args: Any) -> None:
         """Open a call that is to be recorded."""

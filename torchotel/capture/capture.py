@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
@@ -100,14 +101,14 @@ class Capture:
         self.hooks.install()
 
     def uninstall(self) -> None:
-        """Take everything out; steps that are open stay until `end`."""
+        """Take everything out; steps that are open stay until `end`. What can't be taken out keeps nothing else in."""
         self.installed = False
-        self.hooks.remove()
-        self.compiling.uninstall()
-        self.events.uninstall()
-        self.watches.uninstall()
-        for thread in list(self.threads):
-            self.outermost.drop_exit_hook(thread)
+        with ExitStack() as parts:
+            for thread in list(self.threads):
+                parts.callback(self.outermost.drop_exit_hook, thread)
+            for part in (self.watches, self.events, self.compiling):
+                parts.callback(part.uninstall)
+            parts.callback(self.hooks.remove)
 
     def detach(self) -> None:
         """Take everything out of a forked child."""
@@ -136,7 +137,7 @@ class Capture:
     def end(self) -> None:
         """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
         for thread in list(self.threads):
-            self._end(thread)
+            self.guard.guarded(self._end)(thread)
         self.live.leave_step(self.thread())
 
     def _end(self, thread: ThreadState) -> None:
@@ -201,7 +202,9 @@ class Capture:
             return self._local.state  # type: ignore[no-any-return] # threading.local holds anything
         except AttributeError:
             self._retire_ended()
-            thread = self._local.state = ThreadState(self._emit, self._user_span, self.device_marks, self._begins)
+            thread = self._local.state = ThreadState(
+                self._emit, self._user_span, self.device_marks, self.guard.fault, self._begins
+            )
             self.threads.add(thread)
             return thread
 

@@ -6,6 +6,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -49,28 +50,29 @@ class Compiling:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
         self.running = 0
         """Compilations that run: the backwards and forwards that they trace are not the program's."""
-        self._undos: list[seams.Undo] = []
+        self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
         self._filter: tuple[Any, ...] | None = None
 
     def install(self) -> None:
         """Watch for Dynamo and export, now or when they are imported."""
-        self._undos.append(seams.around_module_compile(self._wrap))
+        self._undos.callback(self._restore)
+        self._undos.callback(seams.around_module_compile(self._wrap))
         for name, action in (
             ("torch._dynamo.callback", self._dynamo_imported),
             ("torch._dynamo.trace_rules", self._trace_rules_imported),
             ("torch.export._trace", self._export_imported),
         ):
-            self._undos.append(after_import(name, action))
+            self._undos.callback(after_import(name, self._guarded(action)))
         # Our hooks return nothing and skip what is compiled, so what it warns of does not happen.
         warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
         self._filter = warnings.filters[0]
 
     def uninstall(self) -> None:
         """Take everything out; regions get their own call back."""
-        for undo in reversed(self._undos):
-            undo()
-        self._undos = []
+        self._undos.close()
+
+    def _restore(self) -> None:
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined] # a list, typed as a sequence
         for region in list(self._regions):
@@ -88,7 +90,11 @@ class Compiling:
 
     def _begin(self) -> None:
         self.running += 1
-        self._hooks.suspend()
+        try:
+            self._hooks.suspend()
+        except Exception:
+            self._hooks.remove()  # an export would fail on them
+            raise
 
     def _end(self) -> None:
         self.running -= 1
@@ -96,7 +102,7 @@ class Compiling:
 
     def _dynamo_imported(self, callback: ModuleType) -> None:
         begin, end = self._guarded(self._begin), self._guarded(self._end)
-        self._undos.append(seams.around_compilation(callback, begin, end))
+        self._undos.callback(seams.around_compilation(callback, begin, end))
 
     def _trace_rules_imported(self, trace_rules: ModuleType) -> None:
         # Else it compiles our functions when they are called between two graphs of the user's.
@@ -105,9 +111,13 @@ class Compiling:
 
     def _export_imported(self, trace: ModuleType) -> None:
         begin, end = self._guarded(self._begin), self._guarded(self._end)
-        self._undos.append(seams.around_strict_export(trace, begin, end))
+        self._undos.callback(seams.around_strict_export(trace, begin, end))
 
     def _wrap(self, module: Module, compiled: Call) -> Call:
+        """Stand before a compiled call; where that fails it stays as it is."""
+        return self._guarded(self._region)(module, compiled) or compiled
+
+    def _region(self, module: Module, compiled: Call) -> Call:
         self._compiled(module)
         region = _Region(weakref.ref(module), compiled, self._run)
         self._regions.add(region)
@@ -119,13 +129,13 @@ class Compiling:
             return region.compiled(*args, **kwargs)
         after = self._enter(owner, args)
         # The region checks that no hook came since it was compiled, and is compiled again where one did.
-        self._hooks.suspend()
+        self._guarded(self._hooks.suspend)()
         rest: tuple[Any, ...] = (None,)
         try:
             output = region.compiled(*args, **kwargs)
             rest = (kwargs, output)
         finally:
-            self._hooks.resume()
+            self._guarded(self._hooks.resume)()
             if after is not None and (len(rest) > 1 or isinstance(sys.exception(), Exception)):
                 after(owner, args, *rest)
         return output

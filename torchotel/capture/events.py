@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import partial
 from time import perf_counter_ns
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from torchotel._records import Registration
 from torchotel.capture import seams
@@ -29,40 +31,29 @@ class Events:
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._handles: list[RemovableHandle] = []
-        self._undos: list[seams.Undo] = []
+        self._undos = ExitStack()
 
     def install(self) -> None:
         """Put them in."""
-        guarded = self._capture.guard.guarded
-        outside = seams.outside_dynamo
-        self._undos = [
-            seams.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)),
-            seams.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)),
-            seams.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)),
-            self._after_scaling(torch.amp.GradScaler),
-        ]
-        self._undos.append(
-            after_import(
-                "torch.distributed.fsdp.sharded_grad_scaler",
-                lambda module: self._undos.append(self._after_scaling(module.ShardedGradScaler)),
-            )
-        )
-        self._handles = [
-            register_optimizer_step_pre_hook(outside(guarded(self._optimizer_begins))),
-            register_optimizer_step_post_hook(outside(guarded(self._optimizer_ends))),
-            nn_module.register_module_module_registration_hook(guarded(self._module_registered)),
-            nn_module.register_module_parameter_registration_hook(guarded(self._parameter_registered)),
-            nn_module.register_module_buffer_registration_hook(guarded(self._buffer_registered)),
-        ]
+        guarded, undo = self._capture.guard.guarded, self._undos.callback
+        undo(seams.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
+        undo(seams.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
+        undo(seams.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)))
+        undo(self._after_scaling(torch.amp.GradScaler))
+        undo(after_import("torch.distributed.fsdp.sharded_grad_scaler", guarded(self._sharded_imported)))
+        iterated, outside = partial(guarded, iterated=True), seams.outside_dynamo
+        for handle in (
+            register_optimizer_step_pre_hook(outside(iterated(self._optimizer_begins))),
+            register_optimizer_step_post_hook(outside(iterated(self._optimizer_ends))),
+            nn_module.register_module_module_registration_hook(iterated(self._module_registered)),
+            nn_module.register_module_parameter_registration_hook(iterated(self._parameter_registered)),
+            nn_module.register_module_buffer_registration_hook(iterated(self._buffer_registered)),
+        ):
+            undo(handle.remove)
 
     def uninstall(self) -> None:
-        """Take them out, the last first."""
-        for undo in reversed(self._undos):
-            undo()
-        for handle in self._handles:
-            handle.remove()
-        self._undos, self._handles = [], []
+        """Take them out, the last first; one that can't be keeps no other in."""
+        self._undos.close()
 
     # ---- backward
 
@@ -160,6 +151,9 @@ class Events:
         self._unscaled(optimizer, stepped=True)
         if self._capture.installed and not thread.optimizer_steps:
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
+
+    def _sharded_imported(self, module: ModuleType) -> None:
+        self._undos.callback(self._after_scaling(module.ShardedGradScaler))
 
     def _after_scaling(self, scaler: type) -> seams.Undo:
         guarded = self._capture.guard.guarded

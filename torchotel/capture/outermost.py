@@ -149,12 +149,14 @@ class Outermost:
         if is_compiling():
             return
         now_ns = perf_counter_ns()
+        raised = True  # as long as it is not known
         try:
             thread = self._capture.thread()
             if (calls_in_progress() or 0) > thread.exit_depth:
                 return  # a call of the module inside its own
             error = None
-            if called_because_forward_raised():  # its dictionary is being read: the hook goes at the next event
+            raised = called_because_forward_raised()
+            if raised:  # its dictionary is being read: the hook goes at the next event
                 exception = sys.exc_info()[1]
                 error = error_of(exception) if exception is not None else None
             else:
@@ -162,7 +164,7 @@ class Outermost:
             if thread.in_forward:
                 self.leave(thread, now_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
+            self._capture.guard.fault(iterated=raised)
 
     def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
         """See the start of a region that runs no hooks; return what is to see its end."""

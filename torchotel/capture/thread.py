@@ -34,13 +34,14 @@ class ThreadState:
         emit: Callable[[ThreadState, str, list[Part]], None],
         user_span: Callable[[], SpanReference | None],
         device_marks: DeviceMarks,
+        fault: Callable[[], None],
         begins: Callable[[ThreadState], None] = lambda _: None,
     ) -> None:
         self.thread = threading.current_thread()
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
-        self.backward = BackwardStamps()
+        self.backward = BackwardStamps(fault)
         self.device_log = DeviceLog(device_marks)
         self.machine = StepMachine(self._take, partial(emit, self), user_span, partial(begins, self))
         self.held = HeldSteps()
@@ -94,7 +95,7 @@ class ThreadState:
         self.given_ids.clear()
         self.backward.clear()
         if self.owner is not None:
-            self.owner, self.backward = None, BackwardStamps()
+            self.owner, self.backward = None, self.backward.another()
 
     def _take(self, part: Part) -> None:
         if part.detailed:
