@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 
 from torchotel._config import Config
 from torchotel._errors import ConfigError
+from torchotel._guard import Guard
 from torchotel._session import Session
 from torchotel._stats import Stats, no_stats
 
@@ -42,7 +43,8 @@ class Handle:
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._stats = no_stats()
         off = config.disabled or get_worker_info() is not None
-        self._session = None if off else Session(config, model, wait=wait)
+        self._guard = Guard("torchotel", limit=1000)
+        self._session = None if off else self._begin(config, model, wait=wait)
         atexit.register(self._exit)
         if multiprocessing.parent_process() is not None:  # such a child ends without atexit
             multiprocessing.util.Finalize(self, self._exit, exitpriority=0)
@@ -72,10 +74,10 @@ class Handle:
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
-                session.stop(timeout_s, finished=finished)
+                self._guard.guarded(session.stop)(timeout_s, finished=finished)
                 if self._zero_code:
-                    session.discard_empty()
-                self._stats = session.stats()
+                    self._guard.guarded(session.discard_empty)()
+                self._stats = self._guard.guarded(session.stats)() or no_stats()
         atexit.unregister(self._exit)
 
     def stats(self) -> Stats:
@@ -85,7 +87,7 @@ class Handle:
         `spans_exported + spans_dropped + spans_sampled_out`.
         """
         session = self._session
-        return self._stats.copy() if session is None else session.stats()
+        return self._stats.copy() if session is None else self._guard.guarded(session.stats)() or no_stats()
 
     def detail(self, *, steps: int) -> None:
         """Record the next steps in detail, whatever the setting; may be called from any thread.
@@ -122,7 +124,7 @@ class Handle:
             session.discard()
             self._session = None
             try:
-                self._session = Session(wanted, model)
+                self._session = self._begin(wanted, model, wait=False)
             except ConfigError:
                 self.shutdown()  # so that a later call starts anew
                 raise
@@ -137,6 +139,15 @@ class Handle:
             )
         if model is not None:
             session.learn(model)
+
+    def _begin(self, config: Config, model: Module | None, *, wait: bool) -> Session | None:
+        try:
+            return Session(config, model, wait=wait)
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001  # the program goes on without us
+            self._guard.fault()
+            return None
 
     @property
     def session(self) -> Session | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 
 from torchotel import _names as names
 from torchotel._buffer import Buffer
 from torchotel._config import Config
-from torchotel._errors import ConfigError
 from torchotel._exporting import make_exporters, open_record
+from torchotel._guard import Guard
 from torchotel._process import is_child
 from torchotel._publisher import Publisher
 from torchotel._records import Unit
@@ -57,6 +58,7 @@ class Session:
         wait: bool = False,
     ) -> None:
         self._config = config
+        self._guard = Guard("the session", limit=1000)
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         self._metrics = Metrics(
             self._outcomes,
@@ -64,12 +66,26 @@ class Session:
             lambda: self._overhead.ratio,
             module_histograms=config.module_histograms,
         )
-        self._stats = ExportStats(self._metrics.exported)
+        self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
         self._run_id = find_run_id(config.run_id, os.environ)
         self._resource = describe_process(config.service_name, script_name(), self._run_id, os.environ, versions())
         self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
         self._started_ns = time.time_ns()
         self._record = open_record(config, self._resource, self._stats) if exporters is None else None
+        with ExitStack() as undo:  # of what is open by then, where the rest can't be had
+            undo.callback(self._discard_record)
+            self._build(model, exporters, undo, wait=wait)
+            undo.pop_all()
+
+    def _build(
+        self,
+        model: torch.nn.Module | None,
+        exporters: Sequence[TraceExporter] | None,
+        undo: ExitStack,
+        *,
+        wait: bool,
+    ) -> None:
+        config = self._config
         if exporters is None:
             exporters = make_exporters(config, self._resource, self._stats, self._record)
         self._exporters = exporters
@@ -102,9 +118,14 @@ class Session:
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
-        self._publisher = self._publish(wait=wait or is_child())
+        self._publisher = Publisher(
+            config, self._metrics, self._resource, package_version(), self._stats, os.environ, wait=wait or is_child()
+        )
+        undo.callback(lambda: self._publisher.shutdown(time.monotonic(), finished=False))
         self._describe(finished=False)
         self._worker.start()
+        undo.callback(self._worker.stop, 0.0)
+        undo.callback(self._capture.uninstall)
         if model is not None:
             self._capture.learn(model)
         self._capture.install()
@@ -125,18 +146,18 @@ class Session:
 
     def flush(self, timeout_s: float) -> bool:
         """Bring out what has ended; False where it could not be in time."""
-        self._capture.flush()
+        self._guard.guarded(self._capture.flush)()
         deadline_s = time.monotonic() + timeout_s
         complete = self._worker.flush(timeout_s)
         return self._publisher.flush(deadline_s) and complete
 
     def pause(self) -> None:
         """Take every hook out, and hand over what there is."""
-        self._capture.pause()
+        self._guard.guarded(self._capture.pause)()
 
     def resume(self) -> None:
         """Put them back."""
-        self._capture.resume()
+        self._guard.guarded(self._capture.resume)()
 
     def detach(self) -> None:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
@@ -151,8 +172,7 @@ class Session:
     def discard(self) -> None:
         """End before anything was seen, and leave no run file behind."""
         self.stop(0, finished=False)
-        if self._record is not None:
-            self._record.discard()
+        self._discard_record()
 
     def stop(self, timeout_s: float, *, finished: bool = True) -> None:
         """Take every hook out, bring out what is left, end the threads, close ports and files.
@@ -161,23 +181,23 @@ class Session:
             timeout_s: For all of it.
             finished: Whether this is a normal end of the run.
         """
-        self._capture.uninstall()
-        self._capture.end()
-        deadline_s = time.monotonic() + timeout_s
-        self._worker.stop(timeout_s)
+        deadline_s, guarded = time.monotonic() + timeout_s, self._guard.guarded
+        guarded(self._capture.uninstall)()
+        guarded(self._capture.end)()
+        guarded(self._worker.stop)(deadline_s - time.monotonic())
         for exporter in self._exporters:  # the run file last: it says what became of the spans
             if exporter is self._record:
-                self._describe(finished=True)
-            exporter.shutdown(max(deadline_s, time.monotonic() + 0.1))
+                guarded(self._describe)(finished=True)
+            guarded(exporter.shutdown)(max(deadline_s, time.monotonic() + 0.1))
         # Last, since it says what became of the spans.
-        self._publisher.shutdown(max(deadline_s, time.monotonic() + 0.1), finished=finished)
+        guarded(self._publisher.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=finished)
 
     def stats(self) -> Stats:
         """Count spans, steps and errors."""
         counts = self._stats.read()
         capture = self._capture
         optional = (capture.gradients, capture.watches, capture.memory, capture.rates, capture.device_marks)
-        guards = [part.guard for part in (capture, *optional, self._worker, self._publisher)]
+        guards = [self._guard, *(part.guard for part in (capture, *optional, self._worker, self._publisher))]
         return Stats(
             spans_recorded=self._worker.spans_recorded,
             spans_exported=counts.exported,
@@ -192,17 +212,9 @@ class Session:
             overhead_ratio=self._overhead.ratio,
         )
 
-    def _publish(self, *, wait: bool) -> Publisher:
-        try:
-            return Publisher(
-                self._config, self._metrics, self._resource, package_version(), self._stats, os.environ, wait=wait
-            )
-        except ConfigError:
-            for exporter in self._exporters:
-                exporter.shutdown(time.monotonic())
-            if self._record is not None:
-                self._record.discard()
-            raise
+    def _discard_record(self) -> None:
+        if self._record is not None:
+            self._record.discard()
 
     def _prepare(self) -> None:
         self._publisher.prepare()

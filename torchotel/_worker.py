@@ -67,9 +67,9 @@ class Worker:
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
         self._starter, self._on_line, self._on_first = starter, on_line, on_first
-        self._on_start = on_start
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard = Guard("the worker", limit=1000)
+        self._on_start = self.guard.guarded(on_start)
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
         self._measure_log = self.guard.guarded(metrics.log)
         self._on_step = self.guard.guarded(on_step)
@@ -110,14 +110,15 @@ class Worker:
     def _run(self) -> None:
         self._on_start()
         for exporter in self._exporters:
-            exporter.prepare()
+            self.guard.guarded(exporter.prepare)()
+        drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)
-            self._drain()
-            self._answer_flushes()
-        self._drain()
-        self._send_folded()
-        self._answer_flushes()
+            drain()
+            answer()
+        drain()
+        self.guard.guarded(self._send_folded)()
+        answer()
 
     def _send_folded(self) -> None:
         for unit in self._fold.rest():
@@ -125,18 +126,11 @@ class Worker:
 
     def _answer_flushes(self) -> None:
         while not self._flushes.empty():
-            self._send_folded()
             request = self._flushes.get()
-            complete = [self._guarded_flush(exporter, request.deadline_s) for exporter in self._exporters]
-            request.complete = all(complete)
+            self.guard.guarded(self._send_folded)()
+            complete = [self.guard.guarded(exporter.flush)(request.deadline_s) for exporter in self._exporters]
+            request.complete = all(complete)  # whoever waits must have an answer
             request.done.set()
-
-    def _guarded_flush(self, exporter: TraceExporter, deadline_s: float) -> bool:
-        try:
-            return exporter.flush(deadline_s)
-        except Exception:  # noqa: BLE001  # whoever waits must have an answer
-            self.guard.fault()
-            return False
 
     def _drain(self) -> None:
         while (record := self._buffer.take()) is not None:
@@ -147,7 +141,7 @@ class Worker:
                 self._lost(record.span_estimate())
         self._lost(self._buffer.take_dropped())
         for exporter in self._exporters:
-            exporter.push()
+            self.guard.guarded(exporter.push)()
 
     def _or_lost(self, export: Callable[[Kind], None], record: Kind) -> None:
         """Export a record; one that can't be must not end the thread."""
@@ -205,5 +199,5 @@ class Worker:
     def _send(self, trace: Trace) -> None:
         if self._exporters:
             self.spans_recorded += len(trace.spans)
-        for exporter in self._exporters:
-            exporter.export(trace)
+        for exporter in self._exporters:  # what one can't take, it counts itself
+            self.guard.guarded(exporter.export)(trace)
