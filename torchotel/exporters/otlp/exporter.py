@@ -81,21 +81,22 @@ class RequestExporter(TraceExporter):
                 if not taken:
                     self._traces.append(trace.trace_id)
                 taken += spans
-        except Exception as error:
-            self.stats.error(type(error).__name__)
-            self.stats.dropped(len(trace.spans) - taken)
-            if not self._complained:
-                self._complained = True
-                _logger.exception("Could not encode a trace; further ones are only counted")
+        except Exception as error:  # noqa: BLE001  # the next one may be good
+            self._failed(error, len(trace.spans) - taken)
         if self._batch and time.monotonic() - self._since_s > MAX_AGE_S:
             self.push()
 
     def push(self) -> None:
         """Hand what was taken to the sender, without waiting."""
-        if self._batch:
-            body = self._envelope.wrap(self._batch)
-            spans, self._batch, self._spans, self._bytes = self._spans, [], 0, 0
-            traces, self._traces = self._traces, []
+        if not self._batch:
+            return
+        batch, self._batch, spans, self._spans, self._bytes = self._batch, [], self._spans, 0, 0
+        traces, self._traces = self._traces, []
+        try:
+            body = self._envelope.wrap(batch)
+        except Exception as error:  # noqa: BLE001  # the next one may be good
+            self._failed(error, spans)
+        else:
             self._sender.put(body, spans, traces)
 
     def flush(self, deadline_s: float) -> bool:
@@ -107,6 +108,13 @@ class RequestExporter(TraceExporter):
         """Send all that was taken, by `deadline_s`, and end the sender."""
         self.push()
         self._sender.shutdown(deadline_s)
+
+    def _failed(self, error: Exception, spans: int) -> None:
+        self.stats.error(type(error).__name__)
+        self.stats.dropped(spans)
+        if not self._complained:
+            self._complained = True
+            _logger.error("Could not encode a trace; further ones are only counted", exc_info=error)
 
     def _add(self, spans: int, data: bytes) -> None:
         if self._spans + spans > self._max_spans or self._bytes + len(data) > self._max_bytes:

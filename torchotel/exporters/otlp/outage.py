@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import suppress
 
 from torchotel.exporters.otlp.signals import Signal
 
@@ -57,12 +58,14 @@ class OutageLog:
         """Say that the endpoint takes requests again, where it was warned about."""
         if self._warned:
             self._warned = False
-            _logger.info("%s reach %s again", self._signal.items.capitalize(), self._endpoint)
+            with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
+                _logger.info("%s reach %s again", self._signal.items.capitalize(), self._endpoint)
 
     def _warn(self, cause: str, message: str, *args: object) -> bool:
         now_s = time.monotonic()
         if now_s < self._quiet_until_s.get(cause, now_s):
             return False
         self._quiet_until_s[cause] = now_s + QUIET_S
-        _logger.warning(message, *args)
+        with suppress(Exception):  # as above
+            _logger.warning(message, *args)
         return True

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from torchotel.exporters.otlp.outage import OutageLog
@@ -150,11 +151,13 @@ class Sender:
                 try:
                     reply = self._deliver(request)
                 except Exception as error:
-                    _logger.exception("Could not send %s to %s", self._signal.items, self._transport.endpoint)
+                    with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
+                        _logger.exception("Could not send %s to %s", self._signal.items, self._transport.endpoint)
                     reply = Reply(error_type=type(error).__name__)
                     self._stats.error(type(error).__name__)
                 self._settle(request, reply)
-            self._transport.close()
+            with suppress(Exception):  # nobody is left to tell
+                self._transport.close()
 
     def _next(self) -> _Request | None:
         with self._changed:
