@@ -50,6 +50,11 @@ class GrpcReceiver(TraceServiceServicer, MetricsServiceServicer):
 
     def __init__(self, address: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None) -> None:
         self.answers: deque[Refusal | ExportTraceServiceResponse] = deque()
+        self.always: Refusal | ExportTraceServiceResponse | None = None
+        """What is said once there is nothing else to say; None: OK."""
+        self.may_answer = threading.Event()
+        """Cleared: every answer waits."""
+        self.may_answer.set()
         self.calls: list[Call] = []
         self.spans: list[Span] = []
         """Spans of the calls that were answered with OK."""
@@ -73,9 +78,10 @@ class GrpcReceiver(TraceServiceServicer, MetricsServiceServicer):
     def Export(  # noqa: N802  # the name that gRPC calls, for both services
         self, request: ExportTraceServiceRequest | ExportMetricsServiceRequest, context: grpc.ServicerContext
     ) -> ExportTraceServiceResponse | ExportMetricsServiceResponse:
+        self.may_answer.wait()
         with self._changed:
             self._changed.notify_all()
-            answer = self.answers.popleft() if self.answers else None
+            answer = self.answers.popleft() if self.answers else self.always
             if isinstance(request, ExportTraceServiceRequest):
                 self.calls.append(Call(request, dict(context.invocation_metadata())))
             if isinstance(answer, Refusal):

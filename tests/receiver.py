@@ -52,9 +52,16 @@ class Receiver(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
+        self.always = Answer(200)
+        """What is said once there is nothing else to say."""
+        self.may_answer = threading.Event()
+        """Cleared: every answer waits."""
+        self.may_answer.set()
+        self.dead = False
+        """Hangs up on connections that are open still."""
         self.answers: deque[Answer] = deque()
         self.requests: list[Received] = []
         """All requests, in the order of their coming."""
@@ -71,7 +78,7 @@ class Receiver(ThreadingHTTPServer):
         with self._changed:
             self.pushed.append(pushed)
             self._changed.notify_all()
-            return self.push_answers.popleft() if self.push_answers else Answer(200)
+            return self.push_answers.popleft() if self.push_answers else self.always
 
     def wait_for_pushed(self, n_requests: int, timeout_s: float = 10.0) -> list[Pushed]:
         """Give the requests with metrics when there are `n_requests` of them."""
@@ -83,7 +90,7 @@ class Receiver(ThreadingHTTPServer):
     def take(self, received: Received) -> Answer:
         """Keep a request and choose its answer."""
         with self._changed:
-            answer = self.answers.popleft() if self.answers else Answer(200)
+            answer = self.answers.popleft() if self.answers else self.always
             self.requests.append(received)
             if 200 <= answer.status < 300:
                 self.spans += received.spans()
@@ -112,7 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
+        server = cast("Receiver", self.server)
+        if server.dead:
+            self.close_connection = True
+            return
         answer = self._take(body)
+        server.may_answer.wait()
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -140,9 +152,9 @@ def rejected(spans: int, reason: str) -> Answer:
 
 
 @contextmanager
-def receiver() -> Iterator[Receiver]:
+def receiver(port: int = 0) -> Iterator[Receiver]:
     """Run a receiver."""
-    server = Receiver()
+    server = Receiver(port)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:

@@ -1,0 +1,122 @@
+"""Whatever fails, the program computes what it would have, waits for nothing, and every span is counted.
+
+Rows are faults, columns are claims: `Outcome.check` holds all of them on each row.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+import fault_loops
+import faults_inside
+import faults_outside
+import pytest
+import torch
+from receiver import Receiver
+from torch import Tensor
+
+import torchotel
+from torchotel._stats import Stats
+
+LIMIT_S = 3.0
+"""Given to `shutdown`."""
+Loop = Callable[[], list[Tensor]]
+
+
+@cache
+def uninstrumented(loop: Loop) -> list[Tensor]:
+    """Give what a loop computes without torchotel."""
+    return loop()
+
+
+class Outcome(NamedTuple):
+    """What became of a program and of what was to be recorded of it."""
+
+    loop: Loop
+    computed: list[Tensor]
+    stats: Stats
+    shutdown_s: float
+    messages: list[str]
+    """Warnings and errors of torchotel's logger, by their first line."""
+
+    def check(self) -> None:
+        """Hold every claim."""
+        expected = uninstrumented(self.loop)
+        assert len(self.computed) == len(expected)
+        assert all(torch.equal(one, other) for one, other in zip(self.computed, expected, strict=True))
+        assert len(self.messages) == len(set(self.messages)), self.messages
+        ends = ("spans_exported", "spans_dropped", "spans_sampled_out")
+        assert self.stats["spans_recorded"] == sum(self.stats[end] for end in ends), self.stats  # type: ignore[literal-required]  # they are its keys
+        assert self.shutdown_s < LIMIT_S + 1.0  # the machine may be busy
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """Give what torchotel has said so far."""
+    with caplog.at_level(logging.WARNING, "torchotel"):
+        yield lambda: [record.getMessage().splitlines()[0] for record in caplog.records if record.name == "torchotel"]
+
+
+def run(loop: Loop, endpoint: str, messages: Callable[[], list[str]]) -> Outcome:
+    """Train under `instrument()`, and end."""
+    handle = torchotel.instrument(endpoint=endpoint, detail="all", gradient_norms=True, prometheus_port=None)
+    computed = loop()
+    handle.flush(LIMIT_S)
+    began_s = time.monotonic()
+    handle.shutdown(LIMIT_S)
+    return Outcome(loop, computed, handle.stats(), time.monotonic() - began_s, messages())
+
+
+# Endpoints.
+
+
+@pytest.mark.parametrize("fault", faults_outside.FAULTS, ids=str)
+def test_endpoint(
+    fault: faults_outside.Fault, messages: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it takes nothing, too late or only a part, the loop ends before it has answered, and all is counted."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+    with faults_outside.faulty(fault) as endpoint:
+        handle = torchotel.instrument(
+            endpoint=endpoint.url, protocol=fault.protocol, detail="all", metrics_exporter="otlp"
+        )
+        fault_loops.train()
+        handle.flush(0.5)
+        endpoint.amid()
+        computed = fault_loops.train()
+        endpoint.after()
+        if fault.arrives:
+            assert handle.flush(30)
+        began_s = time.monotonic()
+        handle.shutdown(LIMIT_S)
+        outcome = Outcome(fault_loops.train, computed, handle.stats(), time.monotonic() - began_s, messages())
+    outcome.check()
+    arrived, recorded = outcome.stats["spans_exported"], outcome.stats["spans_recorded"]
+    assert {True: arrived == recorded, False: arrived == 0, None: 0 < arrived < recorded}[fault.arrives]
+    assert bool(outcome.messages) == (outcome.stats["export_errors"] > 0), outcome.messages
+
+
+# Errors of our own.
+
+INSIDE = [
+    *((fault_loops.train, place, only) for place in faults_inside.HOOKS for only in (0, 2)),
+    *((fault_loops.train_compiled, place, only) for place in faults_inside.COMPILED for only in (0, 2)),
+    *((fault_loops.train, place, 0) for place in (*faults_inside.ONCE, *faults_inside.WORKER)),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # of what is deprecated where it is compiled
+@pytest.mark.parametrize(("loop", "place", "only"), INSIDE)
+def test_internal_error(loop: Loop, place: str, only: int, server: Receiver, messages: Callable[[], list[str]]) -> None:
+    """An error of torchotel's own, at each call of a function or at its second, reaches nobody but the log."""
+    uninstrumented(loop)
+    with faults_inside.breaking(place, only) as breakage:
+        outcome = run(loop, server.url.removesuffix("/v1/traces"), messages)
+        outcome.check()
+    assert breakage.raised, "nothing has failed"
+    assert outcome.messages, "nobody was told"
