@@ -20,6 +20,7 @@ NOT_RUN = {
     "runs until it is stopped",
     "takes minutes",
     "run by tests/test_examples.py",
+    "names a script of the reader's",
 }
 """The reasons why a block is not run here; each stands above the block."""
 SHOWN_ONLY = {"text", "yaml"}
