@@ -16,6 +16,7 @@ WORDS = {
     "_errors",
     "_guard",
     "_kinds",
+    "_listening",
     "_names",
     "_process",
     "_ranks",

@@ -40,8 +40,9 @@ def test_a_taken_port_costs_a_warning(caplog: pytest.LogCaptureFixture, tmp_path
     """Another one is bound, and the target file says which."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        settings = {"traces_exporter": "none", "discovery_dir": tmp_path, "service_name": "digits"}
-        with torchotel.instrument(prometheus_port=taken, **settings) as handle:
+        with torchotel.instrument(
+            service_name="digits", prometheus_port=taken, traces_exporter="none", discovery_dir=tmp_path
+        ) as handle:
             assert handle.prometheus_port not in {taken, None}
             assert value(scrape(handle.prometheus_port).series, "torch_steps_total") == 0
             (target,) = json.loads(next(tmp_path.iterdir()).read_text())

@@ -7,7 +7,7 @@ from importlib import metadata
 
 from torchotel._errors import ConfigError
 from torchotel._text import cut
-from torchotel.cli import demo, diff, doctor, export, report, run, summary
+from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
 from torchotel.report import RunError
 
 USAGE = 2
@@ -23,6 +23,7 @@ _COMMANDS = {
     "diff": diff,
     "export": export,
     "doctor": doctor,
+    "stack": stack,
 }
 
 

@@ -1,0 +1,115 @@
+"""The stack in containers: `deploy/compose.yaml`, run by Docker or Podman."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from torchotel.stack import places
+from torchotel.stack.errors import StackError
+from torchotel.stack.servers import Ports
+
+_ANSWER_S = 30.0
+_UP_S = 1800.0
+"""For fetching images; podman-compose would wait for ever for a container that died at once."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What runs a compose file."""
+
+    command: tuple[str, ...]
+    reaches_loopback: bool
+    """Whether a container in the host's network is on the loopback of this machine."""
+
+
+def find_engine() -> Engine:
+    """Find what can run the compose file.
+
+    Raises:
+        StackError: Nothing can; it says why, of each.
+    """
+    missing: list[str] = []
+    engine = _docker(missing) or _podman(missing)
+    if engine is None:
+        reasons = "\n".join(f"  {reason}" for reason in missing)
+        raise StackError(
+            f"no container engine can be used:\n{reasons}\n"
+            "Install Docker (https://docs.docker.com/engine/install) or Podman with podman-compose, or do without: "
+            "torchotel stack up --native"
+        )
+    return engine
+
+
+def up(engine: Engine, ports: Ports, *, small: bool) -> None:
+    """Start what does not run."""
+    files = ["compose.yaml"]
+    files += [] if engine.reaches_loopback else ["compose.desktop.yaml"]
+    files += ["compose.small.yaml"] if small else []
+    _compose(engine, ports, files, "up", "--detach")
+
+
+def down(engine: Engine, ports: Ports) -> None:
+    """Stop all and keep the data."""
+    _compose(engine, ports, ["compose.yaml"], "down")
+
+
+def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> None:
+    folder = places.shipped()
+    command = [*engine.command, *(word for file in files for word in ("-f", str(folder / file))), *words]
+    environ = {
+        **os.environ,
+        **ports.variables(),
+        "TORCHOTEL_DISCOVERY_DIR": str(places.targets()),
+        "GRAFANA_PASSWORD": places.grafana_password(),
+    }
+    try:
+        done = subprocess.run(command, env=environ, timeout=_UP_S, check=False)  # noqa: S603 - found above
+    except subprocess.TimeoutExpired as error:
+        raise StackError(f"{' '.join(command)} did not come to an end in {_UP_S:g} s") from error
+    if done.returncode:
+        raise StackError(f"{' '.join(command)} failed with exit code {done.returncode}; it says why above")
+
+
+def _docker(missing: list[str]) -> Engine | None:
+    if shutil.which("docker") is None:
+        missing.append("docker: not installed")
+        return None
+    about = _ask("docker", "info", "--format", "{{.OperatingSystem}} {{.SecurityOptions}}")
+    if about.returncode:
+        missing.append(f"docker: its daemon does not answer ({_last_line(about)})")
+        return None
+    if _ask("docker", "compose", "version").returncode:
+        missing.append("docker: has no compose (https://docs.docker.com/compose/install)")
+        return None
+    apart = "Docker Desktop" in about.stdout or "name=rootless" in about.stdout
+    return Engine(("docker", "compose"), sys.platform == "linux" and not apart)
+
+
+def _podman(missing: list[str]) -> Engine | None:
+    if shutil.which("podman") is None:
+        missing.append("podman: not installed")
+        return None
+    if shutil.which("podman-compose") is None:
+        missing.append("podman: has no compose (pip install podman-compose)")
+        return None
+    about = _ask("podman", "info")
+    if about.returncode:
+        missing.append(f"podman: does not work here ({_last_line(about)})")
+        return None
+    return Engine(("podman-compose",), sys.platform == "linux")
+
+
+def _ask(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603 - above
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer in {_ANSWER_S:g} s")
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -1,0 +1,90 @@
+"""The stack as plain processes: the configurations in `deploy/`, run by the binaries of `backends`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torchotel.stack import backends, places
+from torchotel.stack.process import Process
+from torchotel.stack.servers import Ports, Server
+
+_BACKENDS = {"jaeger": backends.JAEGER, "prometheus": backends.PROMETHEUS, "collector": backends.COLLECTOR}
+_FLAGS = (
+    "--storage.tsdb.retention.time=15d",
+    "--storage.tsdb.retention.size=20GB",
+    "--enable-feature=exemplar-storage",
+    "--web.enable-otlp-receiver",
+)
+"""Prometheus's, as in compose.yaml."""
+
+
+def binaries(servers: list[Server], say: Callable[[str], None]) -> dict[str, Path]:
+    """Find the servers' binaries, or build them."""
+    return {server.name: backends.ensure(_BACKENDS[server.name], say) for server in servers}
+
+
+def start(binaries: Mapping[str, Path], ports: Ports, *, small: bool) -> None:
+    """Start what does not run."""
+    environ = _environ(ports, small=small)
+    for name, binary in binaries.items():
+        arguments = _prometheus(ports, small=small) if name == "prometheus" else [_config(name)]
+        process(name).start([str(binary), *arguments], environ)
+
+
+def stop() -> None:
+    """Stop all, the Collector first: what it holds still goes to Jaeger."""
+    for name in reversed(_BACKENDS):
+        process(name).stop()
+
+
+def process(name: str) -> Process:
+    """Give the process of a server."""
+    return Process(_folder(name))
+
+
+def _folder(name: str) -> Path:
+    return places.state() / "native" / name
+
+
+def _config(name: str) -> str:
+    return f"--config={places.shipped() / name / f'{name}.yaml'}"
+
+
+def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
+    """Say to the configurations what differs from a container."""
+    chosen = {
+        **ports.variables(),
+        "JAEGER_LISTEN_HOST": "127.0.0.1",
+        "COLLECTOR_LISTEN_HOST": "127.0.0.1",
+        "JAEGER_OTLP_ENDPOINT": f"127.0.0.1:{ports.jaeger_otlp_grpc}",
+        "JAEGER_UI_CONFIG": str(places.shipped() / "jaeger" / "ui.json"),
+        "JAEGER_STORAGE": str(_folder("jaeger") / "data"),
+        "COLLECTOR_STORAGE": str(_folder("collector") / "data"),
+    }
+    if small:
+        chosen |= {"JAEGER_OTLP_GRPC_PORT": str(ports.otlp_grpc), "JAEGER_OTLP_HTTP_PORT": str(ports.otlp_http)}
+    # What OTEL_* says is meant for the training.
+    return {**{name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}, **chosen}
+
+
+def _prometheus(ports: Ports, *, small: bool) -> list[str]:
+    """Lay out a folder as the container has it, and give the arguments."""
+    folder = _folder("prometheus")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(places.shipped() / "prometheus" / "prometheus.yml", folder)
+    shutil.rmtree(folder / "rules", ignore_errors=True)
+    shutil.copytree(places.shipped() / "prometheus" / "rules", folder / "rules")
+    (folder / "targets").unlink(missing_ok=True)
+    (folder / "targets").symlink_to(places.targets())
+    collector = [f"127.0.0.1:{port}" for port in (ports.collector_metrics, ports.collector_telemetry)]
+    (folder / "collector.json").write_text(json.dumps([] if small else [{"targets": collector}]))
+    return [
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{ports.prometheus}",
+        *_FLAGS,
+    ]
