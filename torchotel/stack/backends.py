@@ -47,7 +47,12 @@ JAEGER = Backend(
     "2.13.0",
     ("jaeger",),
     # The last tag of v1 is v2.13.0 too: later ones can't be had as modules, since their path has no /v2.
-    module_builder("github.com/jaegertracing/jaeger", "v1.76.0", {"jaeger": "cmd/jaeger"}),
+    module_builder(
+        "github.com/jaegertracing/jaeger",
+        "v1.76.0",
+        {"jaeger": "cmd/jaeger"},
+        says=("github.com/jaegertracing/jaeger/internal/version.latestVersion", "v2.13.0"),
+    ),
 )
 COLLECTOR = Backend("otelcol", "0.155.0", ("otelcol",), collector_builder("0.155.0"))
 PROMETHEUS = Backend(
@@ -58,6 +63,7 @@ PROMETHEUS = Backend(
         "github.com/prometheus/prometheus",
         "v0.315.0",
         {"prometheus": "cmd/prometheus", "promtool": "cmd/promtool"},
+        says=("github.com/prometheus/common/version.Version", "3.15.0"),
         # Targets come from files here; the clients of two dozen clouds are most of the build.
         tags="remove_all_sd",
     ),

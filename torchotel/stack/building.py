@@ -12,21 +12,31 @@ from pathlib import Path
 
 from torchotel.stack.errors import StackError
 
-_SMALL = ("-trimpath", "-ldflags=-s -w")
+_SMALL = "-ldflags=-s -w"
 _MOST_SAID = 3000
 """Characters of a failed build's last words."""
 _LOCAL_REPLACE = re.compile(r"^replace .*=> \.\.?/.*$|^\t\S+ => \.\.?/.*$", re.MULTILINE)
 
 
 def module_builder(
-    module: str, version: str, packages: Mapping[str, str], tags: str = ""
+    module: str, version: str, packages: Mapping[str, str], *, says: tuple[str, str] | None = None, tags: str = ""
 ) -> Callable[[Path, Path], None]:
-    """Give what builds a module's packages, by the names of their binaries, out of one folder into another."""
+    """Give what builds packages of a module out of one folder into another.
+
+    Args:
+        module: The module.
+        version: Its version.
+        packages: By the names of their binaries.
+        says: The variable that holds the version which they tell, and that version.
+        tags: Build tags.
+    """
+    stamp = f" -X {says[0]}={says[1]}" if says else ""
 
     def build(work: Path, made: Path) -> None:
         _repeat_module(work, module, version)
         for name, package in packages.items():
-            go(work, "build", *_SMALL, f"-tags={tags}", "-o", str(made / name), f"{module}/{package}")
+            flags = (f"{_SMALL}{stamp}", f"-tags={tags}")
+            go(work, "build", "-trimpath", *flags, "-o", str(made / name), f"{module}/{package}")
 
     return build
 
@@ -42,7 +52,7 @@ def collector_builder(version: str) -> Callable[[Path, Path], None]:
         # Without this it tidies the module too, and needs what the tests of every component need.
         _call(work, str(work / "builder"), "--config=collector.yaml", "--skip-get-modules", "--skip-compilation")
         (work / "sources" / "go.mod").write_text(_module_of(manifest, version))
-        go(work / "sources", "build", *_SMALL, "-o", str(made / "otelcol"), ".")
+        go(work / "sources", "build", "-trimpath", _SMALL, "-o", str(made / "otelcol"), ".")
 
     return build
 
@@ -71,5 +81,7 @@ def _repeat_module(work: Path, module: str, version: str) -> None:
     (work / "go.mod").write_text("module backend\n")
     found = json.loads(go(work, "mod", "download", "-json", f"{module}@{version}"))
     theirs = Path(found["GoMod"]).read_text()
+    # Its checksums come along: not every one of them is to be had from the database of checksums.
+    (work / "go.sum").write_bytes(Path(found["Dir"], "go.sum").read_bytes())
     ours = re.sub(r"^module .*$", "module backend", theirs, count=1, flags=re.MULTILINE)
     (work / "go.mod").write_text(f"{_LOCAL_REPLACE.sub('', ours)}\nrequire {module} {version}\n")

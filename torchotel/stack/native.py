@@ -13,7 +13,7 @@ from torchotel.stack.process import Process
 from torchotel.stack.servers import Ports, Server
 
 _BACKENDS = {"jaeger": backends.JAEGER, "prometheus": backends.PROMETHEUS, "collector": backends.COLLECTOR}
-_FLAGS = (
+FLAGS = (
     "--storage.tsdb.retention.time=15d",
     "--storage.tsdb.retention.size=20GB",
     "--enable-feature=exemplar-storage",
@@ -86,5 +86,5 @@ def _prometheus(ports: Ports, *, small: bool) -> list[str]:
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{ports.prometheus}",
-        *_FLAGS,
+        *FLAGS,
     ]

@@ -1,0 +1,133 @@
+"""The configurations in `deploy/`, checked by the servers that read them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backend_binaries import built
+
+from torchotel.stack import native
+from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS, Backend, ensure
+from torchotel.stack.building import module_builder
+from torchotel.stack.places import shipped
+from torchotel.stack.servers import Ports
+
+DEPLOY = shipped()
+COMPOSE = Backend(
+    "compose-go",  # what `docker compose` reads its files with
+    "2.16.2",
+    ("compose-go",),
+    module_builder("github.com/compose-spec/compose-go/v2", "v2.16.2", {"compose-go": "cmd"}),
+)
+DESKTOP, SMALL = "compose.desktop.yaml", "compose.small.yaml"
+STACKS = [(), (DESKTOP,), (SMALL,), (DESKTOP, SMALL)]
+CHECKS = {
+    "jaeger": (JAEGER, None, ("validate", "--config")),
+    "collector": (COLLECTOR, None, ("validate", "--config")),
+    "prometheus": (PROMETHEUS, "promtool", ("check", "config")),
+}
+FILES = {"jaeger": "jaeger.yaml", "collector": "collector.yaml", "prometheus": "prometheus.yml"}
+
+
+def check(server: str, file: Path) -> "subprocess.CompletedProcess[str]":
+    backend, name, words = CHECKS[server]
+    command = [str(built(backend, name)), *words, str(file)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("server", CHECKS)
+def test_a_server_takes_its_configuration(server: str) -> None:
+    done = check(server, DEPLOY / server / FILES[server])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("server", CHECKS)
+def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path: Path) -> None:
+    """So the claim above can fail."""
+    shutil.copytree(DEPLOY / server, tmp_path / server)
+    file = tmp_path / server / FILES[server]
+    file.write_text(file.read_text() + "\nmisspelt: {}\n")
+    done = check(server, file)
+    assert done.returncode != 0
+    assert "misspelt" in done.stdout + done.stderr
+
+
+def composed(*overrides: str) -> Any:
+    """Read the compose file as `docker compose` does."""
+    if not COMPOSE.is_there and shutil.which("go") is None:
+        pytest.skip("there is no go to build the reader of compose files with")
+    command = [str(ensure(COMPOSE)), "-format", "json", "compose.yaml", *overrides]
+    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["services"]
+
+
+def environment(service: Any) -> dict[str, str]:
+    """Give what a service is told; where files were merged it comes as a list."""
+    told = service["environment"]
+    return dict(told if isinstance(told, dict) else (pair.split("=", 1) for pair in told))
+
+
+@pytest.mark.parametrize("overrides", STACKS, ids="+".join)
+def test_the_stack_is_seen_from_this_machine_alone(overrides: tuple[str, ...]) -> None:
+    """Whoever is in the host's network listens on its loopback, and ports are published there."""
+    services = composed(*overrides)
+    for service in services.values():
+        assert {port["host_ip"] for port in service.get("ports", [])} <= {"127.0.0.1"}
+        assert service.get("privileged") is None
+        assert service["cap_drop"] == ["ALL"]
+        assert service["mem_limit"]
+    in_host = {name for name, service in services.items() if service.get("network_mode") == "host"}
+    assert in_host == (set() if DESKTOP in overrides else {"prometheus", "grafana"})
+    if in_host:
+        assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
+        assert environment(services["grafana"])["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    assert environment(services["grafana"])["GF_AUTH_ANONYMOUS_ENABLED"] == "false"
+
+
+@pytest.mark.parametrize("overrides", STACKS, ids="+".join)
+def test_all_that_is_mounted_is_there(overrides: tuple[str, ...]) -> None:
+    """An engine would make a folder of what is missing; nothing but volumes can be written to."""
+    for service in composed(*overrides).values():
+        for mount in service["volumes"]:
+            if mount["type"] == "bind":
+                assert Path(mount["source"]).exists(), mount
+                assert mount["read_only"]
+
+
+@pytest.mark.parametrize("overrides", STACKS, ids="+".join)
+def test_one_server_alone_takes_otlp(overrides: tuple[str, ...]) -> None:
+    """Jaeger where there is no Collector."""
+    takers = {
+        name
+        for name, service in composed(*overrides).items()
+        if not service.get("profiles") and "4318" in {port["published"] for port in service.get("ports", [])}
+    }
+    assert takers == {"jaeger" if SMALL in overrides else "collector"}
+
+
+def test_images_are_of_the_versions_that_are_tested() -> None:
+    images = {name: service["image"] for name, service in composed().items()}
+    assert all(re.fullmatch(r"docker\.io/[\w/-]+:v?\d+\.\d+\.\d+", image) for image in images.values())
+    for name, backend in (("jaeger", JAEGER), ("collector", COLLECTOR), ("prometheus", PROMETHEUS)):
+        assert images[name].rpartition(":")[2].removeprefix("v") == backend.version
+
+
+def test_every_port_that_can_be_chosen_is_known_to_the_command() -> None:
+    asked = {name for file in DEPLOY.glob("compose*.yaml") for name in re.findall(r"\$\{(\w+_PORT)", file.read_text())}
+    assert asked <= Ports().variables().keys()
+    for file in DEPLOY.glob("*/*.yaml"):
+        pairs = re.findall(r"\$\{(?:env:)?(\w+_PORT):-(\d+)\}", file.read_text())
+        small = {"JAEGER_OTLP_GRPC_PORT": "4317", "JAEGER_OTLP_HTTP_PORT": "4318"}
+        assert dict(pairs).items() <= {**Ports().variables(), **small}.items()
+
+
+@pytest.mark.parametrize("overrides", STACKS, ids="+".join)
+def test_prometheus_runs_alike_in_containers_and_without(overrides: tuple[str, ...]) -> None:
+    places = ("--config.file=", "--storage.tsdb.path=", "--web.listen-address=")
+    command = composed(*overrides)["prometheus"]["command"]
+    assert {word for word in command if not word.startswith(places)} == set(native.FLAGS)

@@ -1,0 +1,136 @@
+"""`torchotel stack`: real servers come up, take a run, and go down; what is missing is said."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import commands
+import pytest
+from backend_binaries import built
+from prometheus_server import until
+
+from torchotel.stack.backends import BACKENDS, cache
+from torchotel.stack.servers import Ports
+
+TRAIN = """
+import sys, torch, torchotel
+torchotel.instrument(service_name="digits")
+model = torch.nn.Linear(2, 1)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+print("trained", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Stack:
+    """The command, with folders and ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        with ExitStack() as held:
+            free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in Ports().variables()]
+            numbers = [str(one.getsockname()[1]) for one in free]
+        self.ports = dict(zip(Ports().variables(), numbers, strict=True))
+        self.environ = {"XDG_STATE_HOME": str(folder), "TORCHOTEL_BACKENDS": str(cache()), **self.ports}
+        self._folder = folder
+
+    def __call__(self, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        return commands.torchotel("stack", *words, cwd=self._folder, **{**self.environ, **environ})
+
+    def ask(self, server: str, path: str) -> str:
+        with urlopen(f"http://localhost:{self.ports[f'{server}_PORT']}{path}", timeout=10) as answer:  # http
+            return str(answer.read().decode())
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(tmp_path)
+    yield made
+    made("down")
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["through the Collector", "straight to Jaeger"])
+def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, small: bool) -> None:
+    """`up` prints what the training needs, and nothing else is needed; `down` ends all that it began."""
+    for backend in BACKENDS:
+        built(backend)
+    up = stack("up", "--native", *(["--small"] if small else []))
+    assert up.returncode == 0, up.stderr
+    said = dict(line.split()[1].split("=", 1) for line in up.stdout.splitlines() if line.startswith("  export "))
+    assert set(said) == {"TORCHOTEL_DISCOVERY_DIR", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+    train(tmp_path, stack, said)
+    status = stack("status")
+    assert status.returncode == 0, status.stdout
+    servers = ["jaeger", "prometheus"] + ([] if small else ["collector"])
+    assert [line.split()[:2] for line in status.stdout.splitlines()] == [[name, "healthy"] for name in servers]
+    assert stack("down").returncode == 0
+    status = stack("status")
+    assert status.returncode == 1
+    assert {line.split()[1] for line in status.stdout.splitlines()} == {"down"}
+    for port in stack.ports.values():
+        socket.create_server(("127.0.0.1", int(port))).close()
+
+
+def train(folder: Path, stack: Stack, said: dict[str, str]) -> None:
+    """Train until Jaeger and Prometheus have both seen it."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", TRAIN],
+        cwd=folder,
+        env=commands.environment(**said),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout
+    assert program.stdout.readline() == "trained\n"
+    query = "/api/v1/query?query=torch_steps_total"
+    (steps,) = until(lambda: json.loads(stack.ask("PROMETHEUS", query))["data"]["result"], bool)
+    assert steps["metric"]["job"] == "digits"
+    program.communicate("\n")
+    until(lambda: json.loads(stack.ask("JAEGER", "/api/services"))["data"], lambda names: "digits" in (names or []))
+
+
+def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
+    """And a second `up` leaves the others alone."""
+    for backend in BACKENDS:
+        built(backend)
+    assert stack("up", "--native").returncode == 0
+    before = {line.split()[0]: line.split()[-1] for line in stack("status").stdout.splitlines()}
+    subprocess.run(["kill", "-9", before["collector"]], check=True)  # noqa: S607  # of this test's own server
+    until(lambda: stack("status").stdout, lambda text: "collector  down" in text)
+    assert stack("up", "--native").returncode == 0
+    after = {line.split()[0]: line.split()[-1] for line in stack("status").stdout.splitlines()}
+    assert {name for name in after if after[name] != before[name]} == {"collector"}
+    other = stack("up", "--native", "--small")
+    assert other.returncode == 1
+    assert other.stderr.startswith("the stack is up as plain processes: take that down first")
+
+
+def test_a_taken_port_is_named_with_who_has_it(stack: Stack) -> None:
+    """Nothing is started then."""
+    with socket.create_server(("127.0.0.1", int(stack.ports["JAEGER_PORT"]))):
+        up = stack("up", "--native")
+    assert up.returncode == 1
+    assert f"  {stack.ports['JAEGER_PORT']} of jaeger: process " in up.stderr
+    assert "choose others" in up.stderr
+    assert stack("down").stderr.startswith("no stack is up")
+
+
+def test_a_machine_without_an_engine_is_told_what_to_do(stack: Stack, tmp_path: Path) -> None:
+    up = stack("up", PATH=str(tmp_path))
+    assert up.returncode == 1
+    assert "docker: not installed" in up.stderr
+    assert "podman: not installed" in up.stderr
+    assert "torchotel stack up --native" in up.stderr
+
+
+def test_a_port_that_is_none_is_refused(stack: Stack) -> None:
+    up = stack("up", JAEGER_PORT="http")
+    assert up.returncode == 1
+    assert up.stderr == "JAEGER_PORT: got 'http', takes a port between 1 and 65535\n"
