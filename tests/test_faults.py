@@ -6,6 +6,7 @@ Rows are faults, columns are claims: `Outcome.check` holds all of them on each r
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -20,7 +21,9 @@ from receiver import Receiver
 from torch import Tensor
 
 import torchotel
+from torchotel._buffer import Buffer
 from torchotel._stats import Stats
+from torchotel.exporters.otlp.exporter import RequestExporter
 
 LIMIT_S = 3.0
 """Given to `shutdown`."""
@@ -61,11 +64,14 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str
         yield lambda: [record.getMessage().splitlines()[0] for record in caplog.records if record.name == "torchotel"]
 
 
-def run(loop: Loop, endpoint: str, messages: Callable[[], list[str]]) -> Outcome:
+def run(
+    loop: Loop, endpoint: str, messages: Callable[[], list[str]], after: Callable[[], object] = lambda: None
+) -> Outcome:
     """Train under `instrument()`, and end."""
     handle = torchotel.instrument(endpoint=endpoint, detail="all", gradient_norms=True, prometheus_port=None)
     computed = loop()
-    handle.flush(LIMIT_S)
+    after()
+    handle.flush(1.0)
     began_s = time.monotonic()
     handle.shutdown(LIMIT_S)
     return Outcome(loop, computed, handle.stats(), time.monotonic() - began_s, messages())
@@ -79,7 +85,7 @@ def test_endpoint(
     fault: faults_outside.Fault, messages: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it takes nothing, too late or only a part, the loop ends before it has answered, and all is counted."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20" if fault.arrives else "1")
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
     with faults_outside.faulty(fault) as endpoint:
         handle = torchotel.instrument(
@@ -99,6 +105,20 @@ def test_endpoint(
     arrived, recorded = outcome.stats["spans_exported"], outcome.stats["spans_recorded"]
     assert {True: arrived == recorded, False: arrived == 0, None: 0 < arrived < recorded}[fault.arrives]
     assert bool(outcome.messages) == (outcome.stats["export_errors"] > 0), outcome.messages
+
+
+# A worker that does not come.
+
+
+def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop ends while the worker is held; the oldest steps make room and are counted, the newest arrive."""
+    may_work = threading.Event()
+    monkeypatch.setattr("torchotel._session.Buffer", lambda: Buffer(limit=200))
+    monkeypatch.setattr(RequestExporter, "prepare", lambda _: may_work.wait())
+    outcome = run(fault_loops.train, server.url.removesuffix("/v1/traces"), messages, may_work.set)
+    outcome.check()
+    assert 0 < outcome.stats["spans_dropped"] < outcome.stats["spans_recorded"]
+    assert outcome.stats["spans_exported"] == len(server.spans) > 0
 
 
 # Errors of our own.
