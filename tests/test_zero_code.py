@@ -16,6 +16,7 @@ COMMAND = Path(sys.executable).with_name("opentelemetry-instrument")
 
 WITHOUT_DISTRO = {"OTEL_PYTHON_DISTRO": "none", "OTEL_PYTHON_CONFIGURATOR": "none"}
 """opentelemetry-distro is installed here; by other names than its own nothing is configured, as without it."""
+DISTRO = {"OTEL_PYTHON_DISTRO": "distro", "OTEL_PYTHON_CONFIGURATOR": "configurator"}
 
 TRAIN = """
 import sys
@@ -71,13 +72,7 @@ def test_sends_the_steps_of_a_script_and_a_module(folder: Path, server: Receiver
 
 
 def test_replays_through_the_provider_of_the_distro(folder: Path) -> None:
-    done = _instrument(
-        folder,
-        "train.py",
-        OTEL_TRACES_EXPORTER="console",
-        OTEL_PYTHON_DISTRO="distro",
-        OTEL_PYTHON_CONFIGURATOR="configurator",
-    )
+    done = _instrument(folder, "train.py", OTEL_TRACES_EXPORTER="console", **DISTRO)
     assert (done.returncode, _said(done)) == (0, "")
     assert done.stdout.count('"name": "torch.step"') == 3
     assert done.stdout.count('"telemetry.auto.version"') >= 3  # of the resource that the configurator makes
@@ -102,17 +97,21 @@ def test_stays_out_where_it_is_disabled(folder: Path, variables: dict[str, str])
     assert (done.stdout, _said(done)) == ("False\n", "")
 
 
+@pytest.mark.parametrize("around", [WITHOUT_DISTRO, DISTRO], ids=["without distro", "with distro"])
 @pytest.mark.parametrize(
     "variables",
     [{"TORCHOTEL_DETAIL": "some"}, {"TORCHOTEL_RECORD": "nowhere/train.py/folder"}],
     ids=["checked before", "found out when torch is there"],
 )
-def test_warns_of_a_bad_variable_once_and_runs_the_program(folder: Path, variables: dict[str, str]) -> None:
+def test_says_a_bad_variable_once_and_runs_the_program(
+    folder: Path, variables: dict[str, str], around: dict[str, str]
+) -> None:
+    """On standard error itself: the instrumentation of logging takes what is logged away from there."""
     (folder / "nowhere").symlink_to(folder)
-    # The instrumentation of logging would send it as a log record, and not to standard error.
-    done = _instrument(folder, "train.py", OTEL_PYTHON_DISABLED_INSTRUMENTATIONS="logging", **variables)
+    done = _instrument(folder, "train.py", **around, **variables)
     assert (done.returncode, done.stdout) == (0, "trained []\n")
     (line,) = _said(done).splitlines()
+    assert line.startswith("torchotel: ")
     assert ": got " in line
     assert line.endswith(". Nothing is instrumented.")
 

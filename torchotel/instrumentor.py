@@ -3,8 +3,8 @@
 Nothing else imports this: it needs opentelemetry-instrumentation, which whoever runs that command has.
 """
 
-import logging
 import os
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -16,13 +16,11 @@ from torchotel._instrument import uninstrument
 from torchotel._process import is_fork_server
 from torchotel._zero_code import start_with_torch
 
-_logger = logging.getLogger("torchotel")
-
 
 class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is untyped
     """Do what `torchotel.instrument()` does, once the program has imported torch.
 
-    `instrument` takes the same settings. A bad one is warned of and nothing is instrumented: who wrote the program
+    `instrument` takes the same settings. A bad one is said and nothing is instrumented: who wrote the program
     need not be who set the variables.
     """
 
@@ -34,14 +32,16 @@ class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is 
         try:
             config = Config.read(kwargs, os.environ)
         except ConfigError as error:
-            _warn(error)
+            _say(error)
             return
         if not config.disabled and not is_fork_server():  # its children are forked, and those are left alone
-            start_with_torch(kwargs, wait=True, failed=_warn)
+            start_with_torch(kwargs, wait=True, failed=_say)
 
     def _uninstrument(self, **kwargs: Any) -> None:
         uninstrument()
 
 
-def _warn(error: ConfigError) -> None:
-    _logger.warning("%s. Nothing is instrumented.", error)
+def _say(error: ConfigError) -> None:
+    # Not logged: the instrumentation of logging puts a handler on the root logger that sends records elsewhere, and
+    # Python's own handler of last resort is silent from then on.
+    print(f"torchotel: {error}. Nothing is instrumented.", file=sys.stderr)  # noqa: T201  # see above
