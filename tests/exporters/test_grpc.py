@@ -17,6 +17,7 @@ from traces import RESOURCE, flat, proto, request, rich
 from torchotel._receiver import OtlpCompression, Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, metadata, read_target
+from torchotel.exporters.otlp.retry import RetryPolicy
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.signals import METRICS, TRACES
 from torchotel.exporters.stats import ExportCounts, ExportStats
@@ -40,7 +41,7 @@ def transport(endpoint: str, timeout_s: float = 5.0, compression: OtlpCompressio
 @contextmanager
 def sending(endpoint: str, timeout_s: float = 5.0) -> Iterator[tuple[Sender, ExportStats]]:
     stats = ExportStats()
-    sender = Sender(transport(endpoint, timeout_s), stats, first_backoff_s=0.01)
+    sender = Sender(transport(endpoint, timeout_s), stats, retry=RetryPolicy(0.01))
     yield sender, stats
     sender.shutdown(soon())
 

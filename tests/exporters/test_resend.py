@@ -11,6 +11,7 @@ from senders import http
 
 from torchotel.exporters.otlp import resend as resend_module
 from torchotel.exporters.otlp.resend import Resend
+from torchotel.exporters.otlp.retry import RetryPolicy
 
 
 def _requests(count: int, spans: int = 1) -> list[dict[str, Any]]:
@@ -53,10 +54,17 @@ def test_waits_as_it_is_asked_to_and_else_longer_each_time() -> None:
         assert len(server.spans) == 2
 
 
+def test_no_pause_asked_for_is_a_pause_of_our_own() -> None:
+    with receiver() as server:
+        server.answers.append(Answer(503, {"Retry-After": "0"}))
+        _, _, pauses = _retried(server)
+    assert pauses == [1.0]
+
+
 def test_gives_up_in_time() -> None:
     with receiver() as server:
         server.answers.extend([Answer(503)] * 2)
-        found, whole, pauses = _retried(server, max_elapsed_s=1.5)
+        found, whole, pauses = _retried(server, retry=RetryPolicy(max_elapsed_s=1.5))
         assert (whole, found.arrived, found.failure) == (False, 0, "it answered 503 Service Unavailable")
         assert pauses == [1.0]  # the clock did not move while it slept; two more seconds would be too late
 

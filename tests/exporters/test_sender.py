@@ -14,16 +14,17 @@ from receiver import Answer, Receiver, rejected
 from senders import http, sender_threads, soon
 
 from torchotel._receiver import Receiver as OtlpReceiver
-from torchotel.exporters.otlp.http_transport import HttpTransport, retry_after_s
-from torchotel.exporters.otlp.sender import Sender
 from torchotel._receiver import without_credentials
+from torchotel.exporters.otlp.http_transport import HttpTransport, retry_after_s
+from torchotel.exporters.otlp.retry import RetryPolicy
+from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
 @contextmanager
 def sending(url: str, timeout_s: float = 5.0, backoff_s: float = 0.01) -> Iterator[tuple[Sender, ExportStats]]:
     stats = ExportStats()
-    sender = Sender(http(url, timeout_s), stats, first_backoff_s=backoff_s)
+    sender = Sender(http(url, timeout_s), stats, retry=RetryPolicy(backoff_s))
     yield sender, stats
     sender.shutdown(soon())
 
@@ -66,6 +67,18 @@ def test_retry_after(server: Receiver) -> None:
         sender.put(b"", 1)
         first, second = server.wait_for_requests(2)
     assert 1.0 <= second.time_s - first.time_s < 3.0
+
+
+@pytest.mark.parametrize("asked", ["0", "Wed, 21 Oct 2015 07:28:00 GMT"])
+def test_no_pause_asked_for_is_a_pause_of_our_own(server: Receiver, asked: str) -> None:
+    """An endpoint that says to come back at once is not called without a pause."""
+    server.always = Answer(503, {"Retry-After": asked})
+    stats = ExportStats()
+    sender = Sender(http(server.url), stats, retry=RetryPolicy(0.1, 0.8))
+    sender.put(b"", 1)
+    assert not sender.flush(soon())
+    sender.shutdown(soon())
+    assert 2 <= len(server.requests) <= 4  # after 0.1, 0.2 and 0.4 s, a quarter more or less
 
 
 def test_retry_after_reads_dates() -> None:
@@ -111,7 +124,7 @@ def test_gives_up(server: Receiver) -> None:
     """A request that fails for too long makes room for the next."""
     server.answers += [Answer(503)] * 5
     stats = ExportStats()
-    sender = Sender(http(server.url), stats, first_backoff_s=0.05, max_elapsed_s=0.1)
+    sender = Sender(http(server.url), stats, retry=RetryPolicy(0.05, 0.1))
     sender.put(b"", 7)
     assert not sender.flush(soon())
     sender.shutdown(soon())

@@ -14,6 +14,7 @@ from torchotel._config import Config
 from torchotel._receiver import Receiver
 from torchotel.exporters.otel_metrics import ProviderInstruments
 from torchotel.exporters.otlp.connect import make_transport
+from torchotel.exporters.otlp.retry import RetryPolicy
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.signals import METRICS
 from torchotel.exporters.outlets import MetricsOutlet
@@ -76,7 +77,9 @@ class OtlpMetricsOutlet(MetricsOutlet):
     ) -> None:
         self._pushing, self._resource, self._metrics, self._version = pushing, resource, metrics, version
         self._transport = make_transport(receiver, METRICS, version=version)
-        self._sender = Sender(self._transport, stats, signal=METRICS, max_elapsed_s=pushing.export_timeout_s)
+        self._sender = Sender(
+            self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=pushing.export_timeout_s)
+        )
         self._wait, self._ended = wait, False
         self._instruments: ProviderInstruments | None = None
         self._pusher: _Pusher | None = None

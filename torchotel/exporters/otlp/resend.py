@@ -1,13 +1,14 @@
 """Send what was recorded earlier, and wait for each request's end."""
 
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torchotel.exporters.otlp.exporter import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
 from torchotel.exporters.otlp.from_json import parts
-from torchotel.exporters.otlp.sender import FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_ELAPSED_S
+from torchotel.exporters.otlp.retry import DEFAULT_RETRY, RetryPolicy
 from torchotel.exporters.otlp.transport import Reply, Transport
 
 
@@ -16,13 +17,11 @@ class Resend:
     """Bring requests of OTLP/JSON to an endpoint, one after the other, until one cannot be delivered.
 
     Nobody trains meanwhile, so nothing is dropped to save time: a request that the endpoint asks to send again is sent
-    again, with a pause that doubles or as long as it asks, for up to `max_elapsed_s`. Where not even the first request
-    finds anybody there, nothing is tried again.
+    again as `retry` says. Where not even the first request finds anybody there, nothing is tried again.
     """
 
     transport: Transport
-    max_elapsed_s: float = MAX_ELAPSED_S
-    first_backoff_s: float = FIRST_BACKOFF_S
+    retry: RetryPolicy = DEFAULT_RETRY
     sleep: Callable[[float], object] = time.sleep
     arrived: int = 0
     """Spans that the endpoint took."""
@@ -65,21 +64,14 @@ class Resend:
         return True
 
     def _deliver(self, body: bytes) -> Reply:
-        give_up_s = time.monotonic() + self.max_elapsed_s
-        for backoff_s in _backoffs(self.first_backoff_s):
+        began_s = time.monotonic()
+        for attempts in itertools.count(1):
             reply = self.transport.send(body, None)
             self._answered = self._answered or reply.answered
-            if reply.error_type is None or not reply.retry or not self._answered:
+            if reply.error_type is None or not self._answered:
                 return reply
-            pause_s = backoff_s if reply.retry_after_s is None else reply.retry_after_s
-            if time.monotonic() + pause_s > give_up_s:
+            pause_s = self.retry.pause_s(reply, attempts, time.monotonic() - began_s)
+            if pause_s is None:
                 return reply
             self.sleep(pause_s)
-        raise AssertionError("backoffs never end")
-
-
-def _backoffs(first_s: float) -> Iterator[float]:
-    backoff_s = first_s
-    while True:
-        yield backoff_s
-        backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        raise AssertionError("attempts never end")

@@ -1,5 +1,6 @@
 """A thread that brings encoded requests to an endpoint and never lets anybody wait for it."""
 
+import itertools
 import logging
 import random
 import threading
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from torchotel.exporters.otlp.outage import OutageLog
+from torchotel.exporters.otlp.retry import DEFAULT_RETRY, RetryPolicy
 from torchotel.exporters.otlp.signals import TRACES, Signal
 from torchotel.exporters.otlp.transport import Reply, Transport
 from torchotel.exporters.stats import ExportStats
@@ -20,10 +22,6 @@ _logger = logging.getLogger("torchotel")
 
 MAX_REQUESTS = 64
 MAX_BYTES = 64 * 1024 * 1024
-MAX_ELAPSED_S = 64.0
-"""A request that cannot be delivered for so long is given up."""
-FIRST_BACKOFF_S = 1.0
-MAX_BACKOFF_S = 32.0
 CLOSING_BACKOFF_S = 0.5
 """Longest pause of our own in `shutdown`, while an endpoint answers but does not take the request."""
 
@@ -47,8 +45,7 @@ class Sender:
         signal: What the requests hold.
         max_requests: Requests that may wait.
         max_bytes: Bytes that may wait, before compression.
-        max_elapsed_s: Time after which a request is given up.
-        first_backoff_s: Wait after the first failure; it doubles with each further one.
+        retry: When a request is tried again, and when it is given up.
     """
 
     def __init__(
@@ -59,15 +56,13 @@ class Sender:
         signal: Signal = TRACES,
         max_requests: int = MAX_REQUESTS,
         max_bytes: int = MAX_BYTES,
-        max_elapsed_s: float = MAX_ELAPSED_S,
-        first_backoff_s: float = FIRST_BACKOFF_S,
+        retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self._transport = transport
         self._stats = stats
         self._max_requests = max_requests
         self._max_bytes = max_bytes
-        self._max_elapsed_s = max_elapsed_s
-        self._first_backoff_s = first_backoff_s
+        self._retry = retry
         self._signal = signal
         self._outage = OutageLog(transport.endpoint, signal)
         self._changed = threading.Condition()
@@ -167,19 +162,17 @@ class Sender:
 
     def _deliver(self, request: _Request) -> Reply:
         body = self._transport.pack(request.body)
-        give_up_s = time.monotonic() + self._max_elapsed_s
-        backoff_s = self._first_backoff_s
-        while True:
+        began_s = time.monotonic()
+        for attempts in itertools.count(1):
             reply = self._transport.send(body, self._time_left_s())
             if reply.error_type is None:
                 return reply
             self._stats.error(reply.error_type)
             self._outage.failed(reply.error_type, reply.text)
-            # Spread by chance, so that the ranks of a run do not come back all at once.
-            spread_s = backoff_s * _random.uniform(0.75, 1.25)
-            if not (reply.retry and self._rest(reply, spread_s, give_up_s)):
+            pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - began_s, _random.random())
+            if pause_s is None or not self._rest(reply, pause_s):
                 return reply
-            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        raise AssertionError("attempts never end")
 
     def _settle(self, request: _Request, reply: Reply) -> None:
         lost = request.spans if reply.error_type is not None else min(reply.rejected, request.spans)
@@ -202,21 +195,18 @@ class Sender:
         deadline_s = self._deadline_s
         return None if deadline_s is None else (deadline_s - time.monotonic()) * 0.9
 
-    def _rest(self, reply: Reply, backoff_s: float, give_up_s: float) -> bool:
+    def _rest(self, reply: Reply, pause_s: float) -> bool:
         """Wait until the next attempt is due; False where there will be none."""
-        asked_s = reply.retry_after_s
+        due_s = time.monotonic() + pause_s
         with self._changed:
-            if self._deadline_s is not None:
-                backoff_s = min(backoff_s, CLOSING_BACKOFF_S)
-            due_s = time.monotonic() + (backoff_s if asked_s is None else asked_s)
-            if due_s > give_up_s:
-                return False
             if self._deadline_s is None:
-                self._changed.wait_for(lambda: self._deadline_s is not None, due_s - time.monotonic())
-                if asked_s is None or self._deadline_s is None:
+                self._changed.wait_for(lambda: self._deadline_s is not None, pause_s)
+                if reply.retry_after_s is None or self._deadline_s is None:
                     return True  # it is due, or `shutdown` came and leaves it one last chance
             elif not reply.answered:
                 return False  # nobody is there, and somebody waits for the program's end
+            else:
+                due_s += max(min(pause_s, CLOSING_BACKOFF_S), reply.retry_after_s or 0.0) - pause_s
             if due_s > self._deadline_s:
                 return False
             self._changed.wait_for(lambda: self._under_way is None, due_s - time.monotonic())
