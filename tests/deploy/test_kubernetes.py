@@ -1,0 +1,132 @@
+"""The manifests: Kubernetes takes them, they fit each other, and no pod may do more than it must."""
+
+import json
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from kustomized import FOLDER, STACKS, WHOLE, Manifest, config, containers, manifests, of_kind, pods
+
+MOST_BYTES = 262_144
+"""Of a manifest that `kubectl apply` can remember in its annotation."""
+OLDEST, NEWEST = "1.29", "1.37"
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("name", WHOLE)
+def test_kubernetes_takes_it(name: str, version: str) -> None:
+    """By its own schemas, with no field that it doesn't know and no kind that it doesn't bring."""
+    for manifest in manifests(name):
+        kubernetes_validate.validate(manifest, version, strict=True)
+        assert len(json.dumps(manifest)) < MOST_BYTES
+
+
+def test_a_misspelt_field_is_found() -> None:
+    """So the claim above can fail."""
+    manifest = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"selectors": {}}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest, NEWEST, strict=True)
+
+
+def ports(pod: Manifest) -> set[str]:
+    return {port["name"] for container in pod["spec"]["containers"] for port in container.get("ports", [])}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_services_find_their_pods(name: str) -> None:
+    for service in of_kind(name, "Service"):
+        wanted = service["spec"]["selector"].items()
+        (found,) = [pod for pod in pods(name).values() if wanted <= pod["metadata"]["labels"].items()]
+        assert {port["targetPort"] for port in service["spec"].get("ports", [])} <= ports(found)
+
+
+def config_maps(pod: Manifest) -> set[str]:
+    volumes = pod["spec"].get("volumes", [])
+    sources = [source for volume in volumes for source in (volume, *volume.get("projected", {}).get("sources", []))]
+    return {source["configMap"]["name"] for source in sources if "configMap" in source}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_pods_need_is_there(name: str) -> None:
+    """ConfigMaps, service accounts with their rights, and volumes for every mount."""
+    there = {one["metadata"]["name"] for one in of_kind(name, "ConfigMap")}
+    bound = {one["subjects"][0]["name"] for one in of_kind(name, "ClusterRoleBinding")}
+    for pod in pods(name).values():
+        assert config_maps(pod) <= there
+        spec = pod["spec"]
+        assert (spec.get("automountServiceAccountToken") is False) != (spec.get("serviceAccountName") in bound)
+    for owner in of_kind(name, "StatefulSet", "DaemonSet", "Deployment", "Job"):
+        spec = owner["spec"]["template"]["spec"]
+        claims = [one["metadata"]["name"] for one in owner["spec"].get("volumeClaimTemplates", [])]
+        volumes = {*claims, *(volume["name"] for volume in spec.get("volumes", []))}
+        assert {mount["name"] for one in spec["containers"] for mount in one["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_pods_may_do_no_more_than_they_must(name: str) -> None:
+    """Pod Security's `restricted`, and a limit to their memory."""
+    for pod, container in containers(name):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        own = container["securityContext"]
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        assert own.get("readOnlyRootFilesystem") or container["name"] == "opensearch"  # it writes beside its own data
+        assert "memory" in container["resources"]["limits"]
+
+
+def test_versions_are_those_of_the_compose_file() -> None:
+    """Where both have a server; the rest is pinned too."""
+    composed = yaml.safe_load((FOLDER.parent / "compose.yaml").read_text())["services"].values()
+    pinned = {repository: tag for repository, _, tag in (one["image"].rpartition(":") for one in composed)}
+    images = [container["image"].rpartition(":") for _, container in containers("base")]
+    assert len({repository for repository, _, _ in images} & pinned.keys()) == 3
+    for repository, _, tag in images:
+        assert tag[0] in "v0123456789"
+        assert tag == pinned.get(repository, tag)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_everything_is_in_its_namespace(name: str) -> None:
+    for manifest in manifests(name):
+        if manifest["kind"] not in {"Namespace", "ClusterRole", "ClusterRoleBinding"}:
+            assert manifest["metadata"]["namespace"] == "torchotel"
+
+
+def test_nobody_is_let_in_where_nothing_says_so() -> None:
+    """Each pod has a policy of its own that names its ports, or none: then it takes no connection at all."""
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("base", "NetworkPolicy")}
+    assert policies.pop("nobody") == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert policies.pop("metrics")["ingress"][0]["ports"] == [{"port": 8888}]
+    served = {one["spec"]["selector"]["app.kubernetes.io/name"] for one in of_kind("base", "Service")}
+    assert set(policies) == served
+    for name, policy in policies.items():
+        pod = pods("base")[name]
+        own = {port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+        assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        assert let_in == own - {8888}
+
+
+def test_remote_write_changes_nothing_else() -> None:
+    """Its Prometheus is that of the base, and sends on what it has."""
+    ours = yaml.safe_load(config("overlays/remote-write", "prometheus"))
+    (sent,) = ours.pop("remote_write")
+    assert ours == yaml.safe_load(config("base", "prometheus"))
+    (prometheus,) = [
+        container for _, container in containers("overlays/remote-write") if container["name"] == "prometheus"
+    ]
+    folders = {mount["mountPath"] for mount in prometheus["volumeMounts"]}
+    assert {str(Path(file).parent) for file in sent["basic_auth"].values()} <= folders
+
+
+def test_all_dashboards_and_alerts_come_along() -> None:
+    """Grafana's chart finds the dashboards by their label."""
+    found = {one["metadata"]["name"]: one for one in of_kind("base", "ConfigMap")}
+    for file in (FOLDER.parent / "grafana" / "dashboards").glob("*.json"):
+        manifest = found[f"grafana-{file.stem}"]
+        assert manifest["data"] == {file.name: file.read_text()}
+        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+    rules = [file.read_text() for file in (FOLDER.parent / "prometheus" / "rules").glob("*.yaml")]
+    assert [config("base", "prometheus-rules")] == rules
