@@ -84,8 +84,8 @@ def trained(budget: float, longer: float, noise: Callable[[], float], steps: int
     return detail, detail_ms / plain_ms, cost.ratio
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.05, 0.3])
-@pytest.mark.parametrize("longer", [0.01, 0.05, 0.25, 1.0, 5.0])
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+@pytest.mark.parametrize("longer", [0.01, 0.25, 5.0])
 @pytest.mark.parametrize("budget", [0.002, 0.01, 0.05])
 def test_the_budget_holds(budget: float, longer: float, spread: float) -> None:
     """Whatever detail costs and however steps differ, it takes its share and no more; among even ones near to it."""
@@ -96,6 +96,21 @@ def test_the_budget_holds(budget: float, longer: float, spread: float) -> None:
         assert spent > budget / 2.3
     if spread == 0:
         assert measured == pytest.approx(longer / detail.every, rel=0.3)
+
+
+@pytest.mark.parametrize("period", [2, 8, 10, 64, 100])
+def test_what_the_program_does_now_and_then_is_not_what_detail_costs(period: int) -> None:
+    """Whoever logs or saves every so many steps meets detail by chance alone."""
+    detail, cost = Detail("auto"), Overhead()
+    for number in range(4096):
+        detailed = detail.of_step(number)
+        length_ms = (10.2 if detailed else 10) + (4 if number % period == 0 else 0)
+        cost.add(step(length_ms * MS, detailed=detailed, reason=detail.reason(number)))
+        if detailed and cost.at_most is not None:
+            detail.every = every_within(0.01, cost.at_most, detail.every)
+    assert detail.every <= 64
+    assert cost.ratio is not None
+    assert cost.ratio <= 0.01
 
 
 def test_what_costs_nothing_is_had_often() -> None:

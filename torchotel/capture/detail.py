@@ -2,15 +2,20 @@
 
 FIRST_STEPS = 10
 WHILE_MEASURING = 8
-"""Every such step is detailed until it is known what that costs."""
+"""One step of so many is detailed until it is known what that costs."""
 EVALUATIONS_EVERY = 64
+
+# Odd constants whose multiples spread over 64 bits: Steele, Lea and Flood, "Fast splittable pseudorandom number
+# generators", 2014, https://doi.org/10.1145/2660193.2660195.
+GOLDEN_64 = 0x9E3779B97F4A7C15
+SPREAD_64 = 0xBF58476D1CE4E5B9
 
 
 class Detail:
     """Decide by a step's number.
 
     Args:
-        setting: "auto" (the first ten steps, then every `every`-th), "all", "off", or n for every n-th.
+        setting: "auto" (the first ten steps, then one of each `every`), "all", "off", or n for every n-th.
     """
 
     def __init__(self, setting: str | int) -> None:
@@ -40,4 +45,23 @@ class Detail:
         return "first" if number < self._first else "sampled"
 
     def _is_due(self, number: int, every: int) -> bool:
-        return number < self._first or (every > 0 and number % every == 0)
+        if number < self._first or not every:
+            return number < self._first
+        return is_chosen(number, every) if self.steered else number % every == 0
+
+
+def is_chosen(number: int, every: int) -> bool:
+    """Tell whether a number is the one that is chosen of its block of `every`, a power of two.
+
+    Where in the block it stands changes from block to block: what a program does every 8th or 100th step would
+    otherwise come with detail always or never, and be taken for its cost. The same numbers are chosen on every rank,
+    and what is chosen of a larger block is chosen of the smaller ones too: each takes that of one of its halves.
+    """
+    half = 1
+    while half < every:
+        block = number // (2 * half)
+        takes_second = (block * GOLDEN_64 + half * SPREAD_64) >> 63 & 1
+        if (number // half) % 2 != takes_second:
+            return False
+        half *= 2
+    return True

@@ -116,8 +116,8 @@ def info_of(state: ModuleState, module: Module) -> ModuleInfo:
     """Return a module's name, made once for each place that it stands in."""
     if state.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
-        names = map(shortened, (state.model, state.path, type(module).__name__))
-        state.info = ModuleInfo(*names, _own_parameters(module), depth)
+        model, path, kind = (shortened(name) for name in (state.model, state.path, type(module).__name__))
+        state.info = ModuleInfo(model, path, kind, _own_parameters(module), depth)
     return state.info
 
 
