@@ -208,6 +208,7 @@ class Session:
             evaluations=self._worker.counts["evaluation"],
             steps_detailed=self._worker.detailed,
             calls_dropped=self._capture.calls_dropped,
+            stamps_dropped=self._capture.gate.dropped,
             internal_errors=sum(guard.faults for guard in guards),
             overhead_ratio=self._overhead.ratio,
         )

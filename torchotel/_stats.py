@@ -16,6 +16,8 @@ class Stats(TypedDict):
     evaluations: int
     steps_detailed: int
     calls_dropped: int
+    stamps_dropped: int
+    """Moments of backwards beyond what is kept of one step, as where one graph runs backward very many times."""
     internal_errors: int
     """Errors of our own, which never reach the program."""
     overhead_ratio: float | None
@@ -34,6 +36,7 @@ def no_stats() -> Stats:
         evaluations=0,
         steps_detailed=0,
         calls_dropped=0,
+        stamps_dropped=0,
         internal_errors=0,
         overhead_ratio=None,
     )

@@ -6,10 +6,13 @@ from types import CodeType, ModuleType
 
 import pytest
 import torch
+from device_clock import DeviceClock, net
 from support import recorded
 from torch import Tensor, nn
 from training import Model, train
 
+import torchotel
+from torchotel.capture import backward
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 
@@ -95,3 +98,30 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
     finally:
         capture.uninstall()
     assert abs(held[1] - held[0]) < 100 < held[0]
+
+
+def test_a_graph_that_runs_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step keeps so many moments of backwards and no more; what is beyond is counted, and the step is there."""
+    monkeypatch.setattr(backward, "MOST_STAMPS", 40)
+    with recorded() as run, torchotel.step():
+        loss = Model(lambda m, x: m.b(m.a(x)))(ROWS).sum()
+        for _ in range(30):
+            loss.backward(retain_graph=True)
+    assert len(run.steps) == 1
+    assert run.handle.stats()["stamps_dropped"] > 0
+
+
+def test_a_graph_that_outlives_us() -> None:
+    """Its hooks keep nothing once we are gone, on the host or on a device."""
+    clock = DeviceClock()
+    capture = Capture(lambda _: None, Detail("all"), clock=clock)
+    capture.install()
+    loss = net(clock)(ROWS).sum()
+    loss.backward(retain_graph=True)
+    capture.uninstall()
+    capture.end()
+    made = clock.made
+    for _ in range(5):
+        loss.backward(retain_graph=True)
+    (thread,) = capture.threads
+    assert (len(thread.backward.log), thread.device_log.take(), clock.made) == (0, None, made)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import train
 
 import torchotel
+from torchotel.capture.backward import Gate
 from torchotel.capture.device_clock import CudaClock
 from torchotel.capture.device_times import DeviceMarks
 from torchotel.capture.hooks import ModuleHooks
@@ -108,7 +109,7 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
     module_hooks.install()
 
     def toggle() -> None:
-        thread = ThreadState(lambda *_: None, lambda: None, DeviceMarks(CudaClock()), lambda: None)
+        thread = ThreadState(lambda *_: None, lambda: None, DeviceMarks(CudaClock()), Gate(), lambda: None)
         for number in range(5000):
             module_hooks.want(thread, detailed=number % 2 == 0)
             module_hooks.arm()

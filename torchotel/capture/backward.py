@@ -10,6 +10,7 @@ graph alive.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -24,6 +25,7 @@ from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number, node_o
 
 MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
 LONGEST_WAY = 1024  # remembered
+MOST_STAMPS = 1 << 18  # kept for one part
 
 DeviceStamp: TypeAlias = Callable[[int, int], None]
 """Takes a slot and the graph task."""
@@ -31,15 +33,25 @@ DeviceStamp: TypeAlias = Callable[[int, int], None]
 _next_slot = count().__next__  # unique over the process: a graph that lives on never stamps another call
 
 
+@dataclass(slots=True)
+class Gate:
+    """What hooks of nodes ask: a graph may live on, and its hooks with it, when capture has been taken out."""
+
+    open: bool = False
+    dropped: int = 0
+    """Stamps beyond `MOST_STAMPS`: a graph may run backward any number of times."""
+
+
 class BackwardStamps:
     """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards.
 
     Args:
+        gate: Whether anything is kept.
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, fault: Callable[[], None]) -> None:
-        self._fault = fault
+    def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
+        self._gate, self._fault = gate, fault
         self.log: list[Stamp] = []
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
@@ -48,7 +60,7 @@ class BackwardStamps:
 
     def another(self) -> BackwardStamps:
         """Return one with a log of its own."""
-        return BackwardStamps(self._fault)
+        return BackwardStamps(self._gate, self._fault)
 
     def clear(self) -> None:
         """Forget which nodes are hooked: numbers are shared only within one outermost call."""
@@ -144,14 +156,19 @@ class BackwardStamps:
         return slot
 
     def _stamp(self, slot: int) -> Callable[..., None]:
-        append, on_device, fault = self.log.append, self.on_device, self._fault
+        log, on_device, gate, fault = self.log, self.on_device, self._gate, self._fault
 
         def stamp(*_: object) -> None:
             try:
-                if not is_dynamo_compiling():  # compiled autograd traces hooks; in eager half of is_compiling()'s cost
-                    append((slot, perf_counter_ns(), graph_task()))
-                    if on_device is not None:
-                        on_device(slot, graph_task())
+                # Compiled autograd traces hooks; in eager it costs half of what is_compiling() does.
+                if is_dynamo_compiling() or not gate.open:
+                    return
+                if len(log) >= MOST_STAMPS:
+                    gate.dropped += 1
+                    return
+                log.append((slot, perf_counter_ns(), graph_task()))
+                if on_device is not None:
+                    on_device(slot, graph_task())
             except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
                 fault()
 

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from torchotel._guard import Guard
 from torchotel._records import Log, ModelInfo, Record, SpanReference
+from torchotel.capture.backward import Gate
 from torchotel.capture.calls import CallRecorder, error_of
 from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
@@ -71,6 +72,7 @@ class Capture:
         self.gradients = Gradients(self.paths, setting=gradient_norms)
         self.watches = Watches(self.thread)
         self.memory, self.rates = Memory(), LearningRates()
+        self.gate = Gate()
         self.device_marks = DeviceMarks(clock or CudaClock())
         self.live = LiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
@@ -94,7 +96,7 @@ class Capture:
 
     def install(self) -> None:
         """Put hooks and seams in; they see the next event."""
-        self.installed = True
+        self.installed = self.gate.open = True
         self.events.install()
         self.watches.install()
         self.compiling.install()
@@ -102,7 +104,7 @@ class Capture:
 
     def uninstall(self) -> None:
         """Take everything out; steps that are open stay until `end`. What can't be taken out keeps nothing else in."""
-        self.installed = False
+        self.installed = self.gate.open = self.device_marks.on = False
         with ExitStack() as parts:
             for thread in list(self.threads):
                 parts.callback(self.outermost.drop_exit_hook, thread)
@@ -203,7 +205,7 @@ class Capture:
         except AttributeError:
             self._retire_ended()
             thread = self._local.state = ThreadState(
-                self._emit, self._user_span, self.device_marks, self.guard.fault, self._begins
+                self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins
             )
             self.threads.add(thread)
             return thread

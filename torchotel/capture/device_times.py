@@ -20,6 +20,7 @@ from torchotel.capture.readings import is_capturing
 from torchotel.capture.seams import without_torch_function
 
 MOST_POOLED = 1 << 14  # events of a device that wait for their next use
+MOST_FORWARDS = 1 << 16  # of one part
 
 _next_slot = count(NO_CLOCK + 1).__next__
 
@@ -100,7 +101,7 @@ class DeviceLog:
 
     def call_ended(self, start: Mark) -> int:
         """Mark the end of a call's forward; return the slot where its time is found."""
-        end = self._marks.record(start.device)
+        end = self._marks.record(start.device) if len(self._forwards) < MOST_FORWARDS else None
         if end is None:
             self._marks.give_back([start])
             return NO_CLOCK

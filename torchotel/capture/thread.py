@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from torchotel._records import ModuleCall, Registration, SpanReference
-from torchotel.capture.backward import BackwardStamps
+from torchotel.capture.backward import BackwardStamps, Gate
 from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.held import HeldSteps
 from torchotel.capture.parts import Identity, Part
@@ -34,6 +34,7 @@ class ThreadState:
         emit: Callable[[ThreadState, str, list[Part]], None],
         user_span: Callable[[], SpanReference | None],
         device_marks: DeviceMarks,
+        gate: Gate,
         fault: Callable[[], None],
         begins: Callable[[ThreadState], None] = lambda _: None,
     ) -> None:
@@ -41,7 +42,7 @@ class ThreadState:
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
-        self.backward = BackwardStamps(fault)
+        self.backward = BackwardStamps(gate, fault)
         self.device_log = DeviceLog(device_marks)
         self.machine = StepMachine(self._take, partial(emit, self), user_span, partial(begins, self))
         self.held = HeldSteps()
