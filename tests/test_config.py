@@ -75,20 +75,23 @@ BAD: list[tuple[str, list[object]]] = [
 BAD_VARIABLES = [
     ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318"),
     ("traces_endpoint", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost:4318/v1/traces"),
-    ("protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
-    ("protocol", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
-    ("compression", "OTEL_EXPORTER_OTLP_COMPRESSION", "deflate"),
+    ("protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "http"),
+    ("protocol", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/xml"),
+    ("compression", "OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
     ("compression", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zstd"),
     ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "ten"),
     ("timeout_s", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0"),
     ("certificate", "OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
     ("client_certificate", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/no/such/file"),
     ("client_key", "OTEL_EXPORTER_OTLP_CLIENT_KEY", "/no/such/file"),
-    ("traces_exporter", "OTEL_TRACES_EXPORTER", "zipkin"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "file"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "otlp,none"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "otlp,file"),
     ("metrics_endpoint", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "localhost:4318/v1/metrics"),
     ("metrics_compression", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
     ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "0"),
-    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,console"),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,file"),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,none"),
     ("set_global_provider", "TORCHOTEL_SET_GLOBAL_PROVIDER", "yes"),
     ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "http"),
     ("discovery_dir", "TORCHOTEL_DISCOVERY_DIR", __file__),
@@ -251,7 +254,7 @@ def test_keeps_what_is_for_one_signal_from_the_other() -> None:
         "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none",
     }
     config = Config.read({}, environ)
-    assert (config.headers, config.metrics_headers) == ({"all": "1", "traces": "1"}, {"all": "1", "metrics": "1"})
+    assert (config.headers, config.metrics_headers) == ({"traces": "1"}, {"metrics": "1"})
     assert (config.compression, config.metrics_compression) == ("none", "gzip")
 
 
@@ -273,6 +276,34 @@ def test_ignores_a_sampler_that_is_not_known_with_a_warning(
     assert [variable in record.getMessage() and text in record.getMessage() for record in caplog.records] == [True]
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "used"),
+    [
+        ("OTEL_TRACES_EXPORTER", "zipkin", "traces_exporter", "otlp"),
+        ("OTEL_TRACES_EXPORTER", "zipkin,Console", "traces_exporter", "console"),
+        ("OTEL_TRACES_EXPORTER", "console,otlp", "traces_exporter", "otlp"),
+        ("OTEL_METRICS_EXPORTER", "console", "metrics_exporter", "prometheus"),
+        ("OTEL_METRICS_EXPORTER", "console, otlp", "metrics_exporter", "otlp"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "protocol", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "deflate", "compression", "gzip"),
+    ],
+)
+def test_leaves_out_what_is_meant_for_another_reader_of_a_variable_and_says_so_once(
+    variable: str, text: str, field: str, used: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A variable holds for the SDK, too, and what is legal there is no mistake."""
+    for _ in range(2):
+        value = getattr(Config.read({}, {variable: text}), field)
+        assert value == ((used,) if field == "metrics_exporter" else used)
+    (record,) = caplog.records
+    assert record.getMessage() == f"{variable}: torchotel does not take {text!r}, and uses {used!r}"
+
+
+def test_takes_the_general_variable_where_that_of_a_signal_is_for_another_reader() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    assert Config.read({}, environ).protocol == "grpc"
+
+
 def test_shows_no_more_of_an_object_than_its_class() -> None:
     given = {"tracer_provider": TracerProvider(), "prometheus_registry": CollectorRegistry()}
     config = Config.read(given, {})
@@ -290,15 +321,24 @@ def test_gives_each_local_rank_a_port_of_its_own() -> None:
     assert own_port(65_535, {"LOCAL_RANK": "1"}) == 0
 
 
-def test_merges_headers_and_skips_what_is_malformed(caplog: pytest.LogCaptureFixture) -> None:
+def test_headers_of_one_signal_keep_those_for_all_away() -> None:
     environ = {
-        "OTEL_EXPORTER_OTLP_HEADERS": "shared=1,secret-without-equals,api-key=general",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "api-key=traces,b=a%0d%0ainjected",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20ours",
+        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-vendor-key=theirs",
+    }
+    config = Config.read({}, environ)
+    assert config.receiver("traces").headers == {"x-vendor-key": "theirs"}
+    assert config.receiver("metrics").headers == {"authorization": "Bearer ours"}
+
+
+def test_skips_headers_that_are_malformed(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {
+        "OTEL_EXPORTER_OTLP_HEADERS": "shared=1,secret-without-equals,b=a%0d%0ainjected,api-key=general",
     }
     with caplog.at_level(logging.WARNING, "torchotel"):
         config = Config.read({}, environ)
-    assert config.headers == {"shared": "1", "api-key": "traces"}
-    assert len(caplog.records) == 2  # the one that is for both signals is told once
+    assert config.headers == config.metrics_headers == {"shared": "1", "api-key": "general"}
+    assert len(caplog.records) == 2  # each is for both signals, and told once
     assert "secret" not in caplog.text
 
 

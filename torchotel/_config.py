@@ -70,10 +70,10 @@ class Config:
     """Full URL that traces are posted to; left out: `endpoint` with `/v1/traces`. By its variable only."""
     metrics_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")] = ""
     """Full URL that metrics are posted to; left out: `endpoint` with `/v1/metrics`. By its variable only."""
-    headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", merged=True)] = field(default_factory=dict)
+    headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS")] = field(default_factory=dict)
     """Headers of each request. They carry credentials, so they are never shown."""
-    metrics_headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", signal="METRICS", merged=True)] = (
-        field(default_factory=dict)
+    metrics_headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", signal="METRICS")] = field(
+        default_factory=dict
     )
     """Headers of each request with metrics: the argument `headers`, or their own variables."""
     compression: Annotated[OtlpCompression, otlp(_COMPRESSIONS, "COMPRESSION")] = "gzip"

@@ -27,8 +27,6 @@ class Setting(NamedTuple):
     kind: Kind
     variables: tuple[str, ...]
     """The first one that is set wins."""
-    merged: bool = False
-    """Or all that are set join."""
 
     def checked(self, name: str, value: object) -> Any:
         """Give the value in its one form, or raise ConfigError."""
@@ -40,14 +38,10 @@ class Setting(NamedTuple):
     def read(self, name: str, environ: Mapping[str, str]) -> Any:
         """Read the field from its variables; UNSET where none is set."""
         # OpenTelemetry: an empty variable is one that is not set.
-        present = [variable for variable in self.variables if environ.get(variable, "").strip()]
-        if not present:
+        source = next((variable for variable in self.variables if environ.get(variable, "").strip()), None)
+        if source is None:
             return UNSET
-        if self.merged:
-            # Later pairs win, so the most particular variable comes last.
-            text, source = ",".join(environ[variable] for variable in present[::-1]), " and ".join(present)
-        else:
-            text, source = environ[present[0]].strip(), present[0]
+        text = environ[source].strip()
         try:
             return self.kind.check(self.kind.parse(text))
         except (ValueError, TypeError):
@@ -59,6 +53,6 @@ def env(kind: Kind, *variables: str) -> Setting:
     return Setting(kind, variables)
 
 
-def otlp(kind: Kind, name: str, *, signal: str = "TRACES", merged: bool = False) -> Setting:
+def otlp(kind: Kind, name: str, *, signal: str = "TRACES") -> Setting:
     """Read the variable of a signal, else the general one."""
-    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"), merged)
+    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"))

@@ -46,8 +46,7 @@ def _otlp() -> Iterator[Variable]:
     for option, does in options.items():
         yield Variable(f"OTEL_EXPORTER_OTLP_{option}", "torchotel", does)
         for signal in ("TRACES", "METRICS"):
-            own = "joins the general one, and wins" if option == "HEADERS" else "wins over the general one"
-            own = "the whole URL, taken verbatim" if option == "ENDPOINT" else own
+            own = "the whole URL, taken verbatim" if option == "ENDPOINT" else "wins over the general one"
             yield Variable(f"OTEL_EXPORTER_OTLP_{signal}_{option}", "torchotel", f"for {signal.lower()}: {own}")
         yield Variable(f"OTEL_EXPORTER_OTLP_LOGS_{option}", "nobody", _NO_LOGS)
     yield Variable(

@@ -95,6 +95,7 @@ def test_looks_behind_the_switch_that_turns_all_off() -> None:
         ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}, "but for slow, failed and NaN"),
         ({"OTEL_TRACES_SAMPLER_ARG": "0.1"}, "OTEL_TRACES_SAMPLER_ARG has no effect"),
         ({"OTEL_EXPORTER_OTLP_TIMEOUT": "5", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "50"}, "wins over"),
+        ({"OTEL_EXPORTER_OTLP_HEADERS": "a=1", "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "b=2"}, "wins over"),
         (
             {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"},
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT holds for traces alone; metrics are sent to http://localhost:4318",
@@ -116,7 +117,6 @@ def test_tells_what_does_not_go_together(environ: dict[str, str], text: str) -> 
     [
         {},
         {ENDPOINT: "https://x:4318", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://x:4318/v1/traces"},
-        {"OTEL_EXPORTER_OTLP_HEADERS": "a=1", "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "b=2"},
         {ENDPOINT: "http://x:4318", "OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "otlp"},
         {"TORCHOTEL_DETAIL": "off", "TORCHOTEL_GRADIENT_NORMS": "true"},
         {"OTEL_EXPORTER_PROMETHEUS_PORT": "none"},

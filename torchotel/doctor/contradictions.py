@@ -14,8 +14,6 @@ SUBJECT = "settings"
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 _PORTS = {"http/protobuf": 4317, "grpc": 4318}
 """The port that mostly is the other protocol's."""
-_JOINED = f"{_GENERAL}HEADERS"
-"""Of this both forms count."""
 _EXPORTER = "Set OTEL_TRACES_EXPORTER to otlp, or unset it; --traces-exporter otlp for one run."
 
 
@@ -94,7 +92,7 @@ def _of_signals(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         for signal in ("TRACES_", "METRICS_"):
             general = name.replace(f"{_GENERAL}{signal}", _GENERAL)
             own, other = environ[name].strip(), environ.get(general, "").strip()
-            if general in {name, _JOINED} or not own or not other or own == other:
+            if general == name or not own or not other or own == other:
                 continue
             if name.endswith("_ENDPOINT") and own.startswith(other):
                 continue
