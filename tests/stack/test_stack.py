@@ -3,7 +3,6 @@
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,21 +11,11 @@ from urllib.request import urlopen
 import commands
 import pytest
 from backend_binaries import built
+from held_training import STEPS, held_training
 from prometheus_server import until
 
 from torchotel.stack.backends import BACKENDS, cache
 from torchotel.stack.servers import Ports
-
-TRAIN = """
-import sys, torch, torchotel
-torchotel.instrument(service_name="digits")
-model = torch.nn.Linear(2, 1)
-for _ in range(3):
-    model(torch.ones(1, 2)).sum().backward()
-    torch.optim.SGD(model.parameters(), 0.1).step()
-print("trained", flush=True)
-sys.stdin.readline()
-"""
 
 
 class Stack:
@@ -64,7 +53,11 @@ def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, smal
     assert up.returncode == 0, up.stderr
     said = dict(line.split()[1].split("=", 1) for line in up.stdout.splitlines() if line.startswith("  export "))
     assert set(said) == {"TORCHOTEL_DISCOVERY_DIR", "OTEL_EXPORTER_OTLP_ENDPOINT"}
-    train(tmp_path, stack, said)
+    with held_training(tmp_path, **said):
+        query = f"/api/v1/query?query=torch_steps_total=={STEPS}"
+        (steps,) = until(lambda: json.loads(stack.ask("PROMETHEUS", query))["data"]["result"], bool)
+        assert steps["metric"]["job"] == "digits"
+    until(lambda: json.loads(stack.ask("JAEGER", "/api/services"))["data"] or [], lambda names: "digits" in names)
     status = stack("status")
     assert status.returncode == 0, status.stdout
     servers = ["jaeger", "prometheus"] + ([] if small else ["collector"])
@@ -75,25 +68,6 @@ def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, smal
     assert {line.split()[1] for line in status.stdout.splitlines()} == {"down"}
     for port in stack.ports.values():
         socket.create_server(("127.0.0.1", int(port))).close()
-
-
-def train(folder: Path, stack: Stack, said: dict[str, str]) -> None:
-    """Train until Jaeger and Prometheus have both seen it."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", TRAIN],
-        cwd=folder,
-        env=commands.environment(**said),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout
-    assert program.stdout.readline() == "trained\n"
-    query = "/api/v1/query?query=torch_steps_total"
-    (steps,) = until(lambda: json.loads(stack.ask("PROMETHEUS", query))["data"]["result"], bool)
-    assert steps["metric"]["job"] == "digits"
-    program.communicate("\n")
-    until(lambda: json.loads(stack.ask("JAEGER", "/api/services"))["data"], lambda names: "digits" in (names or []))
 
 
 def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:

@@ -1,0 +1,118 @@
+"""The compose file itself, run by podman on images of the built servers: a training is seen through it.
+
+Grafana is left out: it can't be built from Go modules, and no image is fetched.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from backend_binaries import built
+from held_training import STEPS, held_training
+from prometheus_server import until
+
+from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
+from torchotel.stack.places import shipped
+
+SERVICES = ("collector", "jaeger", "prometheus")
+PORTS = {"OTLP_GRPC_PORT": "34317", "OTLP_HTTP_PORT": "34318", "JAEGER_PORT": "36686", "PROMETHEUS_PORT": "39090"}
+UP_S = 120
+"""podman-compose waits for ever for a container that died at once."""
+COMPOSE = Path(sys.executable).with_name("podman-compose")
+BUSYBOX = Path("/bin/busybox")
+"""What the health check of Jaeger's image is run by."""
+IMAGES = Path(__file__).with_name("images")
+"""Each has what the published one has too: its user, its folders, its entry."""
+OPEN_FILES = ":".join(map(str, resource.getrlimit(resource.RLIMIT_NOFILE)))
+HOST = f"""
+[containers]
+default_ulimits = ["nofile={OPEN_FILES}", "nproc=1024:1024"]
+[engine]
+cgroup_manager = "cgroupfs"
+runtime = "runc"
+"""
+"""For a machine without systemd, on which limits can't be raised."""
+
+
+def missing() -> str:
+    """Say what this needs and is not there; nothing where all is."""
+    if shutil.which("podman") is None:
+        return "podman is not installed"
+    if not COMPOSE.exists():
+        return "podman-compose is not installed beside this Python"
+    if not BUSYBOX.exists():
+        return f"there is no {BUSYBOX} (busybox-static)"
+    works = subprocess.run(["podman", "info"], capture_output=True, check=False)  # noqa: S607  # the user's podman
+    return "" if works.returncode == 0 else f"podman does not work here: {works.stderr.decode()[-200:]}"
+
+
+@pytest.fixture
+def podman(tmp_path: Path) -> dict[str, str]:
+    """Build the images and give the environment that podman needs."""
+    if missing():
+        pytest.skip(missing())
+    (tmp_path / "containers.conf").write_text(HOST)
+    environ = {**os.environ, **PORTS, "CONTAINERS_CONF": str(tmp_path / "containers.conf")}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "root" / "tmp").mkdir(parents=True)
+    (tmp_path / "root" / "tmp").chmod(0o1777)
+    for path in (built(COLLECTOR), built(JAEGER), built(PROMETHEUS), built(PROMETHEUS, "promtool"), BUSYBOX):
+        shutil.copy(path, tmp_path)
+    for name in SERVICES:
+        call(environ, "podman", "build", "-q", "-t", image(name), "-f", str(IMAGES / name), str(tmp_path))
+    return environ
+
+
+def image(name: str) -> str:
+    return f"localhost/torchotel-test-{name}:latest"
+
+
+def call(environ: dict[str, str], *words: str) -> str:
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=UP_S, check=False)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.fixture
+def stack(podman: dict[str, str], tmp_path: Path) -> Iterator[Path]:
+    """Bring up all but Grafana, and give the folder of the targets; nothing is left at the end."""
+    targets = tmp_path / "targets"
+    targets.mkdir()
+    environ = {**podman, "TORCHOTEL_DISCOVERY_DIR": str(targets)}
+    override = tmp_path / "images.yaml"
+    override.write_text(json.dumps({"services": {name: {"image": image(name)} for name in SERVICES}}))
+    compose = (str(COMPOSE), "-p", "torchotel-test", "-f", str(shipped() / "compose.yaml"), "-f", str(override))
+    try:
+        call(environ, *compose, "up", "-d", "--no-build", *SERVICES)
+        yield targets
+    finally:
+        call(environ, *compose, "down", "--volumes")
+        call(environ, "podman", "rmi", "-f", *map(image, SERVICES))
+
+
+def ask(port: str, path: str) -> Any:
+    with urlopen(f"http://127.0.0.1:{PORTS[port]}{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+def test_a_training_is_seen_through_the_compose_file(stack: Path, podman: dict[str, str], tmp_path: Path) -> None:
+    """Its trace in Jaeger, by way of the Collector, and its series in Prometheus; and the health checks run."""
+    until(lambda: ask("JAEGER_PORT", "/api/services"), bool)
+    told = {"TORCHOTEL_DISCOVERY_DIR": str(stack), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:34318"}
+    with held_training(tmp_path, TORCHOTEL_DETAIL="all", **told):
+        query = f"/api/v1/query?query=torch_steps_total=={STEPS}"
+        (steps,) = until(lambda: ask("PROMETHEUS_PORT", query)["data"]["result"], bool)
+        assert steps["metric"]["job"] == "digits"
+    found = until(lambda: ask("JAEGER_PORT", "/api/traces?service=digits&operation=torch.step")["data"] or [], bool)
+    names = {span["operationName"] for span in found[0]["spans"]}
+    assert {"torch.step", "torch.forward", "forward Linear", "torch.backward", "torch.optimizer.step"} <= names
+    for name in ("jaeger", "prometheus"):
+        call(podman, "podman", "healthcheck", "run", f"torchotel-test_{name}_1")
