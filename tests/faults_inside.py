@@ -108,11 +108,9 @@ WORKER = (
     "telemetry.traces.TraceBuilder.build",
     "telemetry.lines.unit_line",
     "exporters.otlp.exporter.RequestExporter.prepare",
-    "exporters.otlp.exporter.RequestExporter.shutdown",
     "exporters.otlp.encode.SpanEncoder.slices",
     "exporters.otlp.encode.Envelope.wrap",
     "exporters.otlp.http_transport.HttpTransport.pack",
-    "exporters.otlp.http_transport.HttpTransport.close",
     "exporters.otlp.sender.Sender._deliver",
 )
 """What the worker's and the sender's threads call."""
