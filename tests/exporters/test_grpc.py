@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -236,3 +237,28 @@ def test_a_fork_disturbs_neither_side(peer: GrpcReceiver) -> None:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             assert len(peer.calls) == number + 1
     assert stats.read() == ExportCounts(3, 0, {})
+
+
+def test_shutdown_tries_again_where_a_server_says_that_it_is_unavailable(peer: GrpcReceiver) -> None:
+    """A Collector that is short of memory, or ends, answers so; its word is no sign that nobody is there."""
+    peer.answers += [Refusal(grpc.StatusCode.UNAVAILABLE)] * 2
+    with sending(peer.endpoint) as (sender, stats):
+        peer.may_answer.clear()
+        sender.put(b"", 10)
+        ending = threading.Thread(target=sender.shutdown, args=(soon(),))
+        ending.start()
+        with sender._changed:
+            sender._changed.wait_for(lambda: sender._deadline_s is not None)
+        peer.may_answer.set()
+        ending.join()
+    assert stats.read() == ExportCounts(10, 0, {"UNAVAILABLE": 2})
+
+
+def test_tells_an_answer_from_none(peer: GrpcReceiver) -> None:
+    """What a server says is an answer, whatever its status; what gRPC says where nobody is there is none."""
+    way = transport(peer.endpoint)
+    peer.answers.append(Refusal(grpc.StatusCode.UNAVAILABLE))
+    assert way.send(b"", 5.0).answered
+    peer.stop()
+    assert not way.send(b"", 5.0).answered
+    way.close()

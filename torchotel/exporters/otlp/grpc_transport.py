@@ -1,6 +1,7 @@
 """OTLP over gRPC: the same bytes, as one unary call."""
 
 import logging
+import queue
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 _THROTTLED = "RESOURCE_EXHAUSTED"
 """To be tried again only where the answer says when: without that it is the message that is too large."""
-_UNANSWERED = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
+_UNREACHED = "UNAVAILABLE"
+"""What gRPC says where nobody is there, and a server where it cannot take more: the channel knows which."""
+_SILENT = "DEADLINE_EXCEEDED"
+_STATE_S = 1.0
+"""Longest wait for a channel's state, which is told at once, by a thread of gRPC's."""
 _DETAILS = "grpc-status-details-bin"
 """Where gRPC puts a `google.rpc.Status`."""
 _PORTS = {"http": 80, "https": 443}
@@ -67,7 +72,7 @@ class GrpcTransport(Transport):
             call = self._call or self._open()
             return taken(call(body, timeout=limit_s, metadata=self._metadata), self._receiver)
         except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
-            reply = _failure(error, self._receiver)
+            reply = _failure(error, self._receiver, self._channel)
             if not reply.answered:
                 self.close()  # a channel that failed waits longer and longer before it looks again; we do that
             return reply
@@ -128,7 +133,7 @@ def credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
     return grpc.ssl_channel_credentials(read(receiver.certificate), key, certificate)
 
 
-def _failure(error: Exception, receiver: Receiver) -> Reply:
+def _failure(error: Exception, receiver: Receiver, channel: "grpc.Channel | None") -> Reply:
     import grpc  # noqa: PLC0415  # see above
 
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
@@ -139,9 +144,25 @@ def _failure(error: Exception, receiver: Receiver) -> Reply:
         error_type=code,
         text=f"{code}: {receiver.quote(error.details() or '')}".rstrip(": "),
         retry=code in _RETRYABLE or (code == _THROTTLED and after_s is not None),
-        answered=code not in _UNANSWERED or after_s is not None,
+        answered=after_s is not None or (_connects(channel) if code == _UNREACHED else code != _SILENT),
         retry_after_s=after_s,
     )
+
+
+def _connects(channel: "grpc.Channel | None") -> bool:
+    """Tell whether a call that just failed had a connection: the channel has it still, or has lost it since."""
+    import grpc  # noqa: PLC0415  # see above
+
+    if channel is None:
+        return False
+    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    try:
+        channel.subscribe(states.put)
+        return states.get(timeout=_STATE_S) in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE}
+    except (queue.Empty, RuntimeError):  # at the interpreter's end there is no further thread
+        return False
+    finally:
+        channel.unsubscribe(states.put)
 
 
 def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
