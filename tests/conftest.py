@@ -13,7 +13,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 import torchotel
-from torchotel import _checks
+from torchotel._warn import warn_once
 
 
 def _global_state() -> dict[str, object]:
@@ -57,7 +57,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compare hooks, patches, threads and listening ports with what was there before."""
     monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")  # whoever else runs on this machine
     torch.manual_seed(0)
-    _checks._warn_once.cache_clear()
+    warn_once.cache_clear()
     before, ports = _global_state(), _listening()
     yield
     torchotel.uninstrument()

@@ -126,6 +126,7 @@ def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> N
         ([], "which script?"),
         (["absent.py"], "cannot read the script 'absent.py'"),
         (["--detail", "some", "train.py"], "detail (from --detail): got 'some', takes"),
+        (["--protocol", "http/json", "train.py"], "protocol (from --protocol): got 'http/json', takes"),
         (["--endpoint", "host:4318", "train.py"], "endpoint (from --endpoint): got 'host:4318', takes"),
         (["--record", "train.py", "train.py"], "record (from --record): got 'train.py', takes"),
         (["--frequency", "3", "train.py"], "usage: torchotel"),

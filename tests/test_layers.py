@@ -22,8 +22,10 @@ WORDS = {
     "_ranks",
     "_receiver",
     "_settings",
+    "_shared",
     "_text",
     "_variables",
+    "_warn",
 }
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}

@@ -1,7 +1,5 @@
 """What settings take: text, numbers, URLs, headers, files, and the words of some."""
 
-import functools
-import logging
 import math
 import os
 import re
@@ -12,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from torchotel._kinds import Kind, integer
 from torchotel._receiver import without_credentials
-
-_logger = logging.getLogger("torchotel")
+from torchotel._warn import warn_once
 
 _LONG_TIMEOUT_S = 300
 _LONGEST_PATH = 1024
@@ -31,12 +28,6 @@ SAMPLERS = (
 # RFC 9110: a header's name is a token; a value that could end its line would let a second header in.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
-
-
-@functools.cache
-def _warn_once(text: str, *values: object) -> None:
-    # The variables are read again by whoever starts, and by each further instrument().
-    _logger.warning(text, *values)
 
 
 def _check_text(value: object) -> object:
@@ -63,7 +54,7 @@ def otel_flag(variable: str) -> Kind:
 
     def parse(text: str) -> object:
         if text.lower() not in {"true", "false"}:
-            _warn_once("%s takes 'true' or 'false'; %r counts as 'false'", variable, text)
+            warn_once("%s takes 'true' or 'false'; %r counts as 'false'", variable, text)
         return text.lower() == "true"
 
     return Kind("True or False", _check_flag, parse)
@@ -81,7 +72,7 @@ def _parse_seconds(text: str) -> object:
     seconds = float(text)
     if seconds > _LONG_TIMEOUT_S:
         # The specification says milliseconds, Python's SDK reads seconds.
-        _warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
+        warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
     return seconds
 
 
@@ -138,7 +129,7 @@ def _parse_headers(text: str) -> object:
             headers[name.lower()] = value
         else:
             # Its text may be a secret.
-            _warn_once("header number %d of the OTLP headers is left out: it does not read name=value", number)
+            warn_once("header number %d of the OTLP headers is left out: it does not read name=value", number)
     return headers
 
 
@@ -203,7 +194,7 @@ def _check_sampler(value: object) -> object:
 def _parse_sampler(text: str) -> object:
     # The specification: what is not known is warned of and ignored, and so is a bad argument.
     if text.lower() not in SAMPLERS:
-        _warn_once("OTEL_TRACES_SAMPLER %r is not known and ignored; known are %s", text, ", ".join(SAMPLERS))
+        warn_once("OTEL_TRACES_SAMPLER %r is not known and ignored; known are %s", text, ", ".join(SAMPLERS))
         return DEFAULT_SAMPLER
     return text.lower()
 
@@ -218,7 +209,7 @@ def _parse_ratio(text: str) -> object:
     try:
         return _check_ratio(float(text))
     except ValueError:
-        _warn_once("OTEL_TRACES_SAMPLER_ARG %r is ignored: it is not a number from 0 to 1", text)
+        warn_once("OTEL_TRACES_SAMPLER_ARG %r is ignored: it is not a number from 0 to 1", text)
         return 1.0
 
 

@@ -17,6 +17,7 @@ from torchotel._receiver import (
     without_credentials,
 )
 from torchotel._settings import UNSET, Setting, env, otlp
+from torchotel._shared import first, without
 from torchotel._text import shortened
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
@@ -32,9 +33,13 @@ _GIVEN = frozenset({"tracer_provider", "meter_provider", "prometheus_registry"})
 _PROTOCOLS_OF = {"endpoint": "protocol", "traces_endpoint": "protocol", "metrics_endpoint": "metrics_protocol"}
 """Fields whose form depends on another field."""
 
-_EXPORTERS: Final = choice("otlp", "console", "none")
-_PROTOCOLS: Final = choice("http/protobuf", "grpc")
-_COMPRESSIONS: Final = choice("gzip", "none")
+_ELSEWHERE: Final = ("logging", "otlp/stdout", "otlp_proto_grpc", "otlp_proto_http")
+"""Exporters of OpenTelemetry, for traces and metrics, that others take."""
+_EXPORTERS: Final = choice("otlp", "console", "none")._replace(
+    ours=first("otlp", "console", others=("zipkin", *_ELSEWHERE))
+)
+_PROTOCOLS: Final = choice("http/protobuf", "grpc")._replace(ours=without("http/json"))
+_COMPRESSIONS: Final = choice("gzip", "none")._replace(ours=without("deflate"))
 _TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
 _HISTOGRAMS: Final = choice("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
 _INSECURE: Final = checks.otel_flag("OTEL_EXPORTER_OTLP_INSECURE")
@@ -46,7 +51,7 @@ _RUN_ID: Final = optional(checks.TEXT, word="none")
 _TEXT: Final = optional(checks.TEXT)
 _FOLDER: Final = optional(checks.FOLDER)
 _FILE: Final = optional(checks.FILE)
-_METRICS: Final = choices("prometheus", "otlp")
+_METRICS: Final = choices("prometheus", "otlp")._replace(ours=without("console", *_ELSEWHERE))
 _PORT: Final = optional(integer(0, checks.LAST_PORT), word="none")
 _TRACER_PROVIDER: Final = optional(having("get_tracer"))
 _METER_PROVIDER: Final = optional(having("get_meter"))
@@ -249,7 +254,8 @@ class Config:
 
 # Annotations are evaluated in this file, so a field's type is the Annotated form itself.
 _SETTINGS: Final[Mapping[str, Setting]] = {
-    setting.name: cast("Any", setting.type).__metadata__[0] for setting in fields(Config)
+    setting.name: cast("Any", setting.type).__metadata__[0]._replace(default=setting.default)
+    for setting in fields(Config)
 }
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from torchotel._shared import Ours, all_of
+
 
 def _same(value: object) -> object:
     return value
@@ -19,6 +21,8 @@ class Kind(NamedTuple):
     """Read a variable's text, or raise ValueError."""
     show: Callable[[object], object] = _same
     """What an error may repeat of a bad value."""
+    ours: Ours = all_of
+    """What of a variable's text is for torchotel."""
 
 
 def optional(kind: Kind, *, word: str | None = None) -> Kind:

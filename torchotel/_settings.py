@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from torchotel._errors import ConfigError
 from torchotel._kinds import Kind
+from torchotel._warn import warn_once
 
 
 class Unset(enum.Enum):
@@ -26,7 +27,9 @@ class Setting(NamedTuple):
 
     kind: Kind
     variables: tuple[str, ...]
-    """The first one that is set wins."""
+    """The first one that is set, to something that is ours, wins."""
+    default: object = None
+    """Of the field: what holds where its variables say nothing."""
 
     def checked(self, name: str, value: object) -> Any:
         """Give the value in its one form, or raise ConfigError."""
@@ -38,14 +41,26 @@ class Setting(NamedTuple):
     def read(self, name: str, environ: Mapping[str, str]) -> Any:
         """Read the field from its variables; UNSET where none is set."""
         # OpenTelemetry: an empty variable is one that is not set.
-        source = next((variable for variable in self.variables if environ.get(variable, "").strip()), None)
-        if source is None:
-            return UNSET
-        text = environ[source].strip()
+        present = ((variable, environ.get(variable, "").strip()) for variable in self.variables)
+        value, not_ours = UNSET, {}
+        for variable, text in present:
+            ours = self.kind.ours(text)
+            if ours.lower() != text.lower():
+                not_ours[variable] = text
+            if ours:
+                value = self._read(name, ours, variable)
+                break
+        for variable, text in not_ours.items():
+            used = self.default if value is UNSET else value
+            shown = ",".join(used) if isinstance(used, tuple) else used
+            warn_once("%s: torchotel does not take %r, and uses %r", variable, text, shown)
+        return value
+
+    def _read(self, name: str, text: str, variable: str) -> Any:
         try:
             return self.kind.check(self.kind.parse(text))
         except (ValueError, TypeError):
-            raise ConfigError(name, self.kind.show(text), self.kind.takes, source) from None
+            raise ConfigError(name, self.kind.show(text), self.kind.takes, variable) from None
 
 
 def env(kind: Kind, *variables: str) -> Setting:

@@ -34,9 +34,9 @@ def _otlp() -> Iterator[Variable]:
     """Give each option of the exporter in its general form and those of the signals."""
     options = {
         "ENDPOINT": "base URL, over HTTP `/v1/traces` and `/v1/metrics` are added; over gRPC a URL or `host:port`",
-        "PROTOCOL": "`http/protobuf` (the default) or `grpc`; `http/json` is refused",
+        "PROTOCOL": "`http/protobuf` (the default) or `grpc`; `http/json` is left out with a warning",
         "HEADERS": "`name=value,…`, values URL-encoded; what cannot be read so is left out with a warning",
-        "COMPRESSION": "`gzip` (the default) or `none`",
+        "COMPRESSION": "`gzip` (the default) or `none`; `deflate` is left out with a warning",
         "TIMEOUT": "longest wait for the answer to an attempt, in **seconds** as in OpenTelemetry for Python; 10",
         "CERTIFICATE": "PEM file of the authorities that may sign the server's certificate",
         "CLIENT_CERTIFICATE": "PEM file that says who this client is",
@@ -81,11 +81,17 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         *_unread("not ours: not in the SDK for Python", "OTEL_ENTITIES"),
     ),
     "Which exporters": (
-        Variable("OTEL_TRACES_EXPORTER", "torchotel", "`otlp` (the default), `console` or `none`"),
+        Variable(
+            "OTEL_TRACES_EXPORTER",
+            "torchotel",
+            "`otlp` (the default), `console` or `none`; `otlp` of both. "
+            "OpenTelemetry's others are left out with a warning",
+        ),
         Variable(
             "OTEL_METRICS_EXPORTER",
             "torchotel",
-            "`prometheus` (the default), `otlp`, both with a comma between, or `none`",
+            "`prometheus` (the default), `otlp`, both with a comma between, or `none`. "
+            "OpenTelemetry's others are left out with a warning",
         ),
         *_unread(_NO_LOGS, "OTEL_LOGS_EXPORTER"),
     ),

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from torchotel._config import Config
 from torchotel._instrument import instrument
 from torchotel._settings import UNSET, Setting
+from torchotel._shared import all_of
 
 _WORDS: Mapping[Any, str] = {
     int: "N",
@@ -58,7 +59,8 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
         value = getattr(arguments, name, UNSET)
         if isinstance(value, str):  # read as the text of a variable is
             flag = f"--{name.replace('_', '-')}"
-            value = setting._replace(variables=(flag,)).read(name, {flag: value})
+            kind = setting.kind._replace(ours=all_of)  # a flag is for nobody else
+            value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
             said[name] = value
     return said

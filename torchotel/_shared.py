@@ -1,0 +1,28 @@
+"""Words in variables that OpenTelemetry's own SDK reads too: what is legal there and not ours is left out."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+Ours: TypeAlias = Callable[[str], str]
+"""Gives what is left of a variable's text for torchotel; empty: nothing."""
+
+
+def all_of(text: str) -> str:
+    """Leave nothing out."""
+    return text
+
+
+def without(*others: str) -> Ours:
+    """Leave out some words of a list, or the only one."""
+    return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() not in others)
+
+
+def first(*words: str, others: tuple[str, ...]) -> Ours:
+    """Leave out all of a list but the first of some words, as well."""
+
+    def ours(text: str) -> str:
+        left = without(*others)(text)
+        found = {word.strip().lower() for word in left.split(",")}
+        return next(word for word in words if word in found) if found <= set(words) else left
+
+    return ours
