@@ -64,8 +64,8 @@ PROMETHEUS = Backend(
         "v0.315.0",
         {"prometheus": "cmd/prometheus", "promtool": "cmd/promtool"},
         says=("github.com/prometheus/common/version.Version", "3.15.0"),
-        # Targets come from files here; the clients of two dozen clouds are most of the build.
-        tags="remove_all_sd",
+        # Targets come from files or from Kubernetes; the clients of two dozen clouds are most of the build.
+        tags="remove_all_sd,enable_kubernetes_sd",
     ),
 )
 BACKENDS = (JAEGER, COLLECTOR, PROMETHEUS)
