@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import commands
 import pytest
+from packaging.requirements import Requirement
 from receiver import Receiver
 
 from torchotel.instrumentor import TorchInstrumentor
@@ -221,5 +223,12 @@ def test_instruments_and_stops_when_called_by_the_program(folder: Path) -> None:
     assert len(list(open_run(folder / "some").units())) == 2
 
 
-def test_names_what_it_instruments() -> None:
-    assert TorchInstrumentor().instrumentation_dependencies() == ("torch >= 2.9",)
+def test_goes_into_each_supported_torch() -> None:
+    """Those of NVIDIA's containers are called pre-releases; pip must not put another in their place."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    (required,) = [text for text in project["dependencies"] if text.startswith("torch>")]
+    named = [required, *project["optional-dependencies"]["instruments"]]
+    for text in [*named, *TorchInstrumentor().instrumentation_dependencies()]:
+        taken = Requirement(text).specifier  # as OpenTelemetry's loader asks
+        versions = ("2.9.0", "2.9.0a0+50eac811a6.nv25.09", "2.10.0a0+1", "2.8.0")
+        assert [taken.contains(version) for version in versions] == [True, True, True, False]

@@ -26,7 +26,7 @@ class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is 
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """Name what is instrumented."""
-        return ("torch >= 2.9",)
+        return ("torch >= 2.9.0a0",)  # the "a0": NVIDIA builds its containers from what becomes a release
 
     def _instrument(self, **kwargs: Any) -> None:
         try:
