@@ -106,9 +106,9 @@ def train_compiled(steps: int = 4) -> list[Tensor]:
     """Train a compiled module, one with a compiled part, and export a third."""
     torch.manual_seed(7)
     torch._dynamo.reset()
-    inner = nn.Linear(4, 4)
-    net = nn.Sequential(inner, nn.ReLU(), nn.Linear(4, 1))
-    inner.compile(backend="eager")
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    net[0].compile(backend="eager")
+    net[2].compile(backend="eager")
     last = nn.Linear(1, 1)
     whole = torch.compile(last, backend="eager")
     optimizer = torch.optim.SGD([*net.parameters(), *last.parameters()], 0.1)
