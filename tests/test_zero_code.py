@@ -8,9 +8,12 @@ from pathlib import Path
 
 import commands
 import pytest
+import torch
 from packaging.requirements import Requirement
 from receiver import Receiver
 
+import torchotel
+from torchotel import _handle
 from torchotel.instrumentor import TorchInstrumentor
 from torchotel.report import open_run
 
@@ -221,6 +224,24 @@ def test_instruments_and_stops_when_called_by_the_program(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert not (folder / "never").exists()
     assert len(list(open_run(folder / "some").units())) == 2
+
+
+@pytest.mark.parametrize("model", [None, torch.nn.Linear(1, 1)], ids=["no model", "a model"])
+def test_opens_its_port_at_once_where_the_program_asks_for_it_itself(
+    monkeypatch: pytest.MonkeyPatch, model: torch.nn.Module | None
+) -> None:
+    """By itself it waits for a step: the process may be a launcher."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    TorchInstrumentor().instrument(detail="off")
+    try:
+        running = _handle.running()
+        assert running is not None
+        assert running.prometheus_port is None
+        port = torchotel.instrument(model).prometheus_port
+        assert port is not None
+        assert torchotel.instrument().prometheus_port == port
+    finally:
+        TorchInstrumentor().uninstrument()
 
 
 def test_goes_into_each_supported_torch() -> None:

@@ -39,7 +39,7 @@ class Handle:
         self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool, wait: bool
     ) -> None:
         self.config = config
-        self._given, self._zero_code = given, zero_code
+        self._given, self._zero_code, self._waits = given, zero_code, wait
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._stats = no_stats()
         off = config.disabled or get_worker_info() is not None
@@ -115,12 +115,15 @@ class Handle:
                 self._session.resume()
 
     def again(self, given: Mapping[str, object], model: Module | None) -> None:
-        """Take another call of `instrument()`: its settings win over zero-code's while nothing was seen yet."""
+        """Take another call of `instrument()`: its settings win over zero-code's while nothing was seen yet.
+
+        What waited for something to tell waits no more.
+        """
         session = self._session
         if session is None:
             return
         wanted = Config.read({**self._given, **given}, os.environ)
-        if wanted != self.config and self._zero_code and not session.began:
+        if (wanted != self.config or self._waits) and self._zero_code and not session.began:
             session.discard()
             self._session = None
             try:
@@ -128,7 +131,7 @@ class Handle:
             except ConfigError:
                 self.shutdown()  # so that a later call starts anew
                 raise
-            self.config, self._given, self._zero_code = wanted, {**self._given, **given}, False
+            self.config, self._given, self._zero_code, self._waits = wanted, {**self._given, **given}, False, False
             return
         if wanted != self.config:
             changed = [name for name in given if getattr(wanted, name) != getattr(self.config, name)]
