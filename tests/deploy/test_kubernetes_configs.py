@@ -1,7 +1,6 @@
 """The configurations that the cluster's servers read, taken and run by the real servers."""
 
 import json
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ import yaml
 from backend_binaries import built
 from grpc_receiver import GrpcReceiver, grpc_receiver
 from kustomized import STACKS, config, of_kind
+from loopback import free_ports
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import TracerProvider
@@ -132,12 +132,6 @@ class Sender:
 
     def close(self) -> None:
         self._provider.shutdown()
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in held]
 
 
 @contextmanager
