@@ -131,7 +131,7 @@ FAULTS = (
     Fault("no such name", GRPC, _at("http://nowhere.invalid:4317"), arrives=False),
     Fault("black hole", HTTP, _socket(silence), arrives=False),
     Fault("black hole", GRPC, _socket(silence), arrives=False),
-    Fault("trickle", HTTP, _socket(trickle), arrives=False),
+    Fault("trickle", HTTP, _socket(trickle(b"503 Busy")), arrives=False),
     Fault("nonsense", HTTP, _socket(nonsense), arrives=False),
     Fault("nonsense", GRPC, _socket(nonsense), arrives=False),
     Fault("a page", HTTP, _answers(then=Answer(200, {}, b"<html>")), arrives=True),

@@ -53,12 +53,16 @@ def nonsense(connection: socket.socket, _: threading.Event) -> None:
     connection.sendall(b"\xff\x00What?\r\n\r\n" * 100)
 
 
-def trickle(connection: socket.socket, over: threading.Event) -> None:
-    """Begin an answer, and go on with a byte now and then for ever."""
-    connection.recv(65536)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")
-    while not over.wait(0.05):
-        connection.sendall(b".")
+def trickle(status: bytes) -> Behave:
+    """Give a status, and then a byte of the answer's body now and then for ever."""
+
+    def behave(connection: socket.socket, over: threading.Event) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 60000\r\n\r\n" % status)
+        while not over.wait(0.05):
+            connection.sendall(b".")
+
+    return behave
 
 
 def closed_port() -> int:

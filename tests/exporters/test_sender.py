@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from misbehaving import misbehaving, trickle
 from receiver import Answer, Receiver, rejected
 from senders import http, sender_threads, soon
 
@@ -129,6 +130,17 @@ def test_gives_up(server: Receiver) -> None:
     assert not sender.flush(soon())
     sender.shutdown(soon())
     assert stats.read().dropped == 7
+
+
+@pytest.mark.parametrize(("status", "error_type"), [(b"200 OK", None), (b"503 Busy", "503"), (b"400 No", "400")])
+def test_a_status_is_enough(status: bytes, error_type: str | None) -> None:
+    """The rest of an answer is not awaited longer than the timeout, and what it is about is known without it."""
+    with misbehaving(trickle(status)) as port:
+        way, began_s = http(f"http://127.0.0.1:{port}/v1/traces", timeout_s=0.5), time.monotonic()
+        reply = way.send(b"", None)
+        assert time.monotonic() - began_s < 2.0  # sixty seconds and more would go by with the last byte
+        way.close()
+    assert reply.error_type == error_type
 
 
 # No answers.

@@ -1,8 +1,10 @@
 """OTLP over HTTP: POST protobuf."""
 
 import logging
+import time
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,14 +32,15 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
     """Their names in any case."""
     content: bytes
-    """Its beginning, at most `MAX_ANSWER_BYTES`."""
+    """Its beginning: what came in time, at most `MAX_ANSWER_BYTES`."""
 
 
 class HttpTransport(Transport):
     """POST with `requests`, which opentelemetry-exporter-otlp brings along and which knows proxies.
 
     Args:
-        receiver: Where to, and how; its timeout holds for the connection, and for each wait for an answer.
+        receiver: Where to, and how; its timeout holds for the connection, for each wait for the head of an answer,
+            and from the beginning to the end of the rest.
         version: Of torchotel, for the User-Agent.
     """
 
@@ -95,6 +98,7 @@ class HttpTransport(Transport):
 
     def ask(self, body: bytes, limit_s: float) -> Answer:
         """Post once and give the answer as it came; raise what `requests` raises."""
+        deadline_s = time.monotonic() + limit_s
         session = self._session or self._open()
         answer = session.post(
             self._url,
@@ -108,7 +112,7 @@ class HttpTransport(Transport):
         )
         with answer:
             # Read also what is not looked at: only a connection that was read to its end is used again.
-            content = answer.raw.read(MAX_ANSWER_BYTES, decode_content=False)
+            content = _beginning(answer, deadline_s)
             return Answer(answer.status_code, answer.reason or "", answer.headers, content)
 
     def prepare(self) -> None:
@@ -131,6 +135,22 @@ class HttpTransport(Transport):
         """Keep back what urllib3 says at level DEBUG of a request of ours: its query may be a key."""
         query = self._url.partition("?")[2]
         return not any(isinstance(word, str) and query in word for word in record.args or ())
+
+
+def _beginning(answer: "requests.Response", deadline_s: float) -> bytes:
+    """Read what comes in time; never raise, for the status has said what counts."""
+    raw, content = answer.raw, b""
+    read = getattr(raw, "read1", raw.read)  # which urllib3 1 lacks
+    with suppress(Exception):
+        while len(content) < MAX_ANSWER_BYTES and (left_s := deadline_s - time.monotonic()) > 0:
+            connection = getattr(raw.connection, "sock", None)
+            if connection is not None:
+                connection.settimeout(left_s)
+            piece = read(MAX_ANSWER_BYTES - len(content), decode_content=False)
+            if not piece:
+                break
+            content += piece
+    return content
 
 
 def retry_after_s(header: str | None) -> float | None:
