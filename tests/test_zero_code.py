@@ -244,6 +244,22 @@ def test_opens_its_port_at_once_where_the_program_asks_for_it_itself(
         TorchInstrumentor().uninstrument()
 
 
+def test_goes_on_without_an_argument_that_is_for_other_instrumentors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who instruments all there is hands the same arguments to each."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    TorchInstrumentor().instrument(detail="off", logger_provider=None, excluded_urls="")
+    try:
+        running = _handle.running()
+        assert running is not None
+        assert [record.getMessage() for record in caplog.records] == [
+            "torchotel takes no logger_provider and excluded_urls, and goes on without"
+        ]
+    finally:
+        TorchInstrumentor().uninstrument()
+
+
 def test_goes_into_each_supported_torch() -> None:
     """Those of NVIDIA's containers are called pre-releases; pip must not put another in their place."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
