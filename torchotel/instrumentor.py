@@ -25,7 +25,7 @@ class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is 
     """Do what `torchotel.instrument()` does, once the program has imported torch.
 
     `instrument` takes the same settings. A bad one is said and nothing is instrumented: who wrote the program
-    need not be who set the variables. Arguments that are none of them are warned of: they may be for other instrumentors.
+    need not be who set the variables. What is no setting is warned of: it may be meant for other instrumentors.
     """
 
     def instrumentation_dependencies(self) -> Collection[str]:
