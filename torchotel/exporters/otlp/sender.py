@@ -72,6 +72,8 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._lost = False
         """Whether a request was lost since the last `flush`, or a part of one."""
+        self._not_before_s = 0.0
+        """When the endpoint wants to be called again; on the thread."""
         self._deadline_s: float | None = None
         """Set by `shutdown`: no request is taken any more, and none attempted later."""
 
@@ -161,6 +163,9 @@ class Sender:
             return self._under_way
 
     def _deliver(self, request: _Request) -> Reply:
+        if not self._may_send():
+            self._stats.error("throttled")
+            return Reply("throttled")
         body = self._transport.pack(request.body)
         began_s = time.monotonic()
         for attempts in itertools.count(1):
@@ -169,6 +174,8 @@ class Sender:
                 return reply
             self._stats.error(reply.error_type)
             self._outage.failed(reply.error_type, reply.text)
+            if reply.retry_after_s is not None:
+                self._not_before_s = time.monotonic() + reply.retry_after_s
             pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - began_s, _random.random())
             if pause_s is None or not self._rest(reply, pause_s):
                 return reply
@@ -197,17 +204,28 @@ class Sender:
 
     def _rest(self, reply: Reply, pause_s: float) -> bool:
         """Wait until the next attempt is due; False where there will be none."""
-        due_s = time.monotonic() + pause_s
         with self._changed:
             if self._deadline_s is None:
+                # `shutdown` cuts our own pause short, for one last chance.
                 self._changed.wait_for(lambda: self._deadline_s is not None, pause_s)
-                if reply.retry_after_s is None or self._deadline_s is None:
-                    return True  # it is due, or `shutdown` came and leaves it one last chance
             elif not reply.answered:
                 return False  # nobody is there, and somebody waits for the program's end
-            else:
-                due_s += max(min(pause_s, CLOSING_BACKOFF_S), reply.retry_after_s or 0.0) - pause_s
-            if due_s > self._deadline_s:
+            elif not self._wait_until(time.monotonic() + min(pause_s, CLOSING_BACKOFF_S)):
                 return False
-            self._changed.wait_for(lambda: self._under_way is None, due_s - time.monotonic())
-            return self._under_way is not None
+            return self._wait_until(self._not_before_s)
+
+    def _may_send(self) -> bool:
+        """Wait as long as the endpoint asked for, whichever request it was; False where that is too long."""
+        with self._changed:
+            too_late_s = time.monotonic() + self._retry.max_elapsed_s
+            return self._not_before_s <= too_late_s and self._wait_until(self._not_before_s)
+
+    def _wait_until(self, due_s: float) -> bool:
+        """Wait; False where nothing may be sent then, for `shutdown` has another deadline."""
+        self._changed.wait_for(lambda: self._deadline_s is not None, due_s - time.monotonic())
+        if self._deadline_s is None:
+            return True
+        if due_s > self._deadline_s:
+            return False
+        self._changed.wait_for(lambda: self._under_way is None, due_s - time.monotonic())
+        return self._under_way is not None

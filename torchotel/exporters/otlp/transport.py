@@ -4,8 +4,8 @@ from typing import NamedTuple, Protocol
 
 from torchotel._receiver import Receiver
 
-MAX_RETRY_AFTER_S = 60.0
-"""Longest wait that an endpoint may ask for; what it asks beyond that is not known to end."""
+MAX_RETRY_AFTER_S = 3600.0
+"""Longest wait that an endpoint may ask for: a date by a wrong clock must not end the export for good."""
 
 
 class Reply(NamedTuple):
