@@ -1,11 +1,12 @@
 """Variables and settings: what is misspelt, cannot be read, or does not go together."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from torchotel._errors import ConfigError
-from torchotel.doctor import contradictions, settings, variables
+from torchotel.doctor import configurator, contradictions, settings, variables
 from torchotel.doctor.finding import Level
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -42,8 +43,13 @@ def test_lists_what_torchotel_knows_for_a_name_of_its_own_that_it_does_not() -> 
 
 
 def test_leaves_known_names_and_those_of_others_alone() -> None:
-    known = {ENDPOINT: "http://x", "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "x", "OTEL_BSP_SCHEDULE_DELAY": "5"}
-    (found,) = variables.check({**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x"})
+    known = {
+        ENDPOINT: "http://x",
+        "TORCHOTEL_BACKENDS": "/",
+        "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "x",
+        "OTEL_BSP_SCHEDULE_DELAY": "5",
+    }
+    (found,) = variables.check({**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x", "PROMETHEUS_PORT": "1"})
     assert found.level is Level.OK
 
 
@@ -129,3 +135,21 @@ def test_finds_nothing_where_there_is_nothing(environ: dict[str, str]) -> None:
 def test_names_an_option_by_its_flag() -> None:
     (found,) = contradicting({}, endpoint="http://x:4318", traces_exporter="none")
     assert found == "--endpoint names an endpoint, but traces_exporter is none: nothing is sent there"
+
+
+def test_finds_what_opentelemetry_instrument_would_fail_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own default is a word that the SDK knows only with a package more."""
+    (found,) = configurator.check({"OTEL_METRICS_EXPORTER": "otlp, prometheus", "OTEL_TRACES_EXPORTER": "console"})
+    assert found.level is Level.WARNING
+    assert "OTEL_METRICS_EXPORTER=prometheus" in found.text
+    assert "install opentelemetry-exporter-prometheus" in found.advice
+    (tmp_path / "exporter-1.dist-info").mkdir()
+    (tmp_path / "exporter-1.dist-info" / "METADATA").write_text("Name: exporter\nVersion: 1\n")
+    entry = "[opentelemetry_metrics_exporter]\nprometheus = exporter:Reader\n"
+    (tmp_path / "exporter-1.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not list(configurator.check({"OTEL_METRICS_EXPORTER": "prometheus"}))
+
+
+def test_lets_words_that_the_sdk_does_without_be() -> None:
+    assert not list(configurator.check({"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": " "}))

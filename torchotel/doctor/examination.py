@@ -34,6 +34,7 @@ def examine(
     yield from _guarded("variables", lambda: _part("variables").check(environ))
     yield from findings
     yield from _guarded("settings", lambda: _part("contradictions").check(config, given, environ))
+    yield from _guarded("settings", lambda: _part("configurator").check(environ))
     yield from _guarded("spans", lambda: _part("spans").check(config))
     yield from _guarded("endpoint", lambda: _part("endpoint").check(config))
     yield from _guarded("prometheus", lambda: _part("ports").check(config, environ))
