@@ -162,7 +162,7 @@ def retry_after_s(header: str | None) -> float | None:
         return min(float(text), MAX_RETRY_AFTER_S)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second where its time zone is days away
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
