@@ -177,6 +177,18 @@ def test_partial_success(server: Receiver, caplog: pytest.LogCaptureFixture) -> 
     assert "more than there were" not in caplog.text
 
 
+def test_a_warning_of_an_endpoint_is_told(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """What it says of a request that it took whole is told once, and nothing counts as lost."""
+    server.answers += [rejected(0, "use HTTPS"), rejected(0, "use HTTPS")]
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 10)
+        sender.put(b"", 10)
+        assert sender.flush(soon())
+    assert stats.read() == ExportCounts(20, 0, {})
+    (record,) = caplog.records
+    assert record.getMessage() == f"{server.url} took the spans, and says: use HTTPS"
+
+
 def test_gives_up(server: Receiver) -> None:
     """A request that fails for too long makes room for the next."""
     server.answers += [Answer(503)] * 5

@@ -54,6 +54,10 @@ class OutageLog:
         reason = text or "it gave no reason"
         self._warn("rejected", "%s rejected %d %s: %s", self._endpoint, count, self._signal.items, reason)
 
+    def advised(self, text: str) -> None:
+        """Pass on what an endpoint says of a request that it took whole."""
+        self._warn("advised", "%s took the %s, and says: %s", self._endpoint, self._signal.items, text)
+
     def recovered(self) -> None:
         """Say that the endpoint takes requests again, where it was warned about."""
         if self._warned:

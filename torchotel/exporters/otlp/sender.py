@@ -188,6 +188,8 @@ class Sender:
         if reply.rejected:
             self._stats.error("rejected")
             self._outage.rejected(reply.rejected, reply.text)
+        elif reply.error_type is None and reply.text:
+            self._outage.advised(reply.text)
         with self._changed:
             if self._under_way is request:  # else `shutdown` has counted it
                 self._under_way = None

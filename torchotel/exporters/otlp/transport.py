@@ -14,7 +14,7 @@ class Reply(NamedTuple):
     error_type: str | None = None
     """An HTTP status, a gRPC status or a class of exception; None: the request was taken."""
     text: str = ""
-    """What happened, for a log line: an endpoint's words as `Receiver.quote` gives them."""
+    """What happened, for a log line: an endpoint's words as `Receiver.quote` gives them, also of what it took."""
     retry: bool = False
     """Whether another attempt may go better."""
     answered: bool = True
