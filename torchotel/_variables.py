@@ -91,8 +91,8 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
             "OTEL_METRICS_EXPORTER",
             "torchotel",
             "`prometheus` (the default), `otlp`, both with a comma between, or `none`. "
-            "OpenTelemetry's others are left out with a warning. With opentelemetry-distro, which makes it `otlp` where "
-            "it is unset, `prometheus` needs `opentelemetry-exporter-prometheus`, or nothing is instrumented",
+            "OpenTelemetry's others are left out with a warning. With opentelemetry-distro, which makes it `otlp` "
+            "where it is unset, `prometheus` needs `opentelemetry-exporter-prometheus`, or nothing is instrumented",
         ),
         *_unread(_NO_LOGS, "OTEL_LOGS_EXPORTER"),
     ),
