@@ -106,45 +106,9 @@ def test_retry_after_reads_dates() -> None:
     assert [retry_after_s(text) for text in given] == [None, 3.0, 0.0, 120.0, 3600.0, 0.0, *[None] * 6]
 
 
-def test_a_pause_holds_for_the_next_request(server: Receiver) -> None:
-    """A request that would have to wait too long is dropped; no other is sent before the endpoint wants one."""
-    server.answers.append(Answer(503, {"Retry-After": "1"}))
-    stats = ExportStats()
-    sender = Sender(http(server.url), stats, retry=RetryPolicy(0.01, max_elapsed_s=0.9))
-    while not stats.read().exported:
-        sender.put(b"", 1)
-        sender.flush(soon())
-    sender.shutdown(soon())
-    first, second = server.requests
-    assert second.time_s - first.time_s >= 1.0
-    counts = stats.read()
-    assert counts == ExportCounts(1, counts.dropped, {"503": 1, "throttled": counts.dropped - 1})
-
-
-@pytest.mark.parametrize("asked", ["0", "Wed, 21 Oct 2015 07:28:00 GMT"])
-def test_no_pause_asked_for_is_a_pause_of_our_own(server: Receiver, asked: str) -> None:
-    """An endpoint that says to come back at once is not called without a pause."""
-    server.always = Answer(503, {"Retry-After": asked})
-    stats = ExportStats()
-    sender = Sender(http(server.url), stats, retry=RetryPolicy(0.1, 0.8))
-    sender.put(b"", 1)
-    assert not sender.flush(soon())
-    sender.shutdown(soon())
-    assert 2 <= len(server.requests) <= 4  # after 0.1, 0.2 and 0.4 s, a quarter more or less
-
-
-def test_retry_after_reads_dates() -> None:
-    """Seconds or a date, never longer than an hour; what is neither says nothing."""
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
-    assert 18 < (retry_after_s(later) or 0) <= 20
-    past = "Wed, 21 Oct 2015 07:28:00 GMT"
-    given = (None, "3", " 0 ", "120", "86400", past, "soon", "-1", "nan", "1e9", "Wed, 99 Oct 2015 07:28:00 GMT", "")
-    assert [retry_after_s(text) for text in given] == [None, 3.0, 0.0, 120.0, 3600.0, 0.0, *[None] * 6]
-
-
 def test_a_date_in_no_time_zone_that_there_is_says_nothing() -> None:
     """It is one of the things that an endpoint may write there, and no reason to fail."""
-    assert retry_after_s("Wed, 21 Oct 2015 07:28:00 +99999999999") is None
+    assert retry_after_s("Wed, 21 Oct 2015 07:28:00 +999999999999999") is None
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 401, 404, 413, 500])
