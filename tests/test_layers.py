@@ -18,6 +18,7 @@ WORDS = {
     "_kinds",
     "_listening",
     "_names",
+    "_package",
     "_process",
     "_ranks",
     "_receiver",
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_worker": WORDS | WAIST | {"telemetry"},
     "_publisher": WORDS | WAIST | {"telemetry", "exporters"},
     "_versions": WORDS,
-    "_exporting": WORDS | WAIST | {"telemetry", "exporters", "_versions"},
+    "_exporting": WORDS | WAIST | {"telemetry", "exporters"},
     "_session": WORDS
     | WAIST
     | {"capture", "telemetry", "exporters", "_exporting", "_publisher", "_stats", "_versions", "_worker"},
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
     "stack": WORDS | {"stack"},
-    "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "_versions", "doctor"},
+    "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "doctor"},
     **dict.fromkeys(
         FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters", "doctor", "stack"}
     ),

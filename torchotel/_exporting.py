@@ -8,9 +8,9 @@ import time
 from opentelemetry.trace import TracerProvider
 
 from torchotel._config import Config
+from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._ranks import own_folder
-from torchotel._versions import package_version
 from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.limits import SpanLimits
 from torchotel.exporters.otlp.connect import make_transport

@@ -14,11 +14,12 @@ from torchotel._buffer import Buffer
 from torchotel._config import Config
 from torchotel._exporting import make_exporters, open_record
 from torchotel._guard import Guard
+from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._publisher import Publisher
 from torchotel._records import Unit
 from torchotel._stats import Stats
-from torchotel._versions import package_version, script_name, versions
+from torchotel._versions import script_name, versions
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail

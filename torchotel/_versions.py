@@ -1,21 +1,11 @@
 """What runs: versions, and the name of the script."""
 
 import sys
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 
 import torch
 
 from torchotel import _names as names
-
-
-def package_version() -> str:
-    """Return the version of torchotel that is installed."""
-    try:
-        return installed_version("torchotel")
-    except PackageNotFoundError:  # a checkout on the path
-        return "0.0.0"
 
 
 def versions() -> dict[str, str]:

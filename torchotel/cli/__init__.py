@@ -3,9 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from torchotel._errors import ConfigError
+from torchotel._package import package_version
 from torchotel._text import cut
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
 from torchotel.report import RunError
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchotel", description="OpenTelemetry for PyTorch training.", allow_abbrev=False
     )
-    parser.add_argument("--version", action="version", version=f"torchotel {metadata.version('torchotel')}")
+    parser.add_argument("--version", action="version", version=f"torchotel {package_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module in _COMMANDS.items():
         text = module.__doc__ or ""

@@ -22,12 +22,12 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchotel._config import Config
+from torchotel._package import package_version
 from torchotel._text import printable
 from torchotel.cli.output import owned_file, whole_file, whole_folder
 from torchotel.cli.progress import Progress
@@ -119,7 +119,7 @@ def _send(run: Run, endpoint: str) -> int:
     # Who asks for it by name means it, whatever is switched off for programs.
     environ = {name: value for name, value in os.environ.items() if name != _OFF}
     receiver = Config.read({"endpoint": endpoint}, environ).receiver("traces")
-    transport = make_transport(receiver, TRACES, version=metadata.version("torchotel"))
+    transport = make_transport(receiver, TRACES, version=package_version())
     resend = Resend(transport)
     whole = True
     try:

@@ -1,12 +1,12 @@
 """The endpoint: whether it can be reached, speaks OTLP and takes a span."""
 
 from collections.abc import Iterator
-from importlib import metadata
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from torchotel._config import Config
+from torchotel._package import package_version
 from torchotel._receiver import Receiver
 from torchotel.doctor import over_grpc, over_http, testspan, tls
 from torchotel.doctor.finding import Finding, Level, failed, ok
@@ -21,7 +21,7 @@ SUBJECT = "endpoint"
 
 def check(config: Config) -> Iterator[Finding]:
     """Send a test span where traces go, and an empty request where metrics are pushed."""
-    version = metadata.version("torchotel")
+    version = package_version()
     if config.traces_exporter == "otlp":
         yield from _check_traces(config, version)
     else:
