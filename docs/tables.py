@@ -3,15 +3,18 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from torchotel import _config, _names, instrument
+from torchotel import _names, instrument
+from torchotel._config import Config
 from torchotel._settings import Setting
 from torchotel._variables import SECTIONS
+from torchotel.cli.options import field_docs
 from torchotel.telemetry.instruments import TABLE
 
 FOLDER = Path(__file__).parent
@@ -22,7 +25,7 @@ _READERS = {"torchotel": "torchotel", "SDK": "the SDK, for torchotel", "provider
 
 
 class Documented(NamedTuple):
-    """A name of a module or a class, and the string under it."""
+    """A name of a module, and the string under it."""
 
     section: str
     """The last comment above it that stands alone in its line."""
@@ -35,14 +38,11 @@ def filled(page: str) -> str:
     return _MARKED.sub(lambda found: f"{found['start']}{TABLES[found['name']]()}{found['end']}", page)
 
 
-def documented(module: ModuleType, owner: str | None = None) -> Iterator[Documented]:
-    """Read the strings under the names of a module, or of a class in it."""
+def documented(module: ModuleType) -> Iterator[Documented]:
+    """Read the strings under the names of a module."""
     source = inspect.getsource(module)
-    tree: Any = ast.parse(source)
-    if owner is not None:
-        (tree,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
     comments = [(at, line[2:]) for at, line in enumerate(source.splitlines(), 1) if line.startswith("# ")]
-    for node, below in zip(tree.body, tree.body[1:], strict=False):
+    for node, below in itertools.pairwise(ast.parse(source).body):
         match node, below:
             case (
                 ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)),
@@ -88,9 +88,9 @@ def _settings(*, arguments: bool) -> Callable[[], str]:
 
     def table() -> str:
         given = inspect.signature(instrument).parameters
-        texts = {one.name: one.text for one in documented(_config, "Config")}
+        texts = field_docs()
         rows = []
-        for field in dataclasses.fields(_config.Config):
+        for field in dataclasses.fields(Config):
             if (field.name in given) == arguments:
                 setting: Setting = field.type.__metadata__[0]  # type: ignore[union-attr]  # as Config itself reads it
                 names = [f"`{variable}`" for variable in setting.variables]

@@ -35,7 +35,7 @@ RUN_FOLDER = "Folder of the run file; left out: torchotel-runs/<time>-<name>."
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare a flag for each option of `instrument()` that text can say; none has a default of its own."""
-    docs = {**_field_docs(), "record": RUN_FOLDER}
+    docs = {**field_docs(), "record": RUN_FOLDER}
     group = parser.add_argument_group("options of torchotel", "Each can be left to its variable.")
     for name, (hint, setting) in _options().items():
         flag = f"--{name.replace('_', '-')}"
@@ -93,7 +93,7 @@ def _help(doc: str, setting: Setting) -> str:
     return f"{text} [{setting.variables[-1]}]".replace("%", "%%")
 
 
-def _field_docs() -> dict[str, str]:
+def field_docs() -> dict[str, str]:
     """Read the string under each field; there is none where torchotel is installed without its source."""
     try:
         source = textwrap.dedent(inspect.getsource(Config))
