@@ -24,6 +24,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("traces_endpoint", ["host/v1/traces", "http://:4318/v1/traces", None]),
     ("protocol", ["http/json", None, 1]),
     ("headers", [None, "a=b", {"a b": "c"}, {"a": 1}, {"a": "b\r\nc: d"}, {1: "a"}, [("a", "b")]]),
+    ("headers", [{"a": "schlüssel"}, {"a": "\u20ac"}, {"a": " b"}, {"a": "b\tc"}]),
     ("compression", ["deflate", None, True]),
     ("timeout_s", [0, -1, float("nan"), float("inf"), "10", True, None]),
     ("certificate", ["/no/such/file", 1, ""]),
@@ -329,6 +330,15 @@ def test_headers_of_one_signal_keep_those_for_all_away() -> None:
     config = Config.read({}, environ)
     assert config.receiver("traces").headers == {"x-vendor-key": "theirs"}
     assert config.receiver("metrics").headers == {"authorization": "Bearer ours"}
+
+
+def test_skips_headers_that_no_request_can_carry(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "torchotel"):
+        config = Config.read({}, {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=%E2%82%AC-secret,sound=1"})
+    assert config.headers == {"sound": "1"}
+    (record,) = caplog.records
+    assert "header number 1" in record.getMessage()
+    assert "secret" not in record.getMessage()
 
 
 def test_skips_headers_that_are_malformed(caplog: pytest.LogCaptureFixture) -> None:

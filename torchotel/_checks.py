@@ -27,7 +27,8 @@ SAMPLERS = (
 """OpenTelemetry's names of those that need nothing from elsewhere."""
 # RFC 9110: a header's name is a token; a value that could end its line would let a second header in.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+# What HTTP and gRPC both carry: the one would fail on all else at each request, the other on some of it.
+_HEADER_VALUE = re.compile(r"(?! )[ -~]*")
 
 
 def _check_text(value: object) -> object:
@@ -129,7 +130,7 @@ def _parse_headers(text: str) -> object:
             headers[name.lower()] = value
         else:
             # Its text may be a secret.
-            warn_once("header number %d of the OTLP headers is left out: it does not read name=value", number)
+            warn_once("header number %d of the OTLP headers is left out: it is no name=value of visible ASCII", number)
     return headers
 
 
@@ -230,7 +231,7 @@ MILLISECONDS = Kind("a number above 0 (in a variable: milliseconds)", _check_sec
 URL = Kind("an http:// or https:// URL with a host", _check_url, show=_show_url)
 BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url, show=_show_url)
 TARGET = Kind("an http:// or https:// URL with a host, or host:port", _check_target, show=_show_url)
-HEADERS = Kind("a mapping of header names to strings of one line", _check_headers, _parse_headers, _show_headers)
+HEADERS = Kind("a mapping of header names to strings of visible ASCII", _check_headers, _parse_headers, _show_headers)
 PATTERNS = Kind("patterns on module paths: comma-separated or a list of strings", _check_patterns)
 FOLDER = Kind("the path of a folder, there or to be made", _check_folder)
 FILE = Kind("the path of a file that is there", _check_file, show=_show_file)

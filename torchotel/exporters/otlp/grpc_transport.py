@@ -112,11 +112,11 @@ def read_target(endpoint: str, *, insecure: bool) -> Target:
 
 
 def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Give headers as gRPC takes them: lower-case names, values of visible ASCII; what can't be so is left out."""
+    """Give headers as gRPC takes them: lower-case names, and none that promises bytes."""
     for name, value in headers.items():
-        if not (value.isascii() and value.isprintable()) or name.lower().endswith("-bin"):
+        if name.lower().endswith("-bin"):
             # Its value may be a secret.
-            _logger.warning("The OTLP header %s is left out: gRPC takes visible ASCII alone", name)
+            _logger.warning("The OTLP header %s is left out: gRPC takes bytes for a name in -bin", name)
         elif not name.lower().startswith(_OURS):
             yield name.lower(), value
 
