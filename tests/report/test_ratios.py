@@ -2,10 +2,12 @@
 
 import math
 import random
+from statistics import NormalDist
 
 import pytest
 
 from torchotel.report import ratios
+from torchotel.report.diff import CONFIDENCE
 from torchotel.report.ratios import Ratio, ratio
 
 BEFORE = [32, 39, 26, 35, 43, 27, 40, 37, 34, 29, 49, 42, 40]
@@ -14,30 +16,58 @@ AFTER = [36, 44, 47, 42, 49, 39, 46, 31, 33, 48]
 
 def test_agrees_with_the_authors_own_software(monkeypatch: pytest.MonkeyPatch) -> None:
     """statpsych's documentation of ci.ratio.median2 gives 43 / 37: 1.162162, 0.927667, 1.455933."""
-    monkeypatch.setattr(ratios, "BLOCKS", range(13, 31))  # every value a block of its own
+    # It takes the values to be unlike their neighbours, and the normal distribution.
+    monkeypatch.setattr(ratios, "_persistence", lambda _: 1.0)
+    monkeypatch.setattr(ratios, "_student", lambda confidence, _: NormalDist().inv_cdf(0.5 + confidence / 2))
     assert ratio(BEFORE, AFTER, confidence=0.95) == pytest.approx((1.162162, 0.927667, 1.455933), abs=1e-6)
 
 
-def _steps(chance: random.Random, count: int, likeness: float) -> list[float]:
-    """Make steps of 100 ms and 10 % of noise, each so much like the one before it."""
-    noise = chance.gauss(0, 1)
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "reach"),
+    [(0.95, 3, 3.182446), (0.95, 4, 2.776445), (0.99, 6, 3.707428), (0.999, 12, 4.317791)],
+)
+def test_reads_students_t_as_the_tables_do(confidence: float, freedom: int, reach: float) -> None:
+    assert ratios._student(confidence, freedom) == pytest.approx(reach, abs=1e-6)
+
+
+def _steps(chance: random.Random, count: int, likeness: float, noise: float = 0.1) -> list[float]:
+    """Make steps of 100 ms with so much noise, each so much like the one before it."""
+    state = chance.gauss(0, 1)
     steps = []
     for _ in range(count):
-        noise = likeness * noise + math.sqrt(1 - likeness**2) * chance.gauss(0, 1)
-        steps.append(0.1 * math.exp(0.1 * noise))
+        state = likeness * state + math.sqrt(1 - likeness**2) * chance.gauss(0, 1)
+        steps.append(0.1 * math.exp(noise * state))
     return steps
 
 
 @pytest.mark.parametrize(("count", "likeness"), [(5, 0.0), (20, 0.0), (60, 0.0), (60, 0.5), (300, 0.5), (1000, 0.9)])
 def test_takes_no_noise_for_a_change(count: int, likeness: float) -> None:
-    """At 95 % one pair in twenty may deceive, also where neighbouring steps are alike."""
+    """Less than one pair in twenty deceives, also where neighbouring steps are alike."""
     chance = random.Random(5)
     pairs = 200
     deceived = sum(
-        not ratio(_steps(chance, count, likeness), _steps(chance, count, likeness), confidence=0.95).is_noise
+        not ratio(_steps(chance, count, likeness), _steps(chance, count, likeness), confidence=CONFIDENCE).is_noise
         for _ in range(pairs)
     )
-    assert deceived <= 0.09 * pairs
+    assert deceived < 0.05 * pairs
+
+
+def test_is_not_deceived_by_steps_that_take_turns() -> None:
+    """As with gradients that are accumulated over two: sides of the median that alternate tell of no persistence."""
+    steps = [0.1 if place % 2 else 0.2 for place in range(61)]
+    assert ratio(steps, steps[1:] + steps[1:2], confidence=CONFIDENCE).is_noise
+
+
+def test_takes_a_drift_within_the_runs_for_noise() -> None:
+    """Steps get slower by a fifth from start to end, and B starts where A had got a third of the way."""
+    chance = random.Random(8)
+    before, after = (
+        [(1 + (start + place) / 500) * step for place, step in enumerate(_steps(chance, 100, 0.0, noise=0.01))]
+        for start in (0, 33)
+    )
+    assert ratio(before, after, confidence=0.95).is_noise
+    shuffled = [chance.sample(steps, len(steps)) for steps in (before, after)]
+    assert not ratio(*shuffled, confidence=0.95).is_noise
 
 
 def test_finds_a_change_of_five_percent_in_a_hundred_steps() -> None:

@@ -1,0 +1,61 @@
+"""What `torchotel diff` takes for more than noise, over many pairs of simulated runs."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+
+import pytest
+
+from torchotel.report.diff import Diff, compare
+from torchotel.report.summary import PHASES
+from torchotel.report.times import LayerKey, RunTimes, StepTimes
+
+PAIRS = 300
+LIMIT = 0.05
+NOISE = 0.05
+"""What is new in each step, as a share of its time."""
+
+
+def _series(chance: random.Random, steps: int, likeness: float, factor: float = 1.0) -> array[float]:
+    """Make steps of 100 ms, each so much like the one before it (AR(1))."""
+    noise = chance.gauss(0, NOISE / math.sqrt(1 - likeness**2))
+    series = array("d")
+    for _ in range(steps):
+        series.append(0.1 * factor * math.exp(noise))
+        noise = likeness * noise + chance.gauss(0, NOISE)
+    return series
+
+
+def _run(chance: random.Random, steps: int, likeness: float, layers: int, factor: float = 1.0) -> RunTimes:
+    no_phases = {name: array("d", bytes(8 * steps)) for name in PHASES}
+    return RunTimes(
+        steps=StepTimes(_series(chance, steps, likeness, factor), no_phases, bytearray(steps)),
+        layers_s={
+            LayerKey("Net", str(place), "forward"): _series(chance, steps, likeness, factor) for place in range(layers)
+        },
+    )
+
+
+def _diffs(steps: int, likeness: float, layers: int, factor: float = 1.0) -> list[Diff]:
+    chance = random.Random(5)
+    run = (chance, steps, likeness, layers)
+    return [compare(_run(*run), _run(*run, factor)) for _ in range(PAIRS)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "likeness", "layers"),
+    [(10, 0.5, 9), (20, 0.0, 9), (20, 0.5, 9), (60, 0.0, 9), (60, 0.8, 9), (100, 0.8, 9), (500, 0.95, 0)],
+)
+def test_cries_wolf_in_less_than_one_pair_of_twenty(steps: int, likeness: float, layers: int) -> None:
+    diffs = _diffs(steps, likeness, layers)
+    not_noise = sum(any(row.verdict(LIMIT) != "noise" for row in (*diff.steps, *diff.layers)) for diff in diffs)
+    failed = sum(bool(diff.regressions(LIMIT)) for diff in diffs)
+    assert (not_noise < 0.05 * PAIRS, failed < 0.05 * PAIRS) == (True, True), (not_noise, failed)
+
+
+def test_finds_what_is_slower_by_a_fifth_in_nine_of_ten_pairs() -> None:
+    diffs = _diffs(60, 0.0, 9, 1.2)
+    found = sum(diff.steps[0].verdict(LIMIT) == "REGRESSION" for diff in diffs)
+    assert found > 0.9 * PAIRS
