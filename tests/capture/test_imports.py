@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -69,3 +70,16 @@ def test_is_called_off_between_finding_and_loading() -> None:
     assert spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert seen == []
+
+
+@pytest.mark.parametrize("error", [ImportError, ValueError, KeyboardInterrupt])
+def test_is_not_seen_in_the_traceback_of_a_failed_import(tmp_path: Path, error: type[BaseException]) -> None:
+    """Two wait, so that one loads through the other."""
+    (tmp_path / f"{NAME}.py").write_text(f"raise {error.__name__}('broken')\n")
+    call_off = [after_import(NAME, lambda _: None) for _ in range(2)]
+    with pytest.raises(error) as caught:
+        __import__(NAME)  # as the statement does; importlib.import_module shows frames of its own
+    files = [Path(frame.filename) for frame in traceback.extract_tb(caught.tb)]
+    assert files == [Path(__file__), tmp_path / f"{NAME}.py"]
+    for call in call_off:
+        call()

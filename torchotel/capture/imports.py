@@ -67,6 +67,9 @@ class _ThenAct(Loader):
         self._loader.exec_module(module)
         self._action(module)
 
+    # Python leaves the import system's frames out of the traceback of a failed import, and knows them by their file.
+    exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+
 
 def after_import(name: str, action: Action) -> Callable[[], None]:
     """Run `action` with the module when it is imported, at once where it has been; return what calls that off."""
