@@ -45,6 +45,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("metrics_histograms", ["exponential", None]),
     ("attribute_count_limit", [-1, None, True, "8"]),
     ("attribute_value_length_limit", [-1, 1.0]),
+    ("event_value_length_limit", [-1, 1.0]),
     ("event_count_limit", [-1, None]),
     ("link_count_limit", [-1, None]),
     ("event_attribute_count_limit", [-1, None]),

@@ -133,6 +133,8 @@ class Config:
         int | None, env(_LENGTH, "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT")
     ] = None
     """Characters of an attribute's text, the rest is cut off; None: no limit."""
+    event_value_length_limit: Annotated[int | None, env(_LENGTH, "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT")] = None
+    """The same for attributes of events and links."""
     event_count_limit: Annotated[int, env(_LIMIT, "OTEL_SPAN_EVENT_COUNT_LIMIT")] = 128
     """Events of a span."""
     link_count_limit: Annotated[int, env(_LIMIT, "OTEL_SPAN_LINK_COUNT_LIMIT")] = 128

@@ -76,6 +76,7 @@ def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> Requ
         config.event_attribute_count_limit,
         config.link_attribute_count_limit,
         config.attribute_value_length_limit,
+        config.event_value_length_limit,
     )
     return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=_rest)
 

@@ -99,13 +99,17 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
     "OTLP": tuple(_otlp()),
     "Limits of spans": (
         Variable("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "torchotel", "attributes of a span; 128. The last ones go"),
-        Variable("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "torchotel", "characters of a text; no limit"),
+        Variable("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "torchotel", "characters of a span's text; no limit"),
         Variable("OTEL_SPAN_EVENT_COUNT_LIMIT", "torchotel", "events of a span; 128"),
         Variable("OTEL_SPAN_LINK_COUNT_LIMIT", "torchotel", "links of a span; 128"),
         Variable("OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "torchotel", "attributes of an event; 128"),
         Variable("OTEL_LINK_ATTRIBUTE_COUNT_LIMIT", "torchotel", "attributes of a link; 128"),
         Variable("OTEL_ATTRIBUTE_COUNT_LIMIT", "torchotel", "where the three for attributes are not set"),
-        Variable("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "torchotel", "where that of spans is not set"),
+        Variable(
+            "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT",
+            "torchotel",
+            "the same for events and links, and where that of spans is not set",
+        ),
     ),
     "Metrics": (
         Variable("OTEL_METRIC_EXPORT_INTERVAL", "torchotel", "milliseconds between two pushes over OTLP; 60,000"),

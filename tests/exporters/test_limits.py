@@ -53,6 +53,21 @@ def test_counts_events_and_links() -> None:
     assert [event.name for event in span.events] == ["e0", "e1", "e2", "exception"]
 
 
+def test_cuts_texts_of_events_and_links_at_their_own_length() -> None:
+    """As in OpenTelemetry's SDK, the length that is set for spans says nothing of their events and links."""
+    error, event, link = Error("E", "message"), SpanEvent("e", T0, {"a": "abcdef"}), SpanLink(1, 2, {"a": "abcdef"})
+    trace = Trace(1, [Span(STEP, 1, 0, T0, T0 + 9, {"a": "abcdef"}, error, (event,), (link,))], {})
+    for limits, expected in (
+        (SpanLimits(value_length=3), ("abc", "abcdef", "message", "abcdef")),
+        (SpanLimits(event_value_length=2), ("abcdef", "ab", "me", "ab")),
+    ):
+        (span,) = sent(trace, limits)
+        texts = {pair.key: pair.value.string_value for pair in span.attributes}
+        carried = [{pair.key: pair.value.string_value for pair in one.attributes} for one in span.events]
+        (linked,) = [pair.value.string_value for pair in span.links[0].attributes]
+        assert (texts["a"], carried[0]["a"], carried[1]["exception.message"], linked) == expected
+
+
 def test_cuts_texts() -> None:
     """Texts and each text of an array are cut; numbers and names of spans and attributes are not."""
     spans = [Span(STEP, 1, 0, T0, T0 + 9, {"own": "ñandú", "number": 123456}), Span(CONV, 2, 1, T0, T0 + 1)]

@@ -33,6 +33,8 @@ class SpanLimits(NamedTuple):
     link_attributes: int = DEFAULT_COUNT
     value_length: int | None = None
     """Characters of a text, also of each in an array; None: no limit."""
+    event_value_length: int | None = None
+    """The same for attributes of events and links."""
 
 
 DEFAULT_LIMITS = SpanLimits()
@@ -54,7 +56,7 @@ class Limiter:
 
     def hold(self, trace: Trace) -> Trace:
         """Leave out what is too much: attributes of the trace come before those of the template and the span's own."""
-        common, lost = self._cut(trace.attributes, self._limits.attributes)
+        common, lost = _cut(trace.attributes, self._limits.attributes, self._limits.value_length)
         room = self._limits.attributes - len(common)
         if room != self._room:
             self._room = room
@@ -71,7 +73,7 @@ class Limiter:
 
     def _hold(self, span: Span, cut: _Cut, lost: int) -> Span:
         limits = self._limits
-        own, lost_of_own = self._cut(own_attributes(span), self._room - len(cut.template.attributes))
+        own, lost_of_own = _cut(own_attributes(span), self._room - len(cut.template.attributes), limits.value_length)
         events, links = own_events(span), span.links
         return span._replace(
             template=cut.template,
@@ -86,25 +88,26 @@ class Limiter:
         )
 
     def _hold_event(self, event: SpanEvent) -> SpanEvent:
-        attributes, lost = self._cut(event.attributes, self._limits.event_attributes)
+        attributes, lost = _cut(event.attributes, self._limits.event_attributes, self._limits.event_value_length)
         return event._replace(attributes=attributes, dropped=lost)
 
     def _hold_link(self, link: SpanLink) -> SpanLink:
-        attributes, lost = self._cut(link.attributes, self._limits.link_attributes)
+        attributes, lost = _cut(link.attributes, self._limits.link_attributes, self._limits.event_value_length)
         return link._replace(attributes=attributes, dropped=lost)
 
     def _cut_template(self, template: SpanTemplate) -> _Cut:
-        attributes, lost = self._cut(template.attributes, self._room)
+        attributes, lost = _cut(template.attributes, self._room, self._limits.value_length)
         same = attributes is template.attributes
         return _Cut(template if same else SpanTemplate(template.name, attributes), lost)
 
-    def _cut(self, attributes: Attributes, room: int) -> tuple[Attributes, int]:
-        """Give the first of some attributes, and how many are left out; all of them as they are where they fit."""
-        attributes, length = finite(attributes), self._limits.value_length
-        if len(attributes) <= room and length is None:
-            return attributes, 0
-        kept = {key: _short(value, length) for key, value in islice(attributes.items(), max(0, room))}
-        return kept, len(attributes) - len(kept)
+
+def _cut(attributes: Attributes, room: int, length: int | None) -> tuple[Attributes, int]:
+    """Give the first of some attributes, and how many are left out; all of them as they are where they fit."""
+    attributes = finite(attributes)
+    if len(attributes) <= room and length is None:
+        return attributes, 0
+    kept = {key: _short(value, length) for key, value in islice(attributes.items(), max(0, room))}
+    return kept, len(attributes) - len(kept)
 
 
 def _short(value: AttributeValue, length: int | None) -> AttributeValue:
