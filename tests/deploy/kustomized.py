@@ -1,16 +1,15 @@
 """What `kubectl apply -k` would send to a cluster."""
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from backend_binaries import tool
 
-from torchotel.stack.backends import Backend, ensure
+from torchotel.stack.backends import Backend
 from torchotel.stack.building import module_builder
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -28,9 +27,7 @@ Manifest = dict[str, Any]
 @cache
 def manifests(name: str) -> tuple[Manifest, ...]:
     """Build one of the folders that have a kustomization."""
-    if not KUSTOMIZE.is_there and shutil.which("go") is None:
-        pytest.skip("there is no go to build kustomize with")
-    command = [str(ensure(KUSTOMIZE)), "build", str(FOLDER / name)]
+    command = [str(tool(KUSTOMIZE)), "build", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_binaries import built
+from backend_binaries import built, tool
 
 from torchotel.stack import native
-from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS, Backend, ensure
+from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS, Backend
 from torchotel.stack.building import module_builder
 from torchotel.stack.places import shipped
 from torchotel.stack.servers import Ports
@@ -58,9 +58,7 @@ def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path:
 
 def composed(*overrides: str) -> Any:
     """Read the compose file as `docker compose` does."""
-    if not COMPOSE.is_there and shutil.which("go") is None:
-        pytest.skip("there is no go to build the reader of compose files with")
-    command = [str(ensure(COMPOSE)), "-format", "json", "compose.yaml", *overrides]
+    command = [str(tool(COMPOSE)), "-format", "json", "compose.yaml", *overrides]
     done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["services"]
