@@ -9,6 +9,7 @@ from pathlib import Path
 import commands
 import pytest
 
+from torchotel._receiver import Receiver
 from torchotel.cli import main
 from torchotel.cli.demo import find_example, listens
 from torchotel.report import open_run
@@ -42,8 +43,12 @@ def test_learns_the_digits_and_shows_the_run(tmp_path: Path, closed_port: int) -
 
 def test_knows_whether_anything_listens(closed_port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert listens(f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces")
-    assert not listens(f"http://127.0.0.1:{closed_port}")
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert listens(Receiver(f"http://{address}/v1/traces"))
+        assert listens(Receiver(address, "grpc"))
+    assert not listens(Receiver(f"http://127.0.0.1:{closed_port}"))
+    assert not listens(Receiver(f"127.0.0.1:{closed_port}", "grpc"))
+    assert listens(Receiver("unix:/nowhere", "grpc"))
 
 
 def test_finds_the_example() -> None:

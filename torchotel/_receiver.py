@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Literal, NamedTuple, TypeAlias
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from torchotel._text import printable
 
@@ -14,6 +15,20 @@ MOST_QUOTED = 300
 """Characters that are repeated of what another program says."""
 _SHORTEST_SECRET = 4
 """Characters of what is looked for in such words: a flag or a tenant's number is none."""
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class Address(NamedTuple):
+    """Host and port that an endpoint stands for."""
+
+    host: str
+    port: int
+    tls: bool
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Receiver(NamedTuple):
@@ -44,6 +59,11 @@ class Receiver(NamedTuple):
         """Where it is, without credentials."""
         return without_credentials(self.endpoint)
 
+    @property
+    def address(self) -> Address | None:
+        """Whom it calls; None where gRPC's own resolvers are asked for more than host and port."""
+        return address_of(self.endpoint, insecure=self.insecure)
+
     def quote(self, text: object) -> str:
         """Give what a server or a library says of it in one printable line of bounded length, without our secrets."""
         said = str(text)
@@ -60,6 +80,19 @@ class Receiver(NamedTuple):
         for text in (user, user.partition(":")[2], place.partition("?")[2], place.partition("=")[2]):
             yield text
             yield unquote(text)
+
+
+def address_of(endpoint: str, *, insecure: bool) -> Address | None:
+    """Read a URL, whose scheme says whether there is TLS, or `host:port`; None for gRPC's other targets."""
+    parts = urlsplit(endpoint)
+    url = parts.scheme in _PORTS
+    if not url:
+        parts = urlsplit(f"//{endpoint}")
+    with suppress(ValueError):  # as of `ipv4:1.2.3.4:1`, which has two colons
+        port = parts.port or _PORTS.get(parts.scheme)
+        if parts.hostname and port and (url or not parts.path):
+            return Address(parts.hostname, port, parts.scheme == "https" if url else not insecure)
+    return None
 
 
 def default_endpoint(protocol: object) -> str:

@@ -13,7 +13,6 @@ import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from torchotel._config import Config
 from torchotel.cli.options import add_options, read_options
@@ -22,6 +21,7 @@ from torchotel.cli.recording import run_recorded, settings
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
+    from torchotel._receiver import Receiver
 
 EXAMPLE = "digits_resnet.py"
 DETAIL = 8
@@ -29,7 +29,6 @@ DETAIL = 8
 
 _NEEDS = ("torchvision", "sklearn", "rich")
 _CONNECT_S = 1.0
-_PORTS = {"http": 80, "https": 443}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +49,7 @@ def call(arguments: argparse.Namespace) -> int:
     if not os.environ.get("TORCHOTEL_DETAIL"):
         said.setdefault("detail", DETAIL)
     config = settings(said, program)
-    silent = config.traces_exporter == "otlp" and not listens(config.traces_endpoint)
+    silent = config.traces_exporter == "otlp" and not listens(config.receiver("traces"))
     if silent:
         print(_advice(config))
         said["traces_exporter"] = "none"
@@ -70,12 +69,13 @@ def find_example() -> Path:
     return installed if installed.exists() else package.parent / "examples" / EXAMPLE
 
 
-def listens(url: str) -> bool:
-    """Whether anything takes a connection there."""
-    parts = urlsplit(url)
-    address = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+def listens(receiver: Receiver) -> bool:
+    """Whether anything takes a connection there; True where only gRPC knows how to call it."""
+    address = receiver.address
+    if address is None:
+        return True
     try:
-        with socket.create_connection(address, timeout=_CONNECT_S):
+        with socket.create_connection(address[:2], timeout=_CONNECT_S):
             return True
     except OSError:
         return False

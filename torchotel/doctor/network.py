@@ -6,35 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import TypeVar
+
+from torchotel._receiver import Address
 
 T = TypeVar("T")
 
-_PORTS = {"http": 80, "https": 443}
 # RFC 9113: what a client of HTTP/2 says first, and the kind of frame that a server says first.
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS_FRAME = 4
 _FRAME_HEAD_BYTES = 9
 _FRAME_TYPE_AT = 3
 _HTTP = b"HTTP/"
-
-
-class Address(NamedTuple):
-    """Where an endpoint's URL leads."""
-
-    host: str
-    port: int
-    tls: bool
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def address_of(url: str) -> Address:
-    """Read the address out of a URL that was checked."""
-    parts = urlsplit(url)
-    return Address(parts.hostname or "", parts.port or _PORTS[parts.scheme], parts.scheme == "https")
 
 
 def within(limit_s: float, call: Callable[[], T]) -> T:

@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
-from urllib.parse import urlsplit
 
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
+from torchotel._receiver import Address
 from torchotel.doctor import tls
 from torchotel.doctor.finding import Finding, ok, warning
-from torchotel.doctor.network import Address, within
+from torchotel.doctor.network import within
 from torchotel.doctor.reach import reach, who_is_there
 from torchotel.doctor.request import Request
 from torchotel.doctor.trouble import Trouble
@@ -40,22 +39,13 @@ def call(request: Request) -> Iterator[Finding]:
     """
     receiver = request.receiver
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
-    address = _address(target)
+    address = receiver.address
     if address is not None:
         reach(address, request.step_s)
         if address.tls:
             authorities = receiver.certificate or os.environ.get(_ROOTS) or DEFAULT_CA_BUNDLE_PATH
             yield from tls.check_server(address, receiver, authorities, "h2", request.step_s)
     yield _judge(request, target, address, _send(request))
-
-
-def _address(target: Target) -> Address | None:
-    """Read host and port; None where gRPC's own resolvers are asked for more than that."""
-    with suppress(ValueError):
-        parts = urlsplit(f"//{target.address}")
-        if parts.hostname and parts.port and not parts.path:
-            return Address(parts.hostname, parts.port, target.secure)
-    return None
 
 
 def _send(request: Request) -> Reply:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import requests
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 
-from torchotel._receiver import Receiver, without_credentials
+from torchotel._receiver import Address, Receiver, without_credentials
 from torchotel.doctor import clock, tls
 from torchotel.doctor.answers import judge
 from torchotel.doctor.finding import Finding
-from torchotel.doctor.network import Address, address_of, within
+from torchotel.doctor.network import within
 from torchotel.doctor.reach import reach, who_is_there
 from torchotel.doctor.request import Request
 from torchotel.doctor.trouble import Trouble
@@ -31,7 +31,8 @@ def call(request: Request) -> Iterator[Finding]:
         Trouble: Somewhere on it.
     """
     receiver = request.receiver
-    address = address_of(receiver.endpoint)
+    address = receiver.address
+    assert address is not None  # noqa: S101 - a URL that was checked has a host
     proxy = select_proxy(receiver.endpoint, get_environ_proxies(receiver.endpoint, no_proxy=None))
     if proxy is None:
         reach(address, request.step_s)

@@ -3,7 +3,8 @@
 import errno
 import socket
 
-from torchotel.doctor.network import Address, connect, resolve, speaks_http, speaks_http2, speaks_tls
+from torchotel._receiver import Address
+from torchotel.doctor.network import connect, resolve, speaks_http, speaks_http2, speaks_tls
 from torchotel.doctor.trouble import Trouble
 
 _START = "Start a Collector or Jaeger there, or name another endpoint: --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT."

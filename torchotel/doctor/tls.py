@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchotel._receiver import Receiver
+from torchotel._receiver import Address, Receiver
 from torchotel.doctor.finding import Finding, failed, ok, warning
-from torchotel.doctor.network import Address, connect, within
+from torchotel.doctor.network import connect, within
 from torchotel.doctor.reach import who_is_there
 from torchotel.doctor.trouble import Trouble
 

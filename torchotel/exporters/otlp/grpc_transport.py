@@ -5,9 +5,8 @@ import queue
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
-from torchotel._receiver import Receiver
+from torchotel._receiver import Receiver, address_of
 from torchotel.exporters.otlp.signals import Signal
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
@@ -25,7 +24,6 @@ _STATE_S = 1.0
 """Longest wait for a channel's state, which is told at once, by a thread of gRPC's."""
 _DETAILS = "grpc-status-details-bin"
 """Where gRPC puts a `google.rpc.Status`."""
-_PORTS = {"http": 80, "https": 443}
 _OURS = ("user-agent", "content-type", "te", "grpc-")
 """Headers that gRPC writes itself."""
 
@@ -102,13 +100,10 @@ class GrpcTransport(Transport):
 
 def read_target(endpoint: str, *, insecure: bool) -> Target:
     """Read a URL, whose scheme says whether there is TLS, or a target as gRPC writes it: `host:port`, `unix:/path`."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in _PORTS:
-        address = endpoint if endpoint.startswith("unix") else endpoint.rpartition("@")[2]
-        return Target(address, secure=not insecure)
-    host = parts.netloc.rpartition("@")[2]
-    address = host if parts.port is not None else f"{host}:{_PORTS[parts.scheme]}"
-    return Target(address, secure=parts.scheme == "https")
+    address = address_of(endpoint, insecure=insecure)
+    if address is not None:
+        return Target(str(address), address.tls)
+    return Target(endpoint if endpoint.startswith("unix") else endpoint.rpartition("@")[2], secure=not insecure)
 
 
 def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
