@@ -111,6 +111,15 @@ def _environment() -> str:
     return "".join(parts) + "\n"
 
 
+def _worked() -> str:
+    """Make the worked examples by the code that stands on their page."""
+    page = (FOLDER / "sizing.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r'```python title="sizing.py"\n(.*?)```', page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "sizing"}
+    exec(code, names)  # noqa: S102  # our own page
+    return _table(*names["worked"]())
+
+
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     match value:
@@ -138,6 +147,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "arguments": _settings(arguments=True),
     "variables": _settings(arguments=False),
     "environment": _environment,
+    "sizing": _worked,
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""The figures that the page of sizes counts with are those of a real run."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiver import Receiver
+from scrapes import scrape
+
+import torchotel
+from benchmarks.models import make
+
+PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
+STEPS = 12
+
+
+def figures() -> dict[str, Any]:
+    """Give the names of the page's program."""
+    (code,) = re.findall(r'```python title="sizing.py"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {"__name__": "sizing"}
+    exec(code, names)  # noqa: S102  # our own page
+    return names
+
+
+def wire_bytes(server: Receiver) -> float:
+    """Give the bytes of a span on the wire, without the first request, which has the run's span too."""
+    requests = server.requests[1:]
+    return sum(int(one.headers["Content-Length"]) for one in requests) / sum(len(one.spans()) for one in requests)
+
+
+def test_a_plain_step(server: Receiver) -> None:
+    """Four spans, as there is no DataLoader, and the series that every rank has."""
+    workload = make("tiny")
+    with torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"), detail="off", prometheus_port=0
+    ) as handle:
+        for _ in range(STEPS):
+            workload.step()
+            assert handle.flush()
+        series = scrape(handle.prometheus_port).series
+    assert handle.stats()["spans_recorded"] == 4 * STEPS + 1
+    target_info, on_a_gpu = 1, 3
+    assert len(series) + target_info + on_a_gpu == figures()["RANK_SERIES"]
+    assert wire_bytes(server) == pytest.approx(figures()["PHASE_WIRE_BYTES"], rel=0.25)
+
+
+def test_a_detailed_step(server: Receiver) -> None:
+    """Two spans more for each module call; the bytes are those of a model of 124 calls, with their shapes."""
+    workload = make("transformer")
+    with torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"), detail="all", prometheus_port=0
+    ) as handle:
+        for _ in range(STEPS):
+            workload.step()
+            assert handle.flush()
+        series = scrape(handle.prometheus_port).series
+    assert handle.stats()["spans_recorded"] == (4 + 2 * workload.calls) * STEPS + 1
+    called, own = 124, 75
+    assert sum(name.startswith("torch_module_") for name, _ in series) == 4 * called + own
+    assert wire_bytes(server) == pytest.approx(figures()["MODULE_WIRE_BYTES"], rel=0.25)
