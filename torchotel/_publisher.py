@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from torchotel._config import Config
 from torchotel._guard import Guard
 from torchotel._ranks import own_port
-from torchotel.exporters.otel_metrics import ProviderOutlet
-from torchotel.exporters.otlp_metrics import OtlpMetricsOutlet, Pushing
+from torchotel.exporters.otlp.metrics_outlet import OtlpMetricsOutlet, Pushing
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.endpoint import EndpointOutlet
+from torchotel.exporters.provider_instruments import ProviderOutlet
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.instruments import STEP_LAST_END_TIME
 from torchotel.telemetry.metrics import Metrics

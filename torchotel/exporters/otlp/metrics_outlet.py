@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from torchotel import _names as names
 from torchotel._config import Config
 from torchotel._receiver import Receiver
-from torchotel.exporters.otel_metrics import ProviderInstruments
 from torchotel.exporters.otlp.connect import make_transport
 from torchotel.exporters.otlp.retry import RetryPolicy
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.signals import METRICS
 from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.provider_instruments import ProviderInstruments
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.metrics import Metrics
