@@ -39,7 +39,7 @@ def install(site: Path, name: str, version: str, *needs: str) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "text"),
     [
-        ("torch", "2.3.1+cu121", "torch is 2.3.1+cu121, supported is >=2.9"),
+        ("torch", "2.3.1+cu121", "torch is 2.3.1+cu121, supported is >=2.9.0a0"),
         ("prometheus-client", "0.9", "prometheus-client is 0.9, supported is >=0.20"),
         ("opentelemetry-sdk", "1.20.0", "opentelemetry-sdk is 1.20.0, supported is >=1.35"),
         ("opentelemetry-sdk", "2.0.0", "opentelemetry-sdk is 2.0.0, supported is <2"),
