@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from grpc_receiver import grpc_receiver
 from misbehaving import misbehaving, trickle
 from receiver import Answer, Receiver, rejected
 from senders import http, sender_threads, soon
@@ -139,6 +140,25 @@ def test_partial_success(server: Receiver, caplog: pytest.LogCaptureFixture) -> 
     assert stats.read() == ExportCounts(17, 13, {"rejected": 2})
     assert "rejected 3 spans: too old" in caplog.text
     assert "more than there were" not in caplog.text
+
+
+def test_a_page_is_no_receiver(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    """A web server that says 200 to anything takes no spans, whatever it says."""
+    server.answers.append(Answer(200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>Jaeger UI</html>"))
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 7)
+        assert not sender.flush(soon())
+    assert stats.read() == ExportCounts(0, 7, {"no_otlp": 1})
+    (record,) = caplog.records
+    assert "it answered 200 with text/html, so it is no OTLP receiver" in record.getMessage()
+
+
+def test_a_port_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
+    """The warning says what is spoken there instead."""
+    with grpc_receiver() as receiver, sending(f"http://127.0.0.1:{receiver.port}/v1/traces") as (sender, _):
+        sender.put(b"", 7)
+        assert not sender.flush(soon(0.5))
+    assert "gRPC may be spoken there: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc" in caplog.text
 
 
 def test_a_warning_of_an_endpoint_is_told(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 """What is read of an answer; an endpoint that never stops talking must not fill the memory."""
 # https://opentelemetry.io/docs/specs/otlp/#retryable-response-codes
 _RETRYABLE = frozenset({429, 502, 503, 504})
+_PAGE = "text/html"
 _GZIP_WBITS = 31
 _URLLIB3 = "urllib3.connectionpool"
 _OK = range(200, 300)
@@ -87,6 +88,10 @@ class HttpTransport(Transport):
 
     def _post(self, body: bytes, limit_s: float) -> Reply:
         answer = self.ask(body, limit_s)
+        kind = answer.headers.get("Content-Type", "")
+        if answer.status in _OK and kind.startswith(_PAGE):  # some receivers answer with plain text, or with nothing
+            text = f"it answered {answer.status} with {_PAGE}, so it is no OTLP receiver"
+            return Reply(error_type="no_otlp", text=text)
         if answer.status in _OK:
             return taken(answer.content, self._receiver)
         return Reply(

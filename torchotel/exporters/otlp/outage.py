@@ -21,9 +21,14 @@ _ADVICE_ELSE = (
     "Start a Collector or Jaeger there (4318 is for http/protobuf, 4317 for grpc), set OTEL_EXPORTER_OTLP_ENDPOINT "
     "and OTEL_EXPORTER_OTLP_PROTOCOL, or set OTEL_{NAME}_EXPORTER=none."
 )
-_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-"""What OpenSSL calls a certificate that nobody known signed, under both protocols."""
-_ADVICE_UNTRUSTED = "Name the authority that signed its certificate in OTEL_EXPORTER_OTLP_CERTIFICATE."
+_ADVICE_ON_WORDS = {
+    # OpenSSL's, under both protocols.
+    "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed its certificate in OTEL_EXPORTER_OTLP_CERTIFICATE.",
+    "WRONG_VERSION_NUMBER": "It speaks no TLS: write http:// before the endpoint.",
+    # Python's, for an answer that does not begin as HTTP does.
+    "BadStatusLine": "gRPC may be spoken there: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc, or name the port of HTTP, 4318.",
+}
+"""Where the words of a failure say more than its type."""
 _logger = logging.getLogger("torchotel")
 
 
@@ -43,8 +48,8 @@ class OutageLog:
     def failed(self, error_type: str, text: str) -> None:
         """Warn at the first failure of its kind; training goes on, and so the rest is for the counters."""
         name = self._signal.name
-        advice = _ADVICE_UNTRUSTED if _UNTRUSTED in text else _ADVICE.get(error_type, _ADVICE_ELSE)
-        advice = advice.format(name=name, NAME=name.upper())
+        told = next((advice for words, advice in _ADVICE_ON_WORDS.items() if words in text), None)
+        advice = (told or _ADVICE.get(error_type, _ADVICE_ELSE)).format(name=name, NAME=name.upper())
         message = "Could not send %s to %s: %s. Training is not affected. %s"
         if self._warn(error_type, message, self._signal.items, self._endpoint, text, advice):
             self._warned = True
