@@ -87,7 +87,7 @@ def test_counts_errors_by_type(tmp_path: Path) -> None:
     ]
     summary = _summary(folders.write(tmp_path / "run", units=units))
     assert summary.errors == {"ValueError": 2}
-    assert "2 ValueError" in render(summary, {})
+    assert "2 ValueError; the first: no" in render(summary, {})
 
 
 def test_lays_out_aligned_columns(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class Summary:
     detailed_steps: int
     errors: Mapping[str, int]
     """Failed steps and evaluations by type of the exception."""
+    first_error: str
+    """The message of the first one; empty where none failed."""
     phases: Sequence[PhaseTime]
     """The whole step first; empty where there was no step."""
     forward: Sequence[LayerTime]
@@ -66,6 +68,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
     """Add up the lines of a run; spans are looked at one by one and not kept."""
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
+    first_error = ""
     steps = []
     tracks = Tracks()
     for unit in units:
@@ -73,6 +76,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         tracks.add(unit)
         if unit.error_type:
             errors[unit.error_type] += 1
+            first_error = first_error or unit.error_message or ""
         if unit.kind == "step":
             # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
             steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
@@ -85,6 +89,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         evaluations=counts["evaluation"],
         detailed_steps=sum(step.detailed for step in steps),
         errors=dict(errors.most_common()),
+        first_error=first_error,
         phases=_phases(steps),
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),

@@ -66,7 +66,8 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
         rows.append((name, f"{total:,}" + (f", {rate:,.4g} a second" if rate is not None else "")))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
-        rows.append(("errors", errors))
+        said = f"; the first: {summary.first_error}" if summary.first_error else ""
+        rows.append(("errors", f"{errors}{said}"))
     deleted = (info.get("recording") or {}).get("spans_deleted", 0)
     if deleted:
         rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))

@@ -70,8 +70,12 @@ def _broken(content: Content) -> Iterator[Advice]:
         )
     if summary.errors:
         kinds = ", ".join(f"{steps:,} {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
+        first = f" The first one said: <code>{shown(summary.first_error, 300)}</code>." if summary.first_error else ""
         yield Advice(
-            3, "Steps failed", f"{kinds}. The span that failed is outlined in the timeline and has the message."
+            3,
+            "Forwards or backwards failed",
+            f"{kinds}.{first} In a trace, failed spans are those with <code>error.type</code>, and the innermost of "
+            "them is the module that raised.",
         )
     if content.info.get("finished") is False:
         yield Advice(
