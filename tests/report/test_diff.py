@@ -125,7 +125,7 @@ def test_lays_out_what_fails_however_few_layers_are_asked_for(tmp_path: Path) ->
     diff = _diff(tmp_path, after={"slower": {"fc": 12.0, "conv": 1.3}})
     text = render_diff(diff, LIMIT, top=0)
     assert "compared: 24 and 24 steps without detail; warm-up and failed steps left out" in text
-    assert "1 further layers, which add less" in text
+    assert "1 further layers, which changed less" in text
     assert text.splitlines()[-1].startswith("2 regressions beyond 5%: forward fc x1")
 
 

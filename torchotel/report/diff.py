@@ -111,7 +111,7 @@ def compare(before: RunTimes, after: RunTimes) -> Diff:
     return Diff(
         compared=compared,
         steps=_with_changes(steps, parts, confidence),
-        layers=sorted(_with_changes(of_layers, layers, confidence), key=lambda row: (-row.added_s, row.name)),
+        layers=sorted(_with_changes(of_layers, layers, confidence), key=lambda row: (-abs(row.added_s), row.name)),
         only_before=sorted(_name(key, several=several) for key in before.layers_s.keys() - common),
         only_after=sorted(_name(key, several=several) for key in after.layers_s.keys() - common),
     )

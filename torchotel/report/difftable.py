@@ -18,7 +18,7 @@ _MANY = 10
 
 
 def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
-    """Lay a diff out as text; beside the `top` layers that cost the most, all that fail are shown."""
+    """Lay a diff out as text; beside the `top` layers that changed the most, all that fail are shown."""
     steps = diff.steps[0]
     counts = f"{steps.before.steps:,} and {steps.after.steps:,}"
     parts = [
@@ -33,7 +33,7 @@ def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
     notes = [_only(name, paths, top) for name, paths in (("A", diff.only_before), ("B", diff.only_after)) if paths]
     hidden = len(diff.layers) - len(shown)
     if hidden:
-        notes.insert(0, f"{hidden:,} further layers, which add less (--top shows more)")
+        notes.insert(0, f"{hidden:,} further layers, which changed less (--top shows more)")
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), _conclusion(diff, limit)])
 
 
