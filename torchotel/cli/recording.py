@@ -110,7 +110,10 @@ class _Recording:
         folder = own_folder(config.record, os.environ)
         if not folder.is_dir():
             if self.finished:
-                _note("no training step and no evaluation was seen, so nothing was recorded")
+                _note(
+                    "no training step and no evaluation was seen, so nothing was recorded; processes that the program "
+                    "starts are not recorded here: for them run it as opentelemetry-instrument python …"
+                )
             return
         run = open_run(folder)
         summary = summarise(run.units(), run.spans())
@@ -119,7 +122,10 @@ class _Recording:
         print(f"recorded in {shown}; again: torchotel summary {shown}")
         if config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
             endpoint = config.public()["traces_endpoint"]
-            print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {stats['spans_dropped']:,} lost")
+            lost = stats["spans_dropped"]
+            print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {lost:,} lost")
+            if lost:
+                print(f"the recording has them: torchotel export {shown} --to {config.public()['endpoint']}")
 
 
 def _give_up(error: ConfigError) -> NoReturn:
