@@ -127,7 +127,7 @@ def test_tells_that_nothing_goes_backward() -> None:
 @pytest.mark.parametrize(
     ("name", "inputs", "text"),
     [
-        ("net", (((2, 5), "float32"),), "a step of Net failed: RuntimeError: mat1 and mat2 shapes"),
+        ("net", (((2, 5), "float32"),), "a step of Net failed: RuntimeError: "),
         ("net", (), "a step of Net failed: TypeError"),
         ("net", (((2, 4), "banana"),), "torch has no dtype banana"),
         ("broken", (), "could not be had: ValueError: no weights here ("),
