@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from torchotel._checks import TARGET
 from torchotel._config import Config
 from torchotel._instrument import instrument
 from torchotel._settings import UNSET, Setting
@@ -59,7 +60,8 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
         value = getattr(arguments, name, UNSET)
         if isinstance(value, str):  # read as the text of a variable is
             flag = f"--{name.replace('_', '-')}"
-            kind = setting.kind._replace(ours=all_of)  # a flag is for nobody else
+            # A flag is for nobody else. An endpoint's form depends on the protocol, which Config will know.
+            kind = (TARGET if name == "endpoint" else setting.kind)._replace(ours=all_of)
             value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
             said[name] = value

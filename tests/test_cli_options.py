@@ -1,0 +1,29 @@
+"""Flags are read as the variables of their settings are."""
+
+import argparse
+
+import pytest
+
+from torchotel._config import Config
+from torchotel._errors import ConfigError
+from torchotel.cli.options import add_options, read_options
+
+
+def said(*words: str) -> Config:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return Config.read(read_options(parser.parse_args(words)), {})
+
+
+def test_an_endpoint_of_grpc_needs_no_scheme() -> None:
+    """Its form depends on another flag, in whatever order they stand."""
+    assert said("--endpoint", "localhost:4317", "--protocol", "grpc").traces_endpoint == "localhost:4317"
+    with pytest.raises(ConfigError, match="endpoint: got 'localhost:4318', takes an http:// or https:// URL"):
+        said("--endpoint", "localhost:4318")
+
+
+def test_each_kind_of_value() -> None:
+    """Words, numbers, lists, mappings and flags that have an opposite."""
+    config = said("--detail", "8", "--no-shapes", "--include", "a.*,b", "--headers", "x=1", "--overhead-budget", "0.05")
+    assert (config.detail, config.shapes, config.include) == (8, False, ("a.*", "b"))
+    assert (dict(config.headers), config.overhead_budget) == ({"x": "1"}, 0.05)
