@@ -424,3 +424,11 @@ def test_brings_values_into_one_form(tmp_path: Path) -> None:
     assert (config.include, config.exclude) == (("a", "b"), ("c", "d"))
     assert (config.record, config.timeout_s) == (tmp_path, 5.0)
     assert config.public()["record"] == str(tmp_path)
+
+
+def test_a_variable_that_is_nobodys_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt name with our prefix would else mean its default, silently; others' names are theirs."""
+    for _ in range(2):
+        Config.read({}, {"TORCHOTEL_DETIAL": "all", "OTEL_MADE_UP": "1", "TORCHOTEL_BACKENDS": "x"})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("TORCHOTEL_DETIAL is not known to torchotel and ignored")

@@ -19,6 +19,7 @@ from torchotel._receiver import (
 from torchotel._settings import UNSET, Setting, env, otlp
 from torchotel._shared import first, without
 from torchotel._text import shortened
+from torchotel._warn import warn_once
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
 PlainValue: TypeAlias = str | bool | int | float | tuple[str, ...]
@@ -30,6 +31,8 @@ _HIDDEN = frozenset(
 )
 _GIVEN = frozenset({"tracer_provider", "meter_provider", "prometheus_registry"})
 """Objects of the user's, of which no more than their class is shown."""
+BACKENDS_VARIABLE: Final = "TORCHOTEL_BACKENDS"
+"""Folder of the servers that `torchotel stack` runs without containers: no setting."""
 _PROTOCOLS_OF = {"endpoint": "protocol", "traces_endpoint": "protocol", "metrics_endpoint": "metrics_protocol"}
 """Fields whose form depends on another field."""
 
@@ -225,6 +228,7 @@ class Config:
             if name not in values and (value := _setting(name, values).read(name, environ)) is not UNSET:
                 values[name] = value
         _add_default_endpoints(values)
+        _warn_of_unknown(environ)
         return cls(**values)
 
     def receiver(self, signal: Literal["traces", "metrics"]) -> Receiver:
@@ -275,3 +279,11 @@ def _add_default_endpoints(values: dict[str, Any]) -> None:
     if values.get("metrics_protocol") != values.get("protocol"):
         base = default_endpoint(values.get("metrics_protocol"))
         values.setdefault("metrics_endpoint", signal_endpoint(base, "metrics", values.get("metrics_protocol")))
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    """Tell of variables with our prefix that no setting has: nobody else can mean them."""
+    known = {name for setting in _SETTINGS.values() for name in setting.variables} | {BACKENDS_VARIABLE}
+    for name in sorted(environ):
+        if name.startswith("TORCHOTEL_") and name not in known:
+            warn_once("%s is not known to torchotel and ignored; `torchotel doctor` says what may be meant", name)

@@ -6,14 +6,13 @@ from difflib import get_close_matches
 from opentelemetry import environment_variables as api
 from opentelemetry.sdk import environment_variables as sdk
 
+from torchotel._config import BACKENDS_VARIABLE
 from torchotel._variables import VARIABLES
 from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.settings import known_variables
 
 SUBJECT = "variables"
 _OURS = "TORCHOTEL_"
-_BACKENDS = "TORCHOTEL_BACKENDS"
-"""Of `torchotel stack`, and no setting."""
 _PREFIXES = ("OTEL_", "OTLP_", "OPENTELEMETRY_", "TORCHOTEL", "TORCH_OTEL", "PROMETHEUS_")
 _NEAR, _VERY_NEAR = 0.8, 0.9
 """Similarity from which a name is taken for another, with such a prefix and without."""
@@ -23,7 +22,7 @@ _OTHERS = ("OTEL_PYTHON_", "OTEL_INSTRUMENTATION_", "OTEL_RESOURCE_PROVIDERS_")
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Compare with the names that torchotel and OpenTelemetry know."""
-    known = known_variables() | VARIABLES.keys() | _opentelemetry() | {_BACKENDS}
+    known = known_variables() | VARIABLES.keys() | _opentelemetry() | {BACKENDS_VARIABLE}
     strange = [found for name in sorted(environ) if name not in known and (found := _strange(name, known))]
     yield from strange
     used = sorted(name for name in environ if name in known and environ[name].strip())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchotel._config import BACKENDS_VARIABLE
 from torchotel.stack.building import collector_builder, module_builder
 from torchotel.stack.errors import StackError
 
@@ -74,7 +75,7 @@ BACKENDS = (JAEGER, COLLECTOR, PROMETHEUS)
 def cache() -> Path:
     """Give the folder that outlives a checkout: TORCHOTEL_BACKENDS, else one in the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("TORCHOTEL_BACKENDS") or Path(home) / "torchotel" / "backends")
+    return Path(os.environ.get(BACKENDS_VARIABLE) or Path(home) / "torchotel" / "backends")
 
 
 def ensure(backend: Backend, say: Callable[[str], None] = print) -> Path:
