@@ -86,12 +86,12 @@ def test_returned_shapes(tmp_path: Path) -> None:
 
 
 def test_three_lines(tmp_path: Path) -> None:
-    """Twenty steps reach an endpoint that only a variable names, the first ten and number 16 in detail."""
+    """Twenty steps reach an endpoint that only a variable names, the first ten and two more, one of each eight, in detail."""
     with receiver() as server:
         lines = run(tmp_path, "three_lines.py", OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"))
     assert lines == [f"20 steps, {len(server.spans)} spans"]
     names = Counter(span.name for span in server.spans)
-    assert (names["torch.step"], names["torch.backward"], names["forward 0"], names["backward 0"]) == (20, 20, 11, 11)
+    assert (names["torch.step"], names["torch.backward"], names["forward 0"], names["backward 0"]) == (20, 20, 12, 12)
 
 
 def test_digits_resnet(tmp_path: Path) -> None:
