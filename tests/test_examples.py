@@ -86,7 +86,7 @@ def test_returned_shapes(tmp_path: Path) -> None:
 
 
 def test_three_lines(tmp_path: Path) -> None:
-    """Twenty steps reach an endpoint that only a variable names, the first ten and two more, one of each eight, in detail."""
+    """Twenty steps reach an endpoint that only a variable names, twelve of them in detail."""
     with receiver() as server:
         lines = run(tmp_path, "three_lines.py", OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"))
     assert lines == [f"20 steps, {len(server.spans)} spans"]
