@@ -1,5 +1,6 @@
 """The leak check around every test: nothing of ours is left behind."""
 
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,9 @@ from torch.optim import optimizer as torch_optimizer
 
 import torchotel
 from torchotel._warn import warn_once
+
+# A job in a shell's background has it ignored, and so would the programs have that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _global_state() -> dict[str, object]:

@@ -17,7 +17,6 @@ PROGRAM = """
 import atexit, multiprocessing, os, pickle, signal, sys, threading, time, warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background has it ignored
 
 class Local: pass
 def double(number): return number * 2, __name__
