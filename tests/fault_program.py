@@ -26,12 +26,20 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+_BUILDING = threading.Lock()
+"""All threads have one generator of random numbers."""
+
+
 def train(steps: int | None) -> str:
-    """Train and give a digest of what was learnt; without a number for ever, and say `go` once a step is on disk."""
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    """Train and give a digest of what was learnt.
+
+    Without a number it goes on for ever, and the main thread says `go` once a step is on disk.
+    """
+    with _BUILDING:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    gone = steps is not None
+    gone = steps is not None or threading.current_thread() is not threading.main_thread()
     for number in count():
         if number == steps:
             break
