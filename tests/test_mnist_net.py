@@ -1,5 +1,7 @@
 """The net of PyTorch's basic MNIST example, as a receiver sees it."""
 
+import threading
+
 import pytest
 import torch
 from support import Net, Seen, recorded
@@ -99,12 +101,13 @@ def test_backward_spans_say_whose_gradients(steps: list[Seen], net: Net) -> None
 
 
 def test_step_and_phases_say_what_they_are(steps: list[Seen]) -> None:
-    """The optimizer's class is on its span; a step tells why it has its detail, its learning rate and its norm."""
+    """The optimizer's class is on its span; a step tells its thread, why it has its detail, its learning rate and norm."""
     step = steps[0]
     assert step.find("torch.optimizer.step").attributes == {"torch.optimizer.type": "SGD", "torch.step.number": 0}
     assert step.attributes == {
         "torch.kept.reason": "sampled",
         "torch.step.number": 0,
+        "thread.id": threading.get_ident(),
         "torch.learning_rate": 0.01,
         "torch.gradient.norm": pytest.approx(step.attributes["torch.gradient.norm"]),
     }
