@@ -101,7 +101,7 @@ def test_backward_spans_say_whose_gradients(steps: list[Seen], net: Net) -> None
 
 
 def test_step_and_phases_say_what_they_are(steps: list[Seen]) -> None:
-    """The optimizer's class is on its span; a step tells its thread, why it has its detail, its learning rate and norm."""
+    """The optimizer has its class; a step its thread, the reason of its detail, its learning rate and its norm."""
     step = steps[0]
     assert step.find("torch.optimizer.step").attributes == {"torch.optimizer.type": "SGD", "torch.step.number": 0}
     assert step.attributes == {
