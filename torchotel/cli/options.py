@@ -60,8 +60,8 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
         value = getattr(arguments, name, UNSET)
         if isinstance(value, str):  # read as the text of a variable is
             flag = f"--{name.replace('_', '-')}"
-            # A flag is for nobody else. An endpoint's form depends on the protocol, which Config will know.
-            kind = (TARGET if name == "endpoint" else setting.kind)._replace(ours=all_of)
+            target = name == "endpoint" and getattr(arguments, "protocol", "") == "grpc"
+            kind = (TARGET if target else setting.kind)._replace(ours=all_of)  # a flag is for nobody else
             value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
             said[name] = value
