@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from statistics import fmean, median
 from time import perf_counter_ns
+from typing import Literal
 
 import torch
 
@@ -43,11 +44,13 @@ def main(words: Sequence[str] | None = None) -> None:
             before = after
 
 
-def _run(workload: models.Workload, sink: Sink, steps: int, detail: str, budget: float) -> tuple[float, Stats]:
+def _run(
+    workload: models.Workload, sink: Sink, steps: int, detail: Literal["auto", "off"], budget: float
+) -> tuple[float, Stats]:
     """Give the mean length of a step after the first tenth, and what the handle says of the whole run."""
     handle = torchotel.instrument(
         endpoint=sink.endpoint,
-        detail=detail,  # type: ignore[arg-type]  # one of its words
+        detail=detail,
         overhead_budget=budget,
         metrics_exporter="none",
     )

@@ -84,7 +84,7 @@ class Layer(nn.Module):
         self.weight = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Takes.apply(x * self.weight, self)  # type: ignore[no-any-return] # torch's
+        return _Takes.apply(x * self.weight, self)  # type: ignore[no-any-return]  # torch gives `apply` no type
 
 
 def net(clock: DeviceClock) -> nn.Sequential:

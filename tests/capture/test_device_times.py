@@ -86,7 +86,7 @@ def test_inputs_by_name(clock: DeviceClock) -> None:
             self.layer = Layer(clock, 3, 7)
 
         def forward(self, *, x: Tensor) -> Tensor:
-            return self.layer(x)  # type: ignore[no-any-return]
+            return self.layer(x)  # type: ignore[no-any-return]  # a module call is Any
 
     with recorded("all") as run:
         train(Named(), x=ONE)
@@ -102,7 +102,7 @@ def test_recomputation(clock: DeviceClock) -> None:
             self.layer = Layer(clock, 3, 7)
 
         def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.layer, x, use_reentrant=False)  # type: ignore[no-any-return]
+            return checkpoint(self.layer, x, use_reentrant=False)  # type: ignore[no-any-return]  # torch's
 
     with recorded("all") as run:
         train(Checkpointed(), ONE.clone().requires_grad_())
