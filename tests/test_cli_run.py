@@ -7,6 +7,7 @@ from pathlib import Path
 
 import commands
 import pytest
+from receiver import Answer, receiver
 
 from torchotel.report import Run, open_run
 
@@ -87,6 +88,21 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
     done = commands.torchotel("run", "train.py", "fail", cwd=folder)
     assert done.returncode == 5
     assert "slowest layers, backward" in done.stdout
+
+
+def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None:
+    """The run is recorded all the same, and spans that nobody took are told on standard error."""
+    quiet = ["run", "--quiet", "--record"]
+    done = commands.torchotel(*quiet, "well", "train.py", "plain", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "epoch\n", "")
+    assert len(list(open_run(folder / "well").units())) == 3
+    with receiver() as server:
+        server.answers.extend([Answer(400)] * 10)
+        endpoint = server.url.removesuffix("/v1/traces")
+        words = [*quiet, "lost", "--endpoint", endpoint, "train.py", "plain"]
+        done = commands.torchotel(*words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
+    assert (done.returncode, done.stdout) == (0, "epoch\n")
+    assert f"the recording has them: torchotel export lost --to {endpoint}\n" in done.stderr
 
 
 def test_sums_up_once_where_the_program_forks(folder: Path) -> None:

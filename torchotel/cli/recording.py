@@ -38,7 +38,13 @@ def settings(given: Mapping[str, Any], program: Program) -> Config:
     return dataclasses.replace(config, record=(config.record or _new_folder(program.name)).absolute())
 
 
-def run_recorded(program: Program, given: Mapping[str, Any], started: Callable[[Handle], None] = lambda _: None) -> int:
+def run_recorded(
+    program: Program,
+    given: Mapping[str, Any],
+    started: Callable[[Handle], None] = lambda _: None,
+    *,
+    quiet: bool = False,
+) -> int:
     """Run the program, instrumented from its import of torch on; give its exit code.
 
     When it has ended, its threads and its own `atexit` included, a summary is printed and where to look.
@@ -47,13 +53,14 @@ def run_recorded(program: Program, given: Mapping[str, Any], started: Callable[[
         program: What to run.
         given: Settings that were said.
         started: Called when the program has imported torch.
+        quiet: Whether nothing is printed but what went wrong.
 
     Raises:
         ConfigError: A setting is bad.
         SystemExit: The program's own.
         KeyboardInterrupt: The program was interrupted.
     """
-    recording = _Recording(settings(given, program), started)
+    recording = _Recording(settings(given, program), started, quiet=quiet)
     program.prepare()
     start_with_torch({**given, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
     try:
@@ -68,11 +75,12 @@ def run_recorded(program: Program, given: Mapping[str, Any], started: Callable[[
 class _Recording:
     """What is shown when the program has ended."""
 
-    def __init__(self, config: Config, started: Callable[[Handle], None]) -> None:
+    def __init__(self, config: Config, started: Callable[[Handle], None], *, quiet: bool) -> None:
         self.config = config
         self.finished = False
         """Whether the program came to a normal end."""
         self._started = started
+        self._quiet = quiet
         self._process = os.getpid()
         self._home = Path.cwd()  # where the user's shell still is when the program has changed its own
         self._handle: Handle | None = None
@@ -115,17 +123,22 @@ class _Recording:
                     "starts are not recorded here: for them run it as opentelemetry-instrument python …"
                 )
             return
+        shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
+        if not self._quiet:
+            self._sum_up(folder, shown, stats)
+        lost = stats["spans_dropped"]
+        if config.traces_exporter == "otlp" and lost:
+            again = f"torchotel export {shown} --to {config.public()['endpoint']}"
+            _note(f"{lost:,} spans were lost on the way; the recording has them: {again}")
+
+    def _sum_up(self, folder: Path, shown: Path, stats: Mapping[str, Any]) -> None:
         run = open_run(folder)
         summary = summarise(run.units(), run.spans())
         print(f"\n{render(summary, run.info)}\n")
-        shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
         print(f"recorded in {shown}; again: torchotel summary {shown}")
-        if config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
-            endpoint = config.public()["traces_endpoint"]
-            lost = stats["spans_dropped"]
-            print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {lost:,} lost")
-            if lost:
-                print(f"the recording has them: torchotel export {shown} --to {config.public()['endpoint']}")
+        if self.config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
+            endpoint = self.config.public()["traces_endpoint"]
+            print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {stats['spans_dropped']:,} lost")
 
 
 def _give_up(error: ConfigError) -> NoReturn:

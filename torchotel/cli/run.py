@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "%(prog)s [OPTIONS] {SCRIPT | -m MODULE | -} [ARGS ...]"
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end but what went wrong")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its own arguments")
     add_options(parser)
 
@@ -34,4 +35,4 @@ def call(arguments: argparse.Namespace) -> int:
     if not program.module and not is_runnable(program.target):
         print(f"torchotel run: cannot read the script {program.target!r}", file=sys.stderr)
         return 2
-    return run_recorded(program, read_options(arguments))
+    return run_recorded(program, read_options(arguments), quiet=arguments.quiet)
