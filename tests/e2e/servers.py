@@ -1,0 +1,154 @@
+"""Real servers on loopback, by the configurations that are shipped: started, stopped, killed, started where they were.
+
+Each has a folder for its data and its log, and all of them share `Ports`, chosen anew by `own_ports()`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from backend_binaries import built
+from loopback import free_ports
+from prometheus_server import until
+
+from torchotel.stack import native
+from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
+from torchotel.stack.health import await_all
+from torchotel.stack.places import shipped
+from torchotel.stack.process import Process
+from torchotel.stack.servers import Ports, Server, servers
+
+PATIENCE_S = 60
+IN_MEMORY = """
+extensions:
+  jaeger_storage: {backends: {memory: {memory: {max_traces: 10000}}}}
+  jaeger_query: {storage: {traces: memory}}
+exporters:
+  jaeger_storage_exporter: {trace_storage: memory}
+"""
+"""Beside Jaeger's configuration: what is kept in memory is lost with the process."""
+
+
+def own_ports() -> Ports:
+    """Give ports that nobody listens on."""
+    names = list(Ports.__dataclass_fields__)
+    return Ports(**dict(zip(names, free_ports(len(names)), strict=True)))
+
+
+class RealServer:
+    """A server of the stack; starting it again finds the ports and the data of before.
+
+    Args:
+        name: As the stack has it.
+        words: What is run.
+        ports: Those of all servers.
+        folder: For its log and its data, made where it is not there.
+        environ: What its configuration reads from the environment.
+    """
+
+    def __init__(self, name: str, words: Sequence[object], ports: Ports, folder: Path, **environ: object) -> None:
+        self.ports, self.folder = ports, folder
+        self._server: Server = next(one for one in servers(ports, small=False, native=True) if one.name == name)
+        self._words = [str(word) for word in words]
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
+        self._environ = {**kept, **ports.variables(), **{name: str(value) for name, value in environ.items()}}
+        self._process = Process(folder)
+
+    @property
+    def log(self) -> str:
+        """What it has said since its last start."""
+        return self._process.log.read_text()
+
+    def start(self) -> None:
+        """Start it and wait until it can be used."""
+        self._process.start(self._words, self._environ)
+        await_all([self._server], PATIENCE_S, lambda _: self._process.last_words())
+        until(lambda: [_listens(port) for port in self._server.ports], all)  # some answer before their receivers do
+
+    def stop(self) -> None:
+        """Let it end in order, and wait until it has; nothing where it does not run."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """End it at once, as a machine that goes away."""
+        pid = self._process.pid
+        assert pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: self._process.pid, lambda pid: pid is None)
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@contextmanager
+def running(server: RealServer) -> Iterator[RealServer]:
+    """Have a server run in the block, stopped and started as the block likes."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def jaeger(folder: Path, ports: Ports, *, memory: bool = False) -> RealServer:
+    """Make a Jaeger that takes OTLP at `jaeger_otlp_http` and `jaeger_otlp_grpc`, and answers at `jaeger`.
+
+    Args:
+        folder: For its data, which stay, and its log.
+        ports: Where it listens.
+        memory: Keep traces in memory, not in Badger.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    configs = [shipped() / "jaeger" / "jaeger.yaml"]
+    if memory:
+        configs.append(folder / "memory.yaml")
+        configs[-1].write_text(IN_MEMORY)
+    words = [built(JAEGER), *(f"--config={config}" for config in configs)]
+    page = shipped() / "jaeger" / "ui.json"
+    return RealServer("jaeger", words, ports, folder, JAEGER_STORAGE=folder / "data", JAEGER_UI_CONFIG=page)
+
+
+def collector(folder: Path, ports: Ports, config: Path | None = None) -> RealServer:
+    """Make a Collector that takes OTLP at `otlp_http` and `otlp_grpc`, and passes traces on to Jaeger.
+
+    Args:
+        folder: For its queue, which stays, and its log.
+        ports: Where it and Jaeger listen.
+        config: Its configuration, if it is another than that of the stack.
+    """
+    words = [built(COLLECTOR), f"--config={config or shipped() / 'collector' / 'collector.yaml'}"]
+    jaegers = f"127.0.0.1:{ports.jaeger_otlp_grpc}"
+    return RealServer(
+        "collector", words, ports, folder, JAEGER_OTLP_ENDPOINT=jaegers, COLLECTOR_STORAGE=folder / "data"
+    )
+
+
+def prometheus(folder: Path, ports: Ports) -> RealServer:
+    """Make a Prometheus that answers at `prometheus`, and scrapes the Collector and who is named in `targets/`.
+
+    Args:
+        folder: For its configuration, its data, which stay, and its log; `targets/` in it is a `discovery_dir`.
+        ports: Where it and the Collector listen.
+    """
+    (folder / "targets").mkdir(parents=True, exist_ok=True)
+    shutil.copy(shipped() / "prometheus" / "prometheus.yml", folder)
+    shutil.copytree(shipped() / "prometheus" / "rules", folder / "rules", dirs_exist_ok=True)
+    own = [f"127.0.0.1:{port}" for port in (ports.collector_metrics, ports.collector_telemetry)]
+    (folder / "collector.json").write_text(json.dumps([{"targets": own}]))
+    words = (
+        built(PROMETHEUS),
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{ports.prometheus}",
+        *native.FLAGS,
+    )
+    return RealServer("prometheus", words, ports, folder)
