@@ -2,21 +2,34 @@
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from torchotel.stack.backends import Backend, ensure
 
+# Taken out of the environment: torchotel would warn of variables that it does not know.
+REQUIRED = bool(os.environ.pop("TORCHOTEL_REQUIRE_BACKENDS", ""))
+"""Set where a test that is skipped would go unnoticed: what is missing fails it then."""
+BUILD_TOOLS = bool(os.environ.pop("TORCHOTEL_BUILD_TOOLS", ""))
+
 
 def built(backend: Backend, name: str | None = None) -> Path:
     """Give a binary of a server; the test is skipped where it is missing."""
     if not backend.is_there:
-        pytest.skip(f"{backend.name} {backend.version} is not in {backend.folder}; `make backends` builds it")
+        _missing(backend, "`make backends` builds it")
     return backend.binary(name)
 
 
 def tool(backend: Backend) -> Path:
     """Give the binary of what only a test needs; it is built there on request, and else the test is skipped."""
-    if not backend.is_there and not os.environ.get("TORCHOTEL_BUILD_TOOLS"):
-        pytest.skip(f"{backend.name} {backend.version} is not in {backend.folder}; TORCHOTEL_BUILD_TOOLS=1 builds it")
+    if not backend.is_there and not BUILD_TOOLS:
+        _missing(backend, "TORCHOTEL_BUILD_TOOLS=1 builds it")
     return ensure(backend)
+
+
+def _missing(backend: Backend, advice: str) -> NoReturn:
+    reason = f"{backend.name} {backend.version} is not in {backend.folder}; {advice}"
+    if REQUIRED:
+        pytest.fail(reason)
+    pytest.skip(reason)

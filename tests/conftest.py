@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import backend_binaries  # noqa: F401  # it takes variables out of the environment, before any test reads that
 import pytest
 import torch
 import torch.utils.data.dataloader as data_loader
