@@ -100,6 +100,19 @@ def test_the_run_file_is_whole_without_an_endpoint(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_folders_stay_where_they_were_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may change its working directory while it runs."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with torchotel.instrument(record="run", discovery_dir="targets", traces_exporter="none"):
+        monkeypatch.chdir(elsewhere)
+        _train()
+    assert list(elsewhere.iterdir()) == list((tmp_path / "targets").iterdir()) == []
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == STEPS
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is True
+
+
 def test_spans_as_a_receiver_sees_them() -> None:
     """Ids are unique, parents right, children inside, nothing lost; steps link to the one `torch.run`."""
     with recorded() as run:

@@ -65,7 +65,7 @@ class RunFile(TraceExporter):
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # the program may change its working directory
         self.stats = stats or ExportStats()
         self._encoder = JsonEncoder(resource, version, rest)
         self._segment_bytes = segment_bytes

@@ -35,7 +35,8 @@ class DiscoveryFile:
         self._job = job
         # Several hosts may share the folder.
         self._host = f"torchotel-{socket.gethostname()}-"
-        self.path = folder / f"{self._host}{os.getpid()}.json"
+        # Absolute, since the program may change its working directory.
+        self.path = folder.absolute() / f"{self._host}{os.getpid()}.json"
 
     def write(self, host: str, port: int) -> None:
         """Name the target; Prometheus sees the whole file or none."""
