@@ -111,7 +111,7 @@ def _encode() -> Iterator[Running]:
     exporter = RequestExporter(
         _Nowhere(), resource={"service.name": "bench"}, version="0", rest=lambda: time.sleep(REST_S)
     )
-    session = Session(Config(detail="all"), None, [exporter])
+    session = Session(Config(detail="all"), None, lambda _: [exporter])
     yield Running(lambda: session.flush(10))
     session.stop(10)
 

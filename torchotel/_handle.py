@@ -8,7 +8,7 @@ import multiprocessing.util
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -36,9 +36,17 @@ class Handle:
     """
 
     def __init__(
-        self, config: Config, given: Mapping[str, object], model: Module | None, *, zero_code: bool, wait: bool
+        self,
+        given: Mapping[str, object],
+        model: Module | None,
+        *,
+        zero_code: bool,
+        wait: bool,
+        environ: Mapping[str, str],
+        session: Callable[..., Session],
     ) -> None:
-        self.config = config
+        self.config = config = Config.read(given, environ)
+        self._environ, self._make_session = environ, session
         self._given, self._zero_code, self._waits = given, zero_code, wait
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._stats = no_stats()
@@ -122,7 +130,7 @@ class Handle:
         session = self._session
         if session is None:
             return
-        wanted = Config.read({**self._given, **given}, os.environ)
+        wanted = Config.read({**self._given, **given}, self._environ)
         if (wanted != self.config or self._waits) and self._zero_code and not session.began:
             session.discard()
             self._session = None
@@ -145,7 +153,7 @@ class Handle:
 
     def _begin(self, config: Config, model: Module | None, *, wait: bool) -> Session | None:
         try:
-            return Session(config, model, wait=wait)
+            return self._make_session(config, model, wait=wait)
         except ConfigError:
             raise
         except Exception:  # noqa: BLE001  # the program goes on without us
@@ -187,7 +195,15 @@ _current: Handle | None = None
 _current_lock = threading.RLock()
 
 
-def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool = False, wait: bool = False) -> Handle:
+def start(
+    given: Mapping[str, object],
+    model: Module | None,
+    *,
+    zero_code: bool = False,
+    wait: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    session: Callable[..., Session] = Session,
+) -> Handle:
     """Start what was given, the rest read from variables, or hand it to what runs already.
 
     Args:
@@ -195,13 +211,15 @@ def start(given: Mapping[str, object], model: Module | None, *, zero_code: bool 
         model: Its modules get their full names from the first call on.
         zero_code: Whether the program did not ask for it, so that what it asks for itself wins.
         wait: Whether ports are opened and metrics pushed only when there is something to tell.
+        environ: The variables.
+        session: Makes what runs.
     """
     global _current  # noqa: PLW0603  # hooks are global to the process, so is what put them in
     if model is not None and not isinstance(model, Module):
         raise ConfigError("model", model, "a torch.nn.Module, or None")
     with _current_lock:
         if _current is None:
-            _current = Handle(Config.read(given, os.environ), given, model, zero_code=zero_code, wait=wait)
+            _current = Handle(given, model, zero_code=zero_code, wait=wait, environ=environ, session=session)
         else:
             _current.again(given, model)
         return _current

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -17,7 +17,7 @@ from torchotel._guard import Guard
 from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._publisher import Publisher
-from torchotel._records import Unit
+from torchotel._records import Record, Unit
 from torchotel._stats import Stats
 from torchotel._versions import script_name, versions
 from torchotel._worker import Worker
@@ -43,7 +43,8 @@ class Session:
     Args:
         config: What is wanted.
         model: Its modules get their full names from the first call on.
-        exporters: Where traces go instead of where the configuration says.
+        exporters: Makes what traces go to, instead of where the configuration says.
+        on_record: Gets each record as it is handed over, on the thread that made it.
         wait: Open ports and push metrics only when there is something to tell: this process may be a launcher.
 
     Raises:
@@ -54,8 +55,9 @@ class Session:
         self,
         config: Config,
         model: torch.nn.Module | None,
-        exporters: Sequence[TraceExporter] | None = None,
+        exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None = None,
         *,
+        on_record: Callable[[Record], None] | None = None,
         wait: bool = False,
     ) -> None:
         self._config = config
@@ -75,13 +77,15 @@ class Session:
         self._record = open_record(config, self._resource, self._stats) if exporters is None else None
         with ExitStack() as undo:  # of what is open by then, where the rest can't be had
             undo.callback(self._discard_record)
-            self._build(model, exporters, undo, wait=wait)
+            made = None if exporters is None else exporters(self._stats)
+            self._build(model, made, on_record, undo, wait=wait)
             undo.pop_all()
 
     def _build(
         self,
         model: torch.nn.Module | None,
         exporters: Sequence[TraceExporter] | None,
+        on_record: Callable[[Record], None] | None,
         undo: ExitStack,
         *,
         wait: bool,
@@ -107,7 +111,7 @@ class Session:
             self._first,
         )
         self._capture = Capture(
-            buffer.put,
+            buffer.put if on_record is None else _both(on_record, buffer.put),
             self._detail,
             shapes=config.shapes,
             gradient_norms=config.gradient_norms,
@@ -271,3 +275,11 @@ class Session:
                 "spans": self.stats(),
             }
         )
+
+
+def _both(first: Callable[[Record], None], second: Callable[[Record], None]) -> Callable[[Record], None]:
+    def both(record: Record) -> None:
+        first(record)
+        second(record)
+
+    return both

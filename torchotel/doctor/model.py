@@ -14,37 +14,14 @@ from torchotel.capture.tree import class_of, unwrapped, walk
 from torchotel.doctor.finding import Finding, failed, ok, warning
 from torchotel.doctor.loading import Loaded, describe, load
 from torchotel.doctor.trouble import Trouble
-from torchotel.telemetry.spans import Span, Trace, TraceExporter
+from torchotel.exporters.memory import InMemoryExporter
+from torchotel.telemetry.spans import Span
 
 SUBJECT = "model"
 _LIMIT_S = 60.0
 _MOST_NAMED = 6
 _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 """They have no forward of their own."""
-
-
-class _Kept(TraceExporter):
-    """Keep traces in memory."""
-
-    def __init__(self) -> None:
-        self.traces: list[Trace] = []
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def export(self, trace: Trace) -> None:
-        """Keep it."""
-        self.traces.append(trace)
-
-    def push(self) -> None:
-        """Do nothing."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing."""
-        return True
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Do nothing."""
 
 
 class _Seen(NamedTuple):
@@ -164,8 +141,8 @@ def _run_plainly(loaded: Loaded) -> bool:
 
 
 def _watch(config: Config, loaded: Loaded) -> _Seen:
-    kept = _Kept()
-    session = Session(config, loaded.model, [kept])
+    kept = InMemoryExporter()
+    session = Session(config, loaded.model, kept.exporters)
     try:
         _step(loaded)
     except Exception as error:  # noqa: BLE001 - as above
