@@ -105,6 +105,31 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
     assert f"the recording has them: torchotel export lost --to {endpoint}\n" in done.stderr
 
 
+def test_says_which_flags_the_program_overruled(folder: Path) -> None:
+    """And where the run is then; a flag that the program agrees with, or leaves alone, is not told."""
+    says = "instrument(detail='off', record='mine', run_id='x', headers={'key': 'hidden'})"
+    (folder / "says.py").write_text(f"import torchotel\ntorchotel.{says}\n{SCRIPT}")
+    flags = ["--detail", "all", "--headers", "key=other", "--run-id", "x", "--no-shapes"]
+    done = commands.torchotel("run", *flags, "says.py", "plain", cwd=folder)
+    told = "what the program's own instrument() says won: headers over --headers, detail='off' over --detail"
+    assert (done.returncode, done.stderr) == (0, f"torchotel: {told}\n")
+    assert "recorded in mine; again: torchotel summary mine\n" in done.stdout
+    assert [unit.detailed for unit in open_run(folder / "mine").units()] == [False] * 3
+
+
+def test_says_where_the_program_took_its_recording_away(folder: Path) -> None:
+    """Steps were seen, so it must not say that none was."""
+    body, _, _ = SCRIPT.partition("if __name__")
+    says = "import shutil, torchotel\nwith torchotel.instrument(record='mine'):\n    main('plain')\n"
+    (folder / "says.py").write_text(f"{body}{says}shutil.rmtree({str(folder / 'mine')!r})\n")
+    done = commands.torchotel("run", "says.py", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "epoch\n",
+        "torchotel: mine: the recording is there no more\n",
+    )
+
+
 def test_sums_up_once_where_the_program_forks(folder: Path) -> None:
     done = commands.torchotel("run", "train.py", "child", cwd=folder)
     assert done.returncode == 0

@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     docs = {**field_docs(), "record": RUN_FOLDER}
     group = parser.add_argument_group("options of torchotel", "Each can be left to its variable.")
     for name, (hint, setting) in _options().items():
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         text = _help(docs.get(name, ""), setting)
         if hint is bool:
             group.add_argument(
@@ -59,13 +59,18 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for name, (_, setting) in _options().items():
         value = getattr(arguments, name, UNSET)
         if isinstance(value, str):  # read as the text of a variable is
-            flag = f"--{name.replace('_', '-')}"
+            flag = flag_of(name)
             target = name == "endpoint" and getattr(arguments, "protocol", "") == "grpc"
             kind = (TARGET if target else setting.kind)._replace(ours=all_of)  # a flag is for nobody else
             value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
             said[name] = value
     return said
+
+
+def flag_of(name: str) -> str:
+    """Name the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _options() -> dict[str, tuple[Any, Setting]]:

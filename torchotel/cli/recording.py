@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,11 +17,13 @@ from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._ranks import own_folder
 from torchotel._zero_code import start_with_torch
+from torchotel.cli.options import flag_of
 from torchotel.cli.program import Program
 from torchotel.report import open_run, render, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
+    from torchotel._stats import Stats
 
 RUNS = Path("torchotel-runs")
 """Where recordings go that were given no folder."""
@@ -60,7 +62,7 @@ def run_recorded(
         SystemExit: The program's own.
         KeyboardInterrupt: The program was interrupted.
     """
-    recording = _Recording(settings(given, program), started, quiet=quiet)
+    recording = _Recording(settings(given, program), tuple(given), started, quiet=quiet)
     program.prepare()
     start_with_torch({**given, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
     try:
@@ -75,10 +77,13 @@ def run_recorded(
 class _Recording:
     """What is shown when the program has ended."""
 
-    def __init__(self, config: Config, started: Callable[[Handle], None], *, quiet: bool) -> None:
+    def __init__(
+        self, config: Config, said: Sequence[str], started: Callable[[Handle], None], *, quiet: bool
+    ) -> None:
         self.config = config
         self.finished = False
         """Whether the program came to a normal end."""
+        self._said = said
         self._started = started
         self._quiet = quiet
         self._process = os.getpid()
@@ -100,7 +105,8 @@ class _Recording:
             if self._handle is not None:
                 self._handle.end(finished=self.finished)
                 sys.stderr.flush()
-                self._show(self._handle.stats())
+                self._tell_overruled(self._handle.config)
+                self._show(self._handle.config, self._handle.stats())
                 sys.stdout.flush()
             elif self.finished and "torch" not in sys.modules:
                 _note("the program did not import torch, so nothing was recorded")
@@ -111,33 +117,45 @@ class _Recording:
         except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
             traceback.print_exc()
 
-    def _show(self, stats: Mapping[str, Any]) -> None:
-        config = self.config
+    def _tell_overruled(self, config: Config) -> None:
+        """Tell of flags that did not hold, since the program called `instrument()` with something else."""
+        shown = config.public()
+        overruled = [
+            f"{name}={shown[name]!r} over {flag_of(name)}" if name in shown else f"{name} over {flag_of(name)}"
+            for name in self._said
+            if getattr(config, name) != getattr(self.config, name)
+        ]
+        if overruled:
+            _note(f"what the program's own instrument() says won: {', '.join(overruled)}")
+
+    def _show(self, config: Config, stats: Stats) -> None:
         if config.disabled or config.record is None:
             return
-        folder = own_folder(config.record, os.environ)
+        folder = own_folder(self._home / config.record, os.environ)
+        shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
         if not folder.is_dir():
-            if self.finished:
+            if stats["steps"] + stats["evaluations"]:
+                _note(f"{shown}: the recording is there no more")
+            elif self.finished:
                 _note(
                     "no training step and no evaluation was seen, so nothing was recorded; processes that the program "
                     "starts are not recorded here: for them run it as opentelemetry-instrument python …"
                 )
             return
-        shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
         if not self._quiet:
-            self._sum_up(folder, shown, stats)
+            self._sum_up(config, folder, shown, stats)
         lost = stats["spans_dropped"]
         if config.traces_exporter == "otlp" and lost:
             again = f"torchotel export {shown} --to {config.public()['endpoint']}"
             _note(f"{lost:,} spans were lost on the way; the recording has them: {again}")
 
-    def _sum_up(self, folder: Path, shown: Path, stats: Mapping[str, Any]) -> None:
+    def _sum_up(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
         run = open_run(folder)
         summary = summarise(run.units(), run.spans())
         print(f"\n{render(summary, run.info)}\n")
         print(f"recorded in {shown}; again: torchotel summary {shown}")
-        if self.config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
-            endpoint = self.config.public()["traces_endpoint"]
+        if config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
+            endpoint = config.public()["traces_endpoint"]
             print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {stats['spans_dropped']:,} lost")
 
 
