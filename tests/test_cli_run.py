@@ -84,6 +84,32 @@ def test_runs_a_module_and_takes_its_options_before_it(folder: Path) -> None:
     assert "no step was recorded in detail" in done.stdout
 
 
+@pytest.mark.parametrize("words", [["-m", "pkg.mod"], ["-m", "pkg"], ["pkg"], ["pkg/mod.py"]], ids=" ".join)
+def test_names_the_service_as_the_folder(folder: Path, words: list[str]) -> None:
+    """A module by its whole name: `train` and `main` there are many of."""
+    (folder / "pkg").mkdir()
+    for name in ("mod", "__main__"):
+        (folder / "pkg" / f"{name}.py").write_text(SCRIPT)
+    done = commands.torchotel("run", *words, "plain", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    (path,) = (folder / "torchotel-runs").iterdir()
+    name = words[-1].removeprefix("pkg/").removesuffix(".py")
+    assert path.name.endswith(f"-{name}")
+    assert open_run(path).info["service_name"] == name
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(["-m", "pkg.mod"], "pkg.mod"), (["-m", "cProfile", "-o", "profile", "pkg/mod.py"], "mod")]
+)
+def test_names_the_service_of_a_program_that_instruments_itself(folder: Path, words: list[str], name: str) -> None:
+    """As under the command, and a profiler's name is not the program's."""
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "mod.py").write_text(f"import torchotel\ntorchotel.instrument(record='run')\n{SCRIPT}")
+    done = commands.python(*words, "plain", cwd=folder, **commands.SILENT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert open_run(folder / "run").info["service_name"] == name
+
+
 def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
     done = commands.torchotel("run", "train.py", "fail", cwd=folder)
     assert done.returncode == 5

@@ -67,7 +67,7 @@ class Config:
     """What `instrument()` was told; every value is checked, and in its one form, once this exists."""
 
     service_name: Annotated[str | None, env(_TEXT, "OTEL_SERVICE_NAME")] = None
-    """`service.name`; None: the script's name."""
+    """`service.name`; None: the name of the script, or of the module as `python -m` has it."""
     protocol: Annotated[OtlpProtocol, otlp(_PROTOCOLS, "PROTOCOL")] = "http/protobuf"
     """How traces travel."""
     metrics_protocol: Annotated[OtlpProtocol, otlp(_PROTOCOLS, "PROTOCOL", signal="METRICS")] = "http/protobuf"

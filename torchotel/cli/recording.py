@@ -77,9 +77,7 @@ def run_recorded(
 class _Recording:
     """What is shown when the program has ended."""
 
-    def __init__(
-        self, config: Config, said: Sequence[str], started: Callable[[Handle], None], *, quiet: bool
-    ) -> None:
+    def __init__(self, config: Config, said: Sequence[str], started: Callable[[Handle], None], *, quiet: bool) -> None:
         self.config = config
         self.finished = False
         """Whether the program came to a normal end."""
