@@ -8,6 +8,7 @@ from torchotel._errors import ConfigError
 from torchotel._package import package_version
 from torchotel._text import cut
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
+from torchotel.cli.parser import Parser
 from torchotel.report import RunError
 
 USAGE = 2
@@ -43,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="torchotel", description="OpenTelemetry for PyTorch training.", allow_abbrev=False
-    )
+    parser = Parser(prog="torchotel", description="OpenTelemetry for PyTorch training.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchotel {package_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module in _COMMANDS.items():
