@@ -101,11 +101,47 @@ def test_refuses_json_that_only_python_reads(tmp_path: Path, capsys: pytest.Capt
 def test_leaves_alone_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(tmp_path / "run", 1)
     assert main(["export", "run", "--format", "otlp", "-o", "run"]) == 2
-    assert "run: holds something already" in capsys.readouterr().err
+    assert "run: holds something else already; choose another folder with -o" in capsys.readouterr().err
     assert main(["export", "run", "--format", "chrome", "-o", "run"]) == 2
     assert "run: is a folder" in capsys.readouterr().err
     assert main(["export", "run", "--format", "chrome", "-o", "nowhere/file.json"]) == 2
     assert "nowhere/file.json: cannot be written (No such file or directory)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"), [("chrome", "out.json"), ("otlp", "out.jsonl"), ("otlp", "out")], ids=["chrome", "file", "otlp"]
+)
+def test_overwrites_what_it_wrote_only_where_it_is_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, output: str
+) -> None:
+    """And then leaves nothing of it: here two files of a folder become one."""
+    words = ["--format", kind, "-o", output]
+    assert main(["export", str(_run(tmp_path / "long", 60 if output == "out" else 50)), *words]) == 0
+    before = _content(tmp_path / output)
+    short = str(_run(tmp_path / "short", 1))
+    capsys.readouterr()
+    assert main(["export", short, *words]) == 2
+    told = f"torchotel export: {output}: is there already; --force overwrites it, -o names another place\n"
+    assert capsys.readouterr().err == told
+    assert _content(tmp_path / output) == before
+    assert main(["export", short, *words, "--force"]) == 0
+    assert main(["export", short, "--format", kind, "-o", f"new-{output}"]) == 0
+    assert _content(tmp_path / output) == _content(tmp_path / f"new-{output}")
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    files = path.iterdir() if path.is_dir() else [path]
+    return {file.name.removeprefix("new-"): file.read_bytes() for file in files}
+
+
+def test_replaces_no_folder_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it is told: a home is named as easily as a folder in it."""
+    _run(tmp_path / "run", 1)
+    assert main(["export", "run", "--format", "otlp"]) == 0
+    (tmp_path / "run-otlp" / "notes.txt").write_text("mine")
+    assert main(["export", "run", "--format", "otlp", "--force"]) == 2
+    assert "run-otlp: holds something else already" in capsys.readouterr().err
+    assert len(list((tmp_path / "run-otlp").iterdir())) == 2
 
 
 def test_sends_a_run_with_the_ids_that_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

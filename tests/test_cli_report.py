@@ -25,14 +25,17 @@ def test_writes_one_page_for_its_owner_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["morning", "morning.html"]
 
 
-def test_takes_the_newest_run_and_replaces_the_page_that_is_there(
+def test_takes_the_newest_run_and_overwrites_a_page_only_where_it_is_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pageruns.training(tmp_path / "torchotel-runs" / "a", steps=2)
     page = tmp_path / "page.html"
     page.write_text("old")
-    assert main(["report", "-o", "page.html"]) == 0
+    assert main(["report", "-o", "page.html"]) == 2
+    told = "torchotel report: page.html: is there already; --force overwrites it, -o names another place\n"
+    assert (capsys.readouterr().err, page.read_text()) == (told, "old")
+    assert main(["report", "-o", "page.html", "--force"]) == 0
     assert "2 training steps" in page.read_text("utf-8")
     assert capsys.readouterr().out.startswith("page.html: ")
 
@@ -50,7 +53,7 @@ def test_leaves_the_old_page_where_the_run_is_damaged(tmp_path: Path, capsys: py
     (folder / "metrics.jsonl").write_text("{bad\n{}\n")
     page = tmp_path / "page.html"
     page.write_text("old")
-    assert main(["report", str(folder), "-o", str(page)]) == 2
+    assert main(["report", str(folder), "-o", str(page), "--force"]) == 2
     assert "metrics.jsonl: line 1 is no JSON object" in capsys.readouterr().err
     assert page.read_text() == "old"
 

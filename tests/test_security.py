@@ -31,8 +31,8 @@ MOST_OUTPUT = 20_000
 COMMANDS = {
     "summary": ("summary", "{run}"),
     "diff": ("diff", "{run}", "{run}"),
-    "report": ("report", "{run}", "-o", "page.html"),
-    "chrome": ("export", "{run}", "--format", "chrome", "-o", "chrome.json"),
+    "report": ("report", "{run}", "-o", "page.html", "--force"),
+    "chrome": ("export", "{run}", "--format", "chrome", "-o", "chrome.json", "--force"),
     "otlp": ("export", "{run}", "--format", "otlp", "-o", "otlp"),
     "send": ("export", "{run}", "--to", "http://127.0.0.1:9"),
 }

@@ -7,7 +7,7 @@
 Without RUN the newest one in torchotel-runs/ is taken. A run that was cut short is exported up to its last whole line.
 
 chrome writes one file of trace events. otlp writes a folder of OTLP/JSON lines, at most 50 traces in each file, or one
-file where -o ends in .json or .jsonl.
+file where -o ends in .json or .jsonl. What is there already stays, unless --force is said.
 
 --to sends all spans to an OTLP server, with headers, protocol, compression, certificates and timeout from the
 OTEL_EXPORTER_OTLP_* variables, waits where it is asked to wait, and tells how many arrived; the exit code is 1 where
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from torchotel._config import Config
 from torchotel._package import package_version
 from torchotel._text import printable
-from torchotel.cli.output import owned_file, whole_file, whole_folder
+from torchotel.cli.output import add_force, owned_file, whole_file, whole_folder
 from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
 from torchotel.report import Run, RunError, open_run
@@ -39,7 +39,7 @@ from torchotel.report.uploads import MAX_TRACES, Line, lines
 if TYPE_CHECKING:
     from torchotel.exporters.otlp.resend import Resend
 
-FILE_NAME = "traces-{:05d}.jsonl"
+FILE_NAME, FILE_PATTERN = "traces-{:05d}.jsonl", "traces-*.jsonl"
 _FILE_SUFFIXES = {".json", ".jsonl"}
 _OFF = "OTEL_SDK_DISABLED"
 
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="PATH", help="file or folder to write (default: named after RUN, here)"
     )
+    add_force(parser)
     parser.add_argument("--to", metavar="ENDPOINT", help="base URL of an OTLP server to send to")
 
 
@@ -66,12 +67,12 @@ def call(arguments: argparse.Namespace) -> int:
         return _send(run, arguments.to)
     name = folder.resolve().name
     if arguments.format == "chrome":
-        return _write_chrome(run, arguments.output or Path(f"{name}.chrome.json"))
-    return _write_otlp(run, arguments.output or Path(f"{name}-otlp"))
+        return _write_chrome(run, arguments.output or Path(f"{name}.chrome.json"), force=arguments.force)
+    return _write_otlp(run, arguments.output or Path(f"{name}-otlp"), force=arguments.force)
 
 
-def _write_chrome(run: Run, output: Path) -> int:
-    with Progress(run.size_bytes) as progress, whole_file(output) as file:
+def _write_chrome(run: Run, output: Path, *, force: bool) -> int:
+    with Progress(run.size_bytes) as progress, whole_file(output, force=force) as file:
         progress.begin(f"reading {run.folder.name}")
         trace = ChromeTrace(replace(run, on_read=progress.advance))
         for chunk in trace.chunks():
@@ -81,19 +82,20 @@ def _write_chrome(run: Run, output: Path) -> int:
     return 0
 
 
-def _write_otlp(run: Run, output: Path) -> int:
+def _write_otlp(run: Run, output: Path, *, force: bool) -> int:
     with Progress(run.size_bytes) as progress:
         progress.begin(f"reading {run.folder.name}")
         found = lines(replace(run, on_read=progress.advance))
-        files = _write_one(found, output) if output.suffix in _FILE_SUFFIXES else _write_many(found, output)
+        write = _write_one if output.suffix in _FILE_SUFFIXES else _write_many
+        files = write(found, output, force=force)
     many = f", at most {MAX_TRACES} traces in each" if files > 1 else ""
     said = f"{output}: {files:,} file{'' if files == 1 else 's'}{many}; upload on the search page of Jaeger"
     print(printable(said))
     return 0
 
 
-def _write_one(found: Iterator[Line], output: Path) -> int:
-    with whole_file(output) as file:
+def _write_one(found: Iterator[Line], output: Path, *, force: bool) -> int:
+    with whole_file(output, force=force) as file:
         for line in found:
             if line.file > 1:
                 raise RunError(f"{output}: the run is more than Jaeger's page takes in one file; name a folder with -o")
@@ -101,9 +103,9 @@ def _write_one(found: Iterator[Line], output: Path) -> int:
     return 1
 
 
-def _write_many(found: Iterator[Line], output: Path) -> int:
+def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
     number = 0
-    with whole_folder(output) as folder:
+    with whole_folder(output, FILE_PATTERN, force=force) as folder:
         for number, group in groupby(found, key=lambda line: line.file):
             with owned_file(folder / FILE_NAME.format(number)) as file:
                 file.writelines(line.text for line in group)

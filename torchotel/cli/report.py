@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchotel._text import printable
-from torchotel.cli.output import whole_file
+from torchotel.cli.output import add_force, whole_file
 from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
 from torchotel.report import open_run
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: <name of RUN>.html here)")
+    add_force(parser)
 
 
 def call(arguments: argparse.Namespace) -> int:
@@ -32,8 +33,8 @@ def call(arguments: argparse.Namespace) -> int:
         return 1
     folder = arguments.run or newest()
     output = arguments.output or Path(f"{folder.resolve().name}.html")
-    page = _page(folder).encode()
-    with whole_file(output) as file:
+    with whole_file(output, force=arguments.force) as file:
+        page = _page(folder).encode()
         file.write(page)
     print(printable(f"{output}: {len(page) / 1e6:.1f} MB, opens in any browser"))
     return 0
