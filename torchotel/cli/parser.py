@@ -1,7 +1,7 @@
 """A command line that says of a flag it does not know which one may be meant."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,7 +9,7 @@ from typing import Any
 class Parser(argparse.ArgumentParser):
     """End with the usage of the command itself, whose flags alone are known; what a script is given is its own."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse, and let nothing be unknown."""
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
