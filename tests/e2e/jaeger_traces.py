@@ -1,7 +1,7 @@
 """Spans as Jaeger gives them back, set beside those of a run file: both say them in OTLP/JSON, ids and all."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -51,6 +51,10 @@ def on_badger(spans: Mapping[str, Said]) -> dict[str, Said]:
         )
         for id_, said in spans.items()
     }
+
+
+STORES: dict[str, Callable[[Mapping[str, Said]], dict[str, Said]]] = {"Badger": on_badger, "memory": dict}
+"""By their names, how each keeps spans."""
 
 
 class JaegerApi:

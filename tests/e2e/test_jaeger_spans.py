@@ -1,20 +1,18 @@
 """What a training says arrives in a real Jaeger, span by span."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import commands
 import digits
 import pytest
-from jaeger_traces import JaegerApi, Said, on_badger, recorded
+from jaeger_traces import STORES, JaegerApi, Said, recorded
 from servers import RealServer, jaeger, own_ports, running
 
 import torchotel
 
 SERVICE = "digits"
-STORES: dict[str, Callable[[Mapping[str, Said]], dict[str, Said]]] = {"Badger": on_badger, "memory": dict}
-"""By their names, how each keeps spans."""
 
 
 @pytest.fixture(params=STORES)
