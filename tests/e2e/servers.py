@@ -48,12 +48,23 @@ class RealServer:
         words: What is run.
         ports: Those of all servers.
         folder: For its log and its data, made where it is not there.
+        listens: Ports that it listens on, if they are others than in the stack.
         environ: What its configuration reads from the environment.
     """
 
-    def __init__(self, name: str, words: Sequence[object], ports: Ports, folder: Path, **environ: object) -> None:
+    def __init__(
+        self,
+        name: str,
+        words: Sequence[object],
+        ports: Ports,
+        folder: Path,
+        *,
+        listens: Sequence[int] = (),
+        **environ: object,
+    ) -> None:
         self.ports, self.folder = ports, folder
         self._server: Server = next(one for one in servers(ports, small=False, native=True) if one.name == name)
+        self._listens = listens or self._server.ports
         self._words = [str(word) for word in words]
         kept = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
         self._environ = {**kept, **ports.variables(), **{name: str(value) for name, value in environ.items()}}
@@ -68,7 +79,7 @@ class RealServer:
         """Start it and wait until it can be used."""
         self._process.start(self._words, self._environ)
         await_all([self._server], PATIENCE_S, lambda _: self._process.last_words())
-        until(lambda: [_listens(port) for port in self._server.ports], all)  # some answer before their receivers do
+        until(lambda: [_listens(port) for port in self._listens], all)  # some answer before their receivers do
 
     def stop(self) -> None:
         """Let it end in order, and wait until it has; nothing where it does not run."""
@@ -117,19 +128,36 @@ def jaeger(folder: Path, ports: Ports, *, memory: bool = False) -> RealServer:
     return RealServer("jaeger", words, ports, folder, JAEGER_STORAGE=folder / "data", JAEGER_UI_CONFIG=page)
 
 
-def collector(folder: Path, ports: Ports, config: Path | None = None) -> RealServer:
+def collector(folder: Path, ports: Ports) -> RealServer:
     """Make a Collector that takes OTLP at `otlp_http` and `otlp_grpc`, and passes traces on to Jaeger.
 
     Args:
         folder: For its queue, which stays, and its log.
         ports: Where it and Jaeger listen.
-        config: Its configuration, if it is another than that of the stack.
     """
-    words = [built(COLLECTOR), f"--config={config or shipped() / 'collector' / 'collector.yaml'}"]
-    jaegers = f"127.0.0.1:{ports.jaeger_otlp_grpc}"
-    return RealServer(
-        "collector", words, ports, folder, JAEGER_OTLP_ENDPOINT=jaegers, COLLECTOR_STORAGE=folder / "data"
-    )
+    words = [built(COLLECTOR), f"--config={shipped() / 'collector' / 'collector.yaml'}"]
+    return RealServer("collector", words, ports, folder, **_before_jaeger(folder, ports))
+
+
+def gateway(folder: Path, ports: Ports, **environ: object) -> RealServer:
+    """Make a Collector as Kubernetes has it before Jaeger: it takes OTLP at `otlp_grpc`, and passes on what is kept.
+
+    Args:
+        folder: For its queue, which stays, and its log.
+        ports: Where it and Jaeger listen.
+        environ: What else its configuration reads: how long it holds a trace, and the share of the rest.
+    """
+    words = [built(COLLECTOR), f"--config={shipped() / 'kubernetes' / 'base' / 'config' / 'gateway.yaml'}"]
+    listens = (ports.otlp_grpc, ports.collector_health, ports.collector_telemetry)
+    return RealServer("collector", words, ports, folder, listens=listens, **_before_jaeger(folder, ports), **environ)
+
+
+def _before_jaeger(folder: Path, ports: Ports) -> dict[str, str]:
+    return {
+        "COLLECTOR_LISTEN_HOST": "127.0.0.1",
+        "JAEGER_OTLP_ENDPOINT": f"127.0.0.1:{ports.jaeger_otlp_grpc}",
+        "COLLECTOR_STORAGE": str(folder / "data"),
+    }
 
 
 def prometheus(folder: Path, ports: Ports) -> RealServer:
