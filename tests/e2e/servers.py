@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from backend_binaries import built
 from loopback import free_ports
@@ -152,7 +153,7 @@ def gateway(folder: Path, ports: Ports, **environ: object) -> RealServer:
     return RealServer("collector", words, ports, folder, listens=listens, **_before_jaeger(folder, ports), **environ)
 
 
-def _before_jaeger(folder: Path, ports: Ports) -> dict[str, str]:
+def _before_jaeger(folder: Path, ports: Ports) -> dict[str, Any]:
     return {
         "COLLECTOR_LISTEN_HOST": "127.0.0.1",
         "JAEGER_OTLP_ENDPOINT": f"127.0.0.1:{ports.jaeger_otlp_grpc}",
