@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -69,7 +71,7 @@ class JaegerApi:
 
     def spans(self, traces: Iterable[str]) -> dict[str, Said]:
         """Give the spans of traces, in full and to the nanosecond; traces that are not there have none."""
-        return _by_id(said for trace in set(traces) for said in _said(self._get(f"/v3/traces/{trace}")["result"]))
+        return _by_id(said for trace in set(traces) for said in self._trace(trace))
 
     def search(self, service: str, **tags: str) -> set[str]:
         """Give the ids of the traces that its search page finds."""
@@ -87,6 +89,13 @@ class JaegerApi:
             for span in trace["spans"]
             if span["warnings"] or trace["warnings"]
         ]
+
+    def _trace(self, trace: str) -> Iterator[Said]:
+        try:
+            yield from _said(self._get(f"/v3/traces/{trace}")["result"])
+        except HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                raise
 
     def _get(self, path: str) -> Any:
         with urlopen(f"{self._url}{path}", timeout=30) as answer:  # noqa: S310  # http, as above
