@@ -11,7 +11,7 @@ import pytest
 import runfolders
 
 from torchotel.report import LayerTime, UnitLine
-from torchotel.report.page import advice, document, modules, norms, steps, text, timeline
+from torchotel.report.page import advice, document, glance, modules, norms, steps, text, timeline
 from torchotel.report.page.series import Series, StepTime, buckets
 from torchotel.report.page.tree import sectors
 
@@ -164,8 +164,66 @@ def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_pa
     assert [list(row) for row in heat.z][1] == [None, None]
     assert math.isclose(heat.z[2][0], -3)
     assert heat.z[0][0] < heat.zmin  # a norm of 0
-    assert list(zip(crosses.x, crosses.y, strict=True)) == [(0, 1), (1, 1)]
-    assert list(section.figure.layout.xaxis.ticktext) == ["4", "9"]
+    assert list(zip(crosses.x, crosses.y, strict=True)) == [(4, 1), (9, 1)]
+    assert list(heat.x) == [1.5, 6.5, 11.5]
+
+
+def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
+    """Steps that are looked at are not evenly far apart: the first ten, say, then few."""
+    units = [runfolders.step(number, 0.1, gradient_norms={"Net": {"a": 1.0}}) for number in (0, 1, 2, 12)]
+    section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
+    assert section is not None
+    assert list(section.figure.data[0].x) == [-0.5, 0.5, 1.5, 7, 17]
+    assert list(section.figure.layout.xaxis.range) == [-0.5, 17]
+    assert section.figure.layout.xaxis.ticktext is None
+    alone = norms.section(pageruns.content(runfolders.write(tmp_path / "alone", units=units[-1:])))
+    assert alone is not None
+    assert (list(alone.figure.data[0].x), alone.figure.layout.xaxis.dtick) == ([11.5, 12.5], 1)
+
+
+@pytest.mark.parametrize(
+    ("smallest", "largest", "ticks"),
+    [
+        (1e-3, 1e-3, ["5e-4", "1e-3", "2e-3"]),
+        (0.4, 30, ["5e-1", "1e0", "2e0", "5e0", "1e1", "2e1"]),
+        (9e-5, 11, ["1e-4", "1e-3", "1e-2", "1e-1", "1e0", "1e1"]),
+        (5e-21, 2e10, [f"1e{power}" for power in range(-20, 11, 4)]),
+    ],
+)
+def test_labels_the_colours_with_round_norms(tmp_path: Path, smallest: float, largest: float, ticks: list[str]) -> None:
+    """At least three of them, and no crowd."""
+    units = [runfolders.step(0, 0.1, gradient_norms={"Net": {"a": smallest, "b": largest}})]
+    section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
+    assert section is not None
+    bar = section.figure.data[0].colorbar
+    shown = [text for text, log in zip(bar.ticktext, bar.tickvals, strict=True) if math.isclose(10**log, float(text))]
+    assert shown == ticks
+
+
+def test_labels_modules_with_their_types(tmp_path: Path) -> None:
+    """The root is its type, and a container is never called, so its type is not known."""
+    section = modules.section(pageruns.content(pageruns.training(tmp_path / "run", 3)))
+    assert section is not None
+    forward = section.figure.data[0]
+    assert dict(zip(forward.labels, forward.text, strict=True)) == {
+        "Net": "100%",
+        "conv": "Conv  30%",
+        "blocks": "50%",
+        "0": "0  50%",
+        "up": "Up  20%",
+        "down": "Down  30%",
+        "head": "Head  10%",
+    }
+
+
+def test_says_no_share_of_waiting_where_no_loader_was_seen(tmp_path: Path) -> None:
+    """What a program loads by itself is in no phase, so 0 % would be a promise."""
+    without = {**PHASES, "data": 0.0}
+    said = glance.glance(pageruns.content(pageruns.training(tmp_path / "without", phases=without)))
+    assert "<dt>waiting for data</dt><dd>not seen</dd><dd class=note>for want of a DataLoader</dd>" in said
+    assert '<i class="phase data">' not in said
+    with_one = glance.glance(pageruns.content(pageruns.training(tmp_path / "with", phases=PHASES)))
+    assert "<dt>waiting for data</dt><dd>20%</dd>" in with_one
 
 
 def _first(folder: Path) -> str:

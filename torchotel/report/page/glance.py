@@ -7,6 +7,7 @@ from typing import Any
 from torchotel.report.page.advice import BROKEN, Advice, advise, later, phase_shares
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, cut, duration, percent, shown, size
+from torchotel.report.summary import PHASES
 
 _MOST_ADVICE = 8
 
@@ -86,7 +87,10 @@ def _tiles(content: Content) -> str:
         tiles.append(("last loss", f"{loss.last:.4g}", f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
     if summary.phases:
         share = phase_shares(later(content))["data"]
-        tiles.append(("waiting for data", percent(share), "of the time of a step"))
+        # Even a loader that is always ready takes some time.
+        loaded = any(step.phases_s[PHASES.index("data")] for step in content.series.steps)
+        said = (percent(share), "of the time of a step") if loaded else ("not seen", "for want of a DataLoader")
+        tiles.append(("waiting for data", *said))
     cells = "".join(
         f"<div><dt>{name}</dt><dd>{value}</dd><dd class=note>{note}</dd></div>" for name, value, note in tiles
     )
@@ -105,6 +109,7 @@ def _shares(content: Content) -> str:
     legend = "".join(
         f'<li><i class="phase {name}"></i>{name} <b>{percent(share)}</b> {duration(share * mean_s)}</li>'
         for name, share in shares.items()
+        if share > 0
     )
     left_out = len(content.series.steps) - len(steps)
     note = f" <small>of a step, on average, without the first {left_out}</small>" if left_out else ""

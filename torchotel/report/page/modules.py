@@ -63,7 +63,7 @@ def _icicle(name: str, layers: Sequence[LayerTime], found: Sequence[Sector], dom
         parents=[one.parent for one in found],
         labels=[shown(one.label, 32) for one in found],
         values=[rounded(left_s) for left_s in _remainders(found)],
-        text=[percent(one.area_s / whole_s) for one in found],
+        text=[_text(one, whole_s) for one in found],
         customdata=[[_words(one, whole_s)] for one in found],
         branchvalues="remainder",
         domain={"x": domain},
@@ -104,6 +104,13 @@ def _remainders(found: Sequence[Sector]) -> Sequence[float]:
 def _strength(one: Sector, most: float) -> float:
     # A root's scale: a layer with a quarter of the most time still has half of the colour.
     return math.sqrt(one.layer.share / most) if one.layer else 0.0
+
+
+def _text(one: Sector, whole_s: float) -> str:
+    share = percent(one.area_s / whole_s)
+    if one.layer is None or one.layer.path == one.layer.type:  # a container, or the root, which shows as its class
+        return share
+    return f"{shown(one.layer.type, 24)}  {share}"
 
 
 def _words(one: Sector, whole_s: float) -> str:

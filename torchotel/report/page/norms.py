@@ -1,7 +1,8 @@
 """Figure: the gradient norm of every layer over the steps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import plotly.graph_objects as go
 
@@ -17,6 +18,9 @@ _ROW_PX = 13
 _LEAST_PX, _MOST_PX = 260, 760
 _LABELLED = 60
 """Layers that all have their names at the side."""
+_LEAST_TICKS, _MOST_TICKS = 3, 8
+_FEW_STEPS = 10
+"""Of which each has its number below; there would be halves between them."""
 
 _PICKS: dict[str, Callable[[Sequence[float]], float]] = {"largest": max, "median": middle, "smallest": min}
 
@@ -35,7 +39,9 @@ def section(content: Content) -> Section | None:
     ]
     marks = _marks(series, columns)
     height = max(_LEAST_PX, min(_MOST_PX, len(series.norms) * _ROW_PX + 100))
-    made = figure([*maps, marks] if marks else maps, height, xaxis=_steps(series, columns), yaxis=_layers(series))
+    made = figure(
+        [*maps, marks] if marks else maps, height, xaxis=_steps(_edges(series, columns)), yaxis=_layers(series)
+    )
     if len(maps) > 1:
         made.update_layout(updatemenus=[_buttons(list(picks), marks=bool(marks))])
     return Section("norms", "Gradient norms by layer", _lead(series, len(columns[0]), marks), made)
@@ -44,7 +50,8 @@ def section(content: Content) -> Section | None:
 def _lead(series: Series, steps: int, marks: go.Scatter | None) -> str:
     lead = (
         "The L2 norm of the gradients of each layer's own parameters, before clipping, on a log scale: the first layer "
-        f"at the top, the {count(len(series.norm_steps), 'step')} that were looked at from left to right."
+        f"at the top, the {count(len(series.norm_steps), 'step')} that were looked at from left to right, each up to "
+        "half-way to the next."
     )
     if steps > 1:
         lead += f" A column stands for {steps:,} of them, and the buttons choose which of their norms it shows."
@@ -61,7 +68,17 @@ def _bounds(series: Series) -> tuple[float, float]:
         return -1.0, 1.0
     # One norm far out takes the outermost colour; it does not pale all others.
     low, high = quantile(logs, 0.005), quantile(logs, 0.995)
-    return (low, high) if high - low > 0.5 else (low - 0.5, high + 0.5)  # noqa: PLR2004 # half a decade
+    return (low, high) if high - low > 1 else ((low + high - 1) / 2, (low + high + 1) / 2)
+
+
+def _ticks(low: float, high: float) -> Mapping[float, str]:
+    """Choose round norms between two logarithms: powers of ten, and where there are few of them 2 and 5 times those."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    ticks = {power + math.log10(digit): f"{digit}e{power}" for power in powers for digit in (1, 2, 5)}
+    inside = {log: text for log, text in ticks.items() if low <= log <= high}
+    whole = [log for log, text in inside.items() if text.startswith("1e")]
+    chosen = whole[:: math.ceil(len(whole) / _MOST_TICKS)] if len(whole) >= _LEAST_TICKS else list(inside)
+    return {log: inside[log] for log in chosen}
 
 
 def _heatmap(
@@ -74,9 +91,10 @@ def _heatmap(
     visible: bool,
 ) -> go.Heatmap:
     low, high = bounds
-    ticks = range(math.ceil(low), math.floor(high) + 1)
+    ticks = _ticks(low, high)
     return go.Heatmap(
         name=name,
+        x=_edges(series, columns),
         z=[[_log(spread(row[part[0] : part[-1] + 1], pick), low) for part in columns] for row in series.norms.values()],
         zmin=rounded(low),
         zmax=rounded(high),
@@ -89,7 +107,7 @@ def _heatmap(
         colorbar={
             "title": {"text": "L2 norm", "side": "right"},
             "tickvals": list(ticks),
-            "ticktext": [f"1e{power}" for power in ticks],
+            "ticktext": list(ticks.values()),
             "thickness": 12,
             "outlinewidth": 0,
         },
@@ -111,8 +129,8 @@ def _log(norm: float, low: float) -> float | None:
 def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | None:
     """Mark what was not finite, which has no colour."""
     found = [
-        (column, layer)
-        for column, part in enumerate(columns)
+        ((series.norm_steps[part[0]] + series.norm_steps[part[-1]]) / 2, layer)
+        for part in columns
         for layer, row in enumerate(series.norms.values())
         if any(map(math.isinf, row[part[0] : part[-1] + 1]))
     ][:_MOST_MARKS]
@@ -120,7 +138,7 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
         return None
     return go.Scatter(
         name="NaN or infinite",
-        x=[column for column, _ in found],
+        x=[step for step, _ in found],
         y=[layer for _, layer in found],
         mode="markers",
         marker={"symbol": "x", "size": 6, "color": ALARM, "line": {"color": "#FFFFFF", "width": 0.5}},
@@ -128,15 +146,23 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
     )
 
 
-def _steps(series: Series, columns: Sequence[Sequence[int]]) -> dict[str, object]:
-    every = max(1, len(columns) // 12)
-    places = list(range(0, len(columns), every))
+def _edges(series: Series, columns: Sequence[Sequence[int]]) -> list[float]:
+    """Put columns where their steps are: each reaches half-way to the next, since not every step is looked at."""
+    bounds = [(series.norm_steps[part[0]], series.norm_steps[part[-1]]) for part in columns]
+    inner = [(last + first) / 2 for (_, last), (first, _) in pairwise(bounds)]
+    (first, _), (_, last) = bounds[0], bounds[-1]
+    before, after = (inner[0] - bounds[0][1], bounds[-1][0] - inner[-1]) if inner else (0.5, 0.5)
+    return [first - before, *inner, last + after]
+
+
+def _steps(edges: Sequence[float]) -> dict[str, object]:
+    few = edges[-1] - edges[0] <= _FEW_STEPS
     return {
         "title": {"text": "step"},
-        "tickvals": places,
-        "ticktext": [f"{series.norm_steps[columns[place][0]]:,}" for place in places],
+        "tickformat": ",d",
+        "dtick": 1 if few else None,
         "showgrid": False,
-        "range": [-0.5, len(columns) - 0.5],
+        "range": [edges[0], edges[-1]],
     }
 
 
