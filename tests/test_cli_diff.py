@@ -17,11 +17,42 @@ def test_fails_on_a_regression_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
         for seed, (name, slower) in enumerate([("a", {}), ("same", {}), ("slow", {"backward": 1.3})])
     )
     assert main(["diff", a, same]) == 0
-    assert capsys.readouterr().out.endswith("no regression beyond 5% that is more than noise\n")
+    assert "no regression beyond 5% that is more than noise" in capsys.readouterr().out
     assert main(["diff", a, slow]) == 1
     assert "regressions beyond 5%: step +1" in capsys.readouterr().out
     assert main(["diff", slow, a]) == 0
     assert main(["diff", a, slow, "--max-regression", "50%"]) == 0
+
+
+def test_fails_on_the_step_alone_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A layer that is slower is shown."""
+    a = str(timed_runs.write(tmp_path / "a", seed=1))
+    b = str(timed_runs.write(tmp_path / "b", seed=2, slower={"conv": 1.3}))
+    assert main(["diff", a, b]) == 1
+    assert capsys.readouterr().out.count("REGRESSION") == 1
+    assert main(["diff", a, b, "--fail-on", "step"]) == 0
+    assert any(line.split()[:2] + line.split()[-1:] == ["forward", "conv", "slower"] for line in _lines(capsys))
+    c = str(timed_runs.write(tmp_path / "c", seed=3, slower={"backward": 1.5}))
+    assert main(["diff", a, c, "--fail-on", "step"]) == 1
+    assert "1 regression beyond 5%: step +" in _lines(capsys)[-1]
+
+
+def test_compares_folders_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side, factor in (("main", 1.0), ("same", 1.0), ("slow", 1.5)):
+        for place in range(4):
+            folder = tmp_path / side / str(place)
+            timed_runs.write(folder, seed=ord(side[1]) + place, slower={"backward": factor})
+    main_runs, same, slow = (str(tmp_path / side) for side in ("main", "same", "slow"))
+    assert main(["diff", main_runs, same]) == 0
+    assert "compared: 4 and 4 runs of at least 24 and 24 steps without detail" in capsys.readouterr().out
+    assert main(["diff", main_runs, slow]) == 1
+    assert "2 regressions beyond 5%: step +2" in _lines(capsys)[-1]
+    assert main(["diff", main_runs, f"{slow}/0"]) == 1
+    assert "compared: 4 and 1 runs" in capsys.readouterr().out
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
 
 
 def test_says_the_same_each_time_and_needs_no_torch(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from torchotel.report import ratios
 from torchotel.report.diff import CONFIDENCE
-from torchotel.report.ratios import Ratio, ratio
+from torchotel.report.ratios import Ratio, ratio, ratio_of_runs, typical
 
 BEFORE = [32, 39, 26, 35, 43, 27, 40, 37, 34, 29, 49, 42, 40]
 AFTER = [36, 44, 47, 42, 49, 39, 46, 31, 33, 48]
@@ -28,6 +28,20 @@ def test_agrees_with_the_authors_own_software(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_reads_students_t_as_the_tables_do(confidence: float, freedom: int, reach: float) -> None:
     assert ratios._student(confidence, freedom) == pytest.approx(reach, abs=1e-6)
+
+
+def test_agrees_with_r_on_several_runs() -> None:
+    """`t.test(extra ~ group, sleep, var.equal = TRUE)` gives -3.363874 and 0.203874; here they are logarithms."""
+    one, other = (
+        [math.exp(extra) for extra in group]
+        for group in (
+            (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0),
+            (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4),
+        )
+    )
+    found = ratio_of_runs(other, one, confidence=0.95)
+    assert [math.log(value) for value in found] == pytest.approx([-1.58, -3.363874, 0.203874], abs=1e-6)
+    assert typical(one) / typical(other) == pytest.approx(found.value)
 
 
 def _steps(chance: random.Random, count: int, likeness: float, noise: float = 0.1) -> list[float]:
@@ -88,3 +102,4 @@ def test_is_not_moved_by_a_few_steps_that_hung() -> None:
 def test_takes_times_of_zero() -> None:
     assert ratio([0.0] * 5, [0.0] * 5, confidence=0.95) == Ratio(1, 1, 1)
     assert not ratio([0.0] * 5, [0.001] * 5, confidence=0.95).is_noise
+    assert ratio_of_runs([0.0] * 2, [0.0], confidence=0.95) == pytest.approx(Ratio(1, 1, 1))

@@ -1,48 +1,59 @@
-"""Two runs side by side: what takes longer, by how much, and whether that is noise; pure.
+"""Two sides of runs beside each other: what takes longer, by how much, and whether that is noise; pure.
 
-See `ratios.py` for the statistic and its sources. Many things are looked at at once, and of a hundred intervals of 95 %
-five would mislead, so those of the step, its phases and its layers are widened to hold all together (Bonferroni).
+See `ratios.py` for the statistics and their sources. Many things are looked at at once, and of a hundred intervals of
+95 % five would mislead, so those of all that can fail are widened to hold together (Bonferroni). What is shown and
+cannot fail is widened with all that is shown.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from torchotel.report.info import RunError
-from torchotel.report.ratios import FEWEST, Ratio, ratio
+from torchotel.report.ratios import FEWEST, Ratio, ratio, ratio_of_runs, typical
 from torchotel.report.summary import PHASES, quantile
 from torchotel.report.times import LayerKey, RunTimes, StepTimes, warm
 
-Pair: TypeAlias = tuple[Sequence[float], Sequence[float]]
-"""The same times of both runs, in seconds."""
+Series: TypeAlias = Sequence[Sequence[float]]
+"""The same times of each run of a side, in seconds, without those that warmed up."""
+Pair: TypeAlias = tuple[Series, Series]
+Gate: TypeAlias = Literal["step", "phases", "all"]
+"""What can fail: the step | its phases as well | the layers as well."""
 
+GATES: tuple[Gate, ...] = get_args(Gate)
 CONFIDENCE = 0.98
 """That all intervals hold, of those that can fail: a little less does where a short run's steps are alike, and 95 % is
 what is meant to be left."""
 SMALL = 0.01
-"""Share of the step's time in both runs below which a phase or a layer is shown but not judged."""
+"""Share of the step's time on both sides below which a phase or a layer is shown but not judged."""
+CANNOT_TELL = "can't tell"
+TOO_FEW = "too few steps"
 
 
 class Spread(NamedTuple):
-    """Where the middle of a series lies, and how wide it is."""
+    """Where the middle of one side lies, and how wide it is: of a run's steps, or of several runs' medians."""
 
     steps: int
+    """Of the shortest run."""
     median_s: float
     half_width: float
-    """Half of the distance between the quartiles, as a share of the median."""
+    """Half of the distance between the quartiles, as a share of the middle."""
 
 
 class Row(NamedTuple):
-    """One thing in both runs."""
+    """One thing on both sides."""
 
     name: str
     before: Spread
     after: Spread
-    change: Ratio | None
-    """None: too few steps to tell."""
-    small: bool
+    is_judged: bool
+    """Whether it can fail: it is asked for, and not too little of the step."""
+    is_small: bool
     """Too little of the step to be judged."""
+    change: Ratio | None = None
+    """None: too few steps to tell."""
 
     @property
     def is_enough(self) -> bool:
@@ -57,20 +68,22 @@ class Row(NamedTuple):
     def verdict(self, limit: float) -> str:
         """Say what to make of it; REGRESSION is what fails."""
         if self.change is None:
-            return "too few steps"
+            return TOO_FEW
         if self.change.is_noise:
-            return "noise"
+            # A regression could hide in it.
+            return CANNOT_TELL if self.change.high > 1 + limit and not self.is_small else "noise"
         if self.change.value < 1:
             return "faster"
-        if self.small:
+        if self.is_small:
             return "slower, but small"
-        return "REGRESSION" if self.change.value > 1 + limit else "slower"
+        return "REGRESSION" if self.is_judged and self.change.value > 1 + limit else "slower"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """What two runs have in common, compared, and what only one of them has."""
+    """What two sides have in common, compared, and what only one of them has."""
 
+    runs: tuple[int, int]
     compared: str
     """Which steps: plain | detailed | all."""
     steps: Sequence[Row]
@@ -80,81 +93,125 @@ class Diff:
     only_before: Sequence[str]
     only_after: Sequence[str]
 
+    @property
+    def judged(self) -> Sequence[Row]:
+        """What can fail."""
+        return [row for row in (*self.steps, *self.layers) if row.is_judged]
+
     def regressions(self, limit: float) -> Sequence[Row]:
         """Give what got slower by more than `limit`, noise and trifles aside."""
-        return [row for row in (*self.steps, *self.layers) if row.verdict(limit) == "REGRESSION"]
+        return [row for row in self.judged if row.verdict(limit) == "REGRESSION"]
+
+    def untold(self, limit: float) -> Sequence[Row]:
+        """Give what can fail and may have got slower by more than `limit`, or not: too little was recorded to tell."""
+        return [row for row in self.judged if row.verdict(limit) in {CANNOT_TELL, TOO_FEW}]
 
 
-def compare(before: RunTimes, after: RunTimes) -> Diff:
-    """Compare the second run with the first.
+def compare(before: Sequence[RunTimes], after: Sequence[RunTimes], gate: Gate = "all") -> Diff:
+    """Compare the second side with the first, of one run or more each.
 
     Raises:
-        RunError: one of them has too few steps.
+        RunError: a run has too few steps.
     """
-    compared, pair = _comparable(before, after)
-    wholes = [warm(times.whole_s) for times in pair]
-    if min(map(len, wholes)) < FEWEST:
+    compared, sides = _comparable(before, after)
+    step = _pair([run.whole_s for run in side] for side in sides)
+    fewest = [min(map(len, series)) for series in step]
+    if min(fewest) < FEWEST:
         raise RunError(
-            f"{len(wholes[0])} and {len(wholes[1])} steps are left to compare when failed ones and the warm-up are "
+            f"{fewest[0]} and {fewest[1]} steps are left to compare when failed ones and the warm-up are "
             f"left out, and it takes {FEWEST} of each run: record longer runs"
         )
-    step_s = [median(whole) for whole in wholes]
-    phases = {name: (pair[0].phases_s[name], pair[1].phases_s[name]) for name in PHASES}
-    seen = {name: series for name, series in phases.items() if any(map(any, series))}
-    common = before.layers_s.keys() & after.layers_s.keys()
-    several = len({key.model for key in (*before.layers_s, *after.layers_s)}) > 1
-    layers = {_name(key, several=several): (before.layers_s[key], after.layers_s[key]) for key in common}
-    parts = {"step": (pair[0].whole_s, pair[1].whole_s), **seen}
-    steps, of_layers = _rows(parts, step_s), _rows(layers, step_s)
-    judged = sum(not row.small and row.is_enough for row in (*steps, *of_layers))
-    confidence = 1 - (1 - CONFIDENCE) / max(1, judged)
+    phases = {name: _pair([run.phases_s[name] for run in side] for side in sides) for name in PHASES}
+    parts = {"step": step, **{name: pair for name, pair in phases.items() if any(map(any, chain(*pair)))}}
+    layers, only = _layers(before, after)
+    can_fail = {"step": {"step"}, "phases": parts.keys(), "all": parts.keys() | layers.keys()}[gate]
+    rows = _rows({**parts, **layers}, can_fail)
     return Diff(
+        runs=(len(before), len(after)),
         compared=compared,
-        steps=_with_changes(steps, parts, confidence),
-        layers=sorted(_with_changes(of_layers, layers, confidence), key=lambda row: (-abs(row.added_s), row.name)),
-        only_before=sorted(_name(key, several=several) for key in before.layers_s.keys() - common),
-        only_after=sorted(_name(key, several=several) for key in after.layers_s.keys() - common),
+        steps=rows[: len(parts)],
+        layers=sorted(rows[len(parts) :], key=lambda row: (-abs(row.added_s), row.name)),
+        only_before=only[0],
+        only_after=only[1],
     )
 
 
-def _comparable(before: RunTimes, after: RunTimes) -> tuple[str, tuple[StepTimes, StepTimes]]:
+def _comparable(
+    before: Sequence[RunTimes], after: Sequence[RunTimes]
+) -> tuple[str, tuple[Sequence[StepTimes], Sequence[StepTimes]]]:
     """Choose like for like: detail costs time, so its steps are not set against those without."""
     pairs = {
-        kind: (before.steps.of_kind(detailed=detailed), after.steps.of_kind(detailed=detailed))
+        kind: (
+            [run.steps.of_kind(detailed=detailed) for run in before],
+            [run.steps.of_kind(detailed=detailed) for run in after],
+        )
         for kind, detailed in (("plain", False), ("detailed", True))
     }
-    fewest = {kind: min(len(warm(times.whole_s)) for times in pair) for kind, pair in pairs.items()}
+    fewest = {kind: min(len(warm(run.whole_s)) for run in chain(*pair)) for kind, pair in pairs.items()}
     kind = max(fewest, key=lambda kind: fewest[kind])
     if fewest[kind] >= FEWEST:
         return kind, pairs[kind]
-    return "all", (before.steps, after.steps)
+    return "all", ([run.steps for run in before], [run.steps for run in after])
+
+
+def _pair(sides: Iterable[Iterable[Sequence[float]]]) -> Pair:
+    before, after = ([warm(series) for series in side] for side in sides)
+    return before, after
+
+
+def _layers(
+    before: Sequence[RunTimes], after: Sequence[RunTimes]
+) -> tuple[Mapping[str, Pair], Sequence[Sequence[str]]]:
+    """Give the layers of both sides, and the names of those that only one has."""
+    keys = [{key for run in side for key in run.layers_s} for side in (before, after)]
+    several = len({key.model for key in chain(*keys)}) > 1
+    layers = {
+        _name(key, several=several): _pair([run.layers_s.get(key, ()) for run in side] for side in (before, after))
+        for key in keys[0] & keys[1]
+    }
+    only = [sorted(_name(key, several=several) for key in side - other) for side, other in (keys, keys[::-1])]
+    return layers, only
 
 
 def _name(key: LayerKey, *, several: bool) -> str:
     return f"{key.direction} {key.model}: {key.path}" if several else f"{key.direction} {key.path}"
 
 
-def _rows(series: Mapping[str, Pair], step_s: Sequence[float]) -> Sequence[Row]:
+def _rows(pairs: Mapping[str, Pair], can_fail: Collection[str]) -> Sequence[Row]:
+    whole_s = [_spread(series).median_s for series in pairs["step"]]
     rows = []
-    for name, (before, after) in series.items():
-        spreads = _spread(warm(before)), _spread(warm(after))
-        shares = (spread.median_s / whole if whole else 0.0 for spread, whole in zip(spreads, step_s, strict=True))
-        rows.append(Row(name, *spreads, change=None, small=max(shares) < SMALL))
-    return rows
+    for name, pair in pairs.items():
+        before, after = map(_spread, pair)
+        shares = (side.median_s / whole if whole else 0.0 for side, whole in zip((before, after), whole_s, strict=True))
+        is_small = max(shares) < SMALL
+        rows.append(Row(name, before, after, is_judged=name in can_fail and not is_small, is_small=is_small))
+    shown = _confidence(row for row in rows if row.is_enough and not row.is_small)
+    judged = _confidence(row for row in rows if row.is_enough and row.is_judged)
+    return [
+        row._replace(change=_change(pairs[row.name], judged if row.is_judged else shown)) if row.is_enough else row
+        for row in rows
+    ]
 
 
-def _with_changes(rows: Sequence[Row], series: Mapping[str, Pair], confidence: float) -> Sequence[Row]:
-    def change(row: Row) -> Ratio | None:
-        before, after = map(warm, series[row.name])
-        return ratio(before, after, confidence=confidence) if row.is_enough else None
-
-    return [row._replace(change=change(row)) for row in rows]
+def _confidence(family: Iterable[Row]) -> float:
+    """Widen an interval so that all of its family hold."""
+    return 1 - (1 - CONFIDENCE) / max(1, sum(1 for _ in family))
 
 
-def _spread(series: Sequence[float]) -> Spread:
-    ordered = sorted(series)
-    if not ordered:
-        return Spread(0, 0.0, 0.0)
-    middle = quantile(ordered, 0.5)
+def _change(pair: Pair, confidence: float) -> Ratio:
+    before, after = pair
+    if len(before) == len(after) == 1:
+        return ratio(before[0], after[0], confidence=confidence)
+    return ratio_of_runs(list(map(median, before)), list(map(median, after)), confidence=confidence)
+
+
+def _spread(series: Series) -> Spread:
+    steps = min(map(len, series))
+    medians = [median(run) for run in series if run]
+    if not medians:
+        return Spread(steps, 0.0, 0.0)
+    ordered, middle = sorted(medians), typical(medians)
+    if len(series) == 1:
+        ordered, middle = sorted(series[0]), medians[0]
     width = quantile(ordered, 0.75) - quantile(ordered, 0.25)
-    return Spread(len(ordered), middle, width / 2 / middle if middle else 0.0)
+    return Spread(steps, middle, width / 2 / middle if middle else 0.0)

@@ -20,9 +20,8 @@ _MANY = 10
 def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
     """Lay a diff out as text; beside the `top` layers that changed the most, all that fail are shown."""
     steps = diff.steps[0]
-    counts = f"{steps.before.steps:,} and {steps.after.steps:,}"
     parts = [
-        f"compared: {counts} {_COMPARED[diff.compared]}; warm-up and failed steps left out",
+        f"compared: {_counts(diff)} {_COMPARED[diff.compared]}; warm-up and failed steps left out",
         _rows("median", [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps], limit),
     ]
     shown = [row for place, row in enumerate(diff.layers) if place < top or row.verdict(limit) == "REGRESSION"]
@@ -35,6 +34,13 @@ def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
     if hidden:
         notes.insert(0, f"{hidden:,} further layers, which changed less (--top shows more)")
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), _conclusion(diff, limit)])
+
+
+def _counts(diff: Diff) -> str:
+    steps = f"{diff.steps[0].before.steps:,} and {diff.steps[0].after.steps:,}"
+    if diff.runs == (1, 1):
+        return steps
+    return f"{diff.runs[0]:,} and {diff.runs[1]:,} runs of at least {steps}"
 
 
 def _rows(title: str, rows: Sequence[tuple[str, Row]], limit: float) -> str:
@@ -65,9 +71,12 @@ def _only(name: str, paths: Sequence[str], top: int) -> str:
 
 
 def _conclusion(diff: Diff, limit: float) -> str:
-    found = diff.regressions(limit)
-    beyond = f"beyond {limit * 100:.6g}%"
-    if not found:
-        return f"no regression {beyond} that is more than noise"
-    names = ", ".join(f"{row.name} {_change(row.change)[0]}" for row in found)
-    return printable(f"{len(found):,} regression{'s' if len(found) > 1 else ''} {beyond}: {names}")
+    found, untold = diff.regressions(limit), len(diff.untold(limit))
+    said = f"no regression beyond {limit * 100:.6g}% that is more than noise"
+    if found:
+        names = ", ".join(f"{row.name} {_change(row.change)[0]}" for row in found)
+        said = f"{len(found):,} regression{'s' if len(found) > 1 else ''} beyond {limit * 100:.6g}%: {names}"
+    if untold:
+        more = "longer" if diff.runs == (1, 1) else "more"
+        said += f"; {untold:,} of {len(diff.judged):,} can't be told without {more} runs"
+    return printable(said)

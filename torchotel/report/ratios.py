@@ -14,6 +14,9 @@ Statistics 36 (2018), 541-559; the two series' degrees of freedom are joined as 
 and never a narrower interval than that of unlike steps: it misses a small change rather than cries wolf, and longer
 runs find it. What makes a whole run slower (another machine, a clock that was throttled from start to end) is not
 noise to it: only a further run can tell that.
+
+Of several runs, the runs: their medians are what is compared, in logarithms, by Student's t with one spread for both
+sides, so a side may have one run alone. How the steps vary within a run is in how the medians do.
 """
 
 from __future__ import annotations
@@ -55,8 +58,22 @@ def ratio(before_s: Sequence[float], after_s: Sequence[float], *, confidence: fl
     errors = [_standard_error(series) for series in (before_s, after_s)]
     value = _log(median(after_s)) - _log(median(before_s))
     freedom = _freedom(errors, [_cosine_count(len(series)) for series in (before_s, after_s)])
-    reach = _student(confidence, freedom) * math.hypot(*errors)
-    return Ratio(*map(_exp, (value, value - reach, value + reach)))
+    return _interval(value, _student(confidence, freedom) * math.hypot(*errors))
+
+
+def ratio_of_runs(before_s: Sequence[float], after_s: Sequence[float], *, confidence: float) -> Ratio:
+    """Divide the typical of `after_s` by that of `before_s`; a run's median each, three in all at least."""
+    sides = [list(map(_log, medians_s)) for medians_s in (before_s, after_s)]
+    means = list(map(fmean, sides))
+    freedom = sum(map(len, sides)) - len(sides)
+    squares = math.fsum((run - mean) ** 2 for side, mean in zip(sides, means, strict=True) for run in side)
+    error = math.sqrt(squares / freedom * sum(1 / len(side) for side in sides))
+    return _interval(means[1] - means[0], _student(confidence, freedom) * error)
+
+
+def typical(medians_s: Sequence[float]) -> float:
+    """Give the middle of several runs' medians: their geometric mean, as `ratio_of_runs` divides them."""
+    return _exp(fmean(map(_log, medians_s)))
 
 
 def _standard_error(series: Sequence[float]) -> float:
@@ -118,6 +135,10 @@ def _student_chance(angle: float, freedom: int) -> float:
         term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
     total *= math.sin(angle)
     return (angle + total) * 2 / math.pi if odd else total
+
+
+def _interval(value: float, reach: float) -> Ratio:
+    return Ratio(*map(_exp, (value, value - reach, value + reach)))
 
 
 def _log(seconds: float) -> float:
