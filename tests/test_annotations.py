@@ -179,6 +179,25 @@ def test_a_loss_that_is_not_a_number_is_named_and_its_step_kept() -> None:
     assert "torch.nonfinite" not in second.attributes
 
 
+@pytest.mark.parametrize("bad", [math.inf, torch.tensor(math.nan)], ids=["number", "tensor"])
+def test_a_loss_that_is_not_finite_outlasts_those_that_follow_in_its_step(bad: float | torch.Tensor) -> None:
+    """A batch whose optimizer step the program leaves out for it is of one step with the next one."""
+    loop = Loop()
+    with recorded("off") as run:
+        loop.step()
+        loop.model(torch.ones(2, 4)).sum().backward()
+        torchotel.log(loss=bad)
+        for _ in range(2):
+            loop.model(torch.ones(2, 4)).sum().backward()
+            torchotel.log(loss=torch.tensor(1.0))
+            torchotel.log(loss=0.5)
+        loop.optimizer.step()
+        loop.step()
+    first, second, third = run.steps
+    assert (second.attributes["torch.nonfinite"], second.attributes["torch.kept.reason"]) == (["loss"], "nan")
+    assert not {"torch.nonfinite", "torch.loss"} & (first.attributes.keys() | third.attributes.keys())
+
+
 def test_without_instrument_nothing_happens() -> None:
     """Neither torch is loaded nor anything done."""
     program = """

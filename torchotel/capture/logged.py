@@ -16,7 +16,8 @@ from torchotel.capture.seams import without_torch_function
 
 _logger = logging.getLogger("torchotel")
 
-FRACTIONS = frozenset({"loss", "lr"})
+LOSS = "loss"
+FRACTIONS = frozenset({LOSS, "lr"})
 COUNTS = frozenset({"samples", "tokens"})
 """They add up within a step: one `log` for each part of an accumulated batch."""
 WHOLE = COUNTS | {"epoch"}
@@ -25,12 +26,18 @@ LONGEST_TEXT = 256
 
 
 class Logged:
-    """The values of one step, in the order that they came: the last of a name counts, and counts add up."""
+    """The values of one step, in the order that they came: the last of a name counts, and counts add up.
 
-    __slots__ = ("_counts", "_last", "closed")
+    A loss that is not finite counts before the last: the batch whose update a program leaves out for it is of one step
+    with those that follow.
+    """
+
+    __slots__ = ("_counts", "_last", "_losses", "closed")
 
     def __init__(self) -> None:
         self._last: dict[str, LogValue | Reading] = {}
+        self._losses: list[LogValue | Reading] = []
+        """The last, after those that have not come yet; none after one that is not finite."""
         self._counts: dict[str, list[LogValue | Reading]] = {}
         self.closed = False
         """The step has been handed over: what comes now is late."""
@@ -38,6 +45,9 @@ class Logged:
     def add(self, values: Mapping[str, LogValue | Reading]) -> None:
         """Take in what was logged."""
         for name, value in values.items():
+            if name == LOSS:
+                self._add_losses([value])
+                continue
             if name not in COUNTS:
                 self._last[name] = value
                 continue
@@ -50,6 +60,7 @@ class Logged:
     def merge(self, later: Logged) -> None:
         """Take in what a later part of the same step has logged."""
         self._last.update(later._last)
+        self._add_losses(later._losses)
         for name, values in later._counts.items():
             self._counts.setdefault(name, []).extend(values)
 
@@ -67,10 +78,20 @@ class Logged:
         self.closed = True
         last = {name: _come(name, value) for name, value in self._last.items()}
         counts = {name: _sum(name, values) for name, values in self._counts.items()}
-        return {name: value for name, value in {**last, **counts}.items() if value is not None}
+        values = {LOSS: _worst(self._losses), **last, **counts}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _add_losses(self, values: Sequence[LogValue | Reading]) -> None:
+        for value in values:
+            before = _come_loss(self._losses[-1]) if self._losses else None
+            if before is not None and not isfinite(before):
+                return
+            if before is not None:
+                self._losses.pop()
+            self._losses.append(value)
 
     def _readings(self) -> list[Reading]:
-        values = [*self._last.values(), *(value for values in self._counts.values() for value in values)]
+        values = [*self._last.values(), *self._losses, *(value for values in self._counts.values() for value in values)]
         return [value for value in values if isinstance(value, Reading)]
 
 
@@ -85,6 +106,17 @@ def _come(name: str, value: LogValue | Reading) -> LogValue | None:
 def _sum(name: str, values: Sequence[LogValue | Reading]) -> int | None:
     come = [number for value in values if isinstance(number := _come(name, value), int)]
     return sum(come) if come else None
+
+
+def _worst(losses: Sequence[LogValue | Reading]) -> float | None:
+    """Return the first that is not finite, else the last."""
+    come = [loss for value in losses if (loss := _come_loss(value)) is not None]
+    return next((loss for loss in come if not isfinite(loss)), come[-1] if come else None)
+
+
+def _come_loss(value: LogValue | Reading) -> float | None:
+    come = _come(LOSS, value)
+    return come if isinstance(come, float) else None
 
 
 class LogReader:
