@@ -43,6 +43,21 @@ class Words(nn.Module):
     def small():
         return Words(), {"words": torch.zeros(2, dtype=torch.int64), "weights": torch.ones(2, 3)}
 
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = [self.first]
+        self.layers = [nn.Linear(4, 4), nn.ReLU()]
+        self.heads = {"a": [(nn.Linear(4, 4),)]}
+        self.teacher = [nn.Linear(4, 4).requires_grad_(False)]
+        self.activations = [nn.ReLU(), nn.Tanh()]
+        self.round = [3]
+        self.round.append(self.round)
+
+    def forward(self, x):
+        return self.layers[0](self.first(x))
+
 class Secretive(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
@@ -59,6 +74,7 @@ def net(): return Net()
 def with_batch(): return Net(), torch.ones(2, 4)
 def compiled(): return torch.compile(Net(), backend="eager")
 def scripted(): return nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(4, 4))), nn.ReLU())
+def nested(): return nn.Sequential(nn.Linear(4, 4), Plain())
 def frozen(): return Net().requires_grad_(False)
 def broken(): raise ValueError("no weights here")
 def ends(): raise SystemExit("usage: train.py")
@@ -116,6 +132,18 @@ def test_counts_with_the_filters_that_are_set() -> None:
 def test_tells_regions_that_run_no_hooks(name: str, text: str) -> None:
     _, region = tried(name, ROW)
     assert (region.level, region.text) == (Level.OK, text)
+
+
+def test_warns_of_layers_in_plain_lists() -> None:
+    """Of those that want to learn and are registered nowhere; what stands in a module inside the model, too."""
+    _, found = tried("Plain", ROW)
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        "layers held in plain lists or dicts: Plain.layers, Plain.heads",
+    )
+    assert "nn.ModuleList" in found.advice
+    _, found = tried("nested", ROW)
+    assert found.text.endswith(": 1.layers, 1.heads")
 
 
 def test_tells_that_nothing_goes_backward() -> None:

@@ -46,6 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     """Print every finding as it comes, and how many failed."""
+    if arguments.input and arguments.model is None:
+        print("torchotel doctor: --input is that of a model: name it with --model MODULE:NAME", file=sys.stderr)
+        return 2
     style = _Style()
     counts = {"ok": 0, "warning": 0, "FAILED": 0}
     for finding in _findings(arguments):

@@ -13,6 +13,7 @@ from torchotel.capture import seams
 from torchotel.capture.tree import class_of, unwrapped, walk
 from torchotel.doctor.finding import Finding, failed, ok, warning
 from torchotel.doctor.loading import Loaded, describe, load
+from torchotel.doctor.plain_lists import unregistered
 from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.memory import InMemoryExporter
 from torchotel.telemetry.spans import Span
@@ -66,6 +67,13 @@ def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], st
         advice = "Its outputs need no gradient: is it in inference mode, or are all its parameters frozen?"
         yield warning(SUBJECT, "nothing to go backward through", advice)
     yield from _tell(config, loaded.model, whole, as_set)
+    held = unregistered(loaded.model)
+    if held:
+        advice = (
+            "PyTorch does not look into them, so parameters() lacks what is in there: no optimizer trains it, "
+            "state_dict() leaves it out, and to() does not move it. Use nn.ModuleList or nn.ModuleDict."
+        )
+        yield warning(SUBJECT, f"layers held in plain lists or dicts: {_listed(held)}", advice)
     missing = [name for name, there in seams.found().items() if not there]
     if missing:
         text = f"torch {torch.__version__} lacks {', '.join(missing)}"
