@@ -23,6 +23,7 @@ def write(
     slower: Mapping[str, float] | None = None,
     layers: Mapping[str, float] | None = None,
     first_s: float = 5.0,
+    info: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a run with 5 % of noise.
 
@@ -34,6 +35,7 @@ def write(
         slower: Factors of phases and layers.
         layers: Shares of the step by path.
         first_s: What the first step takes longer.
+        info: What `run.json` says.
     """
     shares = {**PHASES, **(layers or LAYERS)}
     chance, slower, units, lines = random.Random(seed), slower or {}, [], []
@@ -47,7 +49,7 @@ def write(
         if detailed:
             calls = _calls(number, {path: times_s[path] for path in layers or LAYERS})
             lines.append(folders.request(calls))
-    return folders.write(folder, info={"run_id": "r"}, units=units, segments=[lines])
+    return folders.write(folder, info={"run_id": "r", **(info or {})}, units=units, segments=[lines])
 
 
 def _calls(number: int, times_s: Mapping[str, float]) -> Sequence[dict[str, Any]]:

@@ -19,7 +19,7 @@ takes 500 of them. To tell that there is no regression of 5 % takes 100 with --f
 
 Warm-up is left out: the first fifth of the steps, ten at most. So are failed steps, and what takes less than 1 % of
 the step is shown but never fails. Steps with detail are not compared with steps without, and a layer's time is its
-own, without the layers inside it.
+own, without the layers inside it. What else differs, such as the machine, torch or a setting, is said first.
 
 Within two runs it cannot be seen what makes a whole run slower, such as another program on the machine, and that
 fails the gate. For that A and B may each be a folder that holds several runs of the same code, of which rank 0 counts:

@@ -11,6 +11,7 @@ from itertools import chain
 from statistics import median
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from torchotel.report.conditions import Difference, differences
 from torchotel.report.info import RunError
 from torchotel.report.ratios import FEWEST, Ratio, ratio, ratio_of_runs, typical
 from torchotel.report.summary import PHASES, quantile
@@ -92,6 +93,8 @@ class Diff:
     """Those that cost a step the most more than before first."""
     only_before: Sequence[str]
     only_after: Sequence[str]
+    differences: Sequence[Difference]
+    """What else is not the same."""
 
     @property
     def judged(self) -> Sequence[Row]:
@@ -133,6 +136,7 @@ def compare(before: Sequence[RunTimes], after: Sequence[RunTimes], gate: Gate = 
         layers=sorted(rows[len(parts) :], key=lambda row: (-abs(row.added_s), row.name)),
         only_before=only[0],
         only_after=only[1],
+        differences=differences([run.conditions for run in before], [run.conditions for run in after]),
     )
 
 

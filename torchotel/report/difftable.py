@@ -21,6 +21,7 @@ def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
     """Lay a diff out as text; beside the `top` layers that changed the most, all that fail are shown."""
     steps = diff.steps[0]
     parts = [
+        *_differences(diff),
         f"compared: {_counts(diff)} {_COMPARED[diff.compared]}; warm-up and failed steps left out",
         _rows("median", [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps], limit),
     ]
@@ -34,6 +35,12 @@ def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
     if hidden:
         notes.insert(0, f"{hidden:,} further layers, which changed less (--top shows more)")
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), _conclusion(diff, limit)])
+
+
+def _differences(diff: Diff) -> Sequence[str]:
+    if not diff.differences:
+        return ()
+    return ["warning: more differs than the times\n" + table(("", "A", "B"), diff.differences, left=3)]
 
 
 def _counts(diff: Diff) -> str:

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from torchotel import _names as names
+from torchotel.report.conditions import Conditions, conditions
 from torchotel.report.read import Run, SpanLine
 from torchotel.report.summary import PHASES
 
@@ -53,6 +54,7 @@ class RunTimes:
     steps: StepTimes
     layers_s: Mapping[LayerKey, array[float]]
     """Self time of all calls in a step, of the detailed ones."""
+    conditions: Conditions = field(default_factory=dict)
 
 
 def read_times(run: Run) -> RunTimes:
@@ -68,7 +70,8 @@ def read_times(run: Run) -> RunTimes:
         steps.detailed.append(unit.detailed)
         for name, series in steps.phases_s.items():
             series.append(unit.phases.get(name, 0.0))
-    return RunTimes(steps=steps, layers_s=_layers(run.spans(), failed))
+    layers, devices = _layers(run.spans(), failed)
+    return RunTimes(steps=steps, layers_s=layers, conditions=conditions(run.info, devices))
 
 
 def warm(series: Sequence[float]) -> Sequence[float]:
@@ -76,19 +79,22 @@ def warm(series: Sequence[float]) -> Sequence[float]:
     return series[min(WARM_UP_STEPS, max(1, int(WARM_UP_SHARE * len(series)))) :]
 
 
-def _layers(spans: Iterable[SpanLine], failed: set[str]) -> dict[LayerKey, array[float]]:
+def _layers(spans: Iterable[SpanLine], failed: set[str]) -> tuple[Mapping[LayerKey, array[float]], set[str]]:
+    """Read the layers' times, and the devices that they ran on."""
     layers: dict[LayerKey, array[float]] = defaultdict(lambda: array("d"))
+    devices: set[str] = set()
     # A trace is written whole, as one line.
     for trace_id, trace in groupby(spans, key=lambda span: span.trace_id):
         # A module's span without a step's number is part of an evaluation.
         calls = [
             span for span in trace if names.MODULE_PATH in span.attributes and names.STEP_NUMBER in span.attributes
         ]
+        devices |= {device for span in calls if isinstance(device := span.attributes.get(names.DEVICE), str)}
         if trace_id not in failed:
             for key, self_ns in _self_times_ns(calls).items():
                 # A child may stick out of its parent where an end is an upper bound.
                 layers[key].append(max(0, self_ns) / 1e9)
-    return layers
+    return layers, devices
 
 
 def _self_times_ns(calls: Sequence[SpanLine]) -> Mapping[LayerKey, int]:
