@@ -1,10 +1,8 @@
 # The one entry: each target sets up what it needs, and a second call is quick.
-
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-
-.PHONY: setup test demo lint bench docs dashboards backends clean
+.PHONY: setup test demo lint bench fidelity docs dashboards backends clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -31,6 +29,10 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# Every model with and without torchotel, bit for bit: an hour or two. ARGS="swin" checks those of that name.
+fidelity: $(READY)
+	PYTHONPATH=tests:. $(BIN)/python -m fidelity --write docs/fidelity.md $(ARGS)
+
 # The pages' tables are written anew from the code, and the site is built into site/.
 docs: $(READY)
 	$(BIN)/python docs/tables.py
@@ -43,7 +45,6 @@ dashboards: $(READY)
 # Jaeger, the Collector and Prometheus, into TORCHOTEL_BACKENDS: found there, or built with Go for some minutes each.
 backends: $(READY)
 	$(BIN)/python -m torchotel.stack.backends
-
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

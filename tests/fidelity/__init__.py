@@ -1,0 +1,1 @@
+"""That torchotel changes nothing of what is computed, and that what it says is true: over many models."""

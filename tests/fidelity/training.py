@@ -1,0 +1,75 @@
+"""A short training, and everything that it left behind, compared bit for bit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fidelity.subjects import Subject, loss_of
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a training computed."""
+
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+    """Losses and gradients of every step, parameters and buffers at the end, the state of the random numbers."""
+    strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of gradients."""
+    types: list[str] = field(default_factory=list)
+    """Of what the model gave out: a hook that hands its outputs on must not wrap them."""
+
+
+def train(subject: Subject, see_loss: Callable[[Tensor], object] = lambda loss: None) -> Outcome:
+    """Train a subject for its few steps; `see_loss` gets each loss before its backward."""
+    model, args, kwargs = subject.make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    torch.manual_seed(1)
+    outcome = Outcome()
+    for step in range(subject.steps):
+        optimizer.zero_grad()
+        output = model(*args, **kwargs)
+        loss = loss_of(output)
+        see_loss(loss)
+        loss.backward()
+        _note(outcome, model, step, output, loss)
+        optimizer.step()
+    outcome.numbers |= {f"parameter {name}": value.detach().clone() for name, value in model.named_parameters()}
+    outcome.numbers |= {f"buffer {name}": value.clone() for name, value in model.named_buffers()}
+    outcome.numbers["random state"] = torch.get_rng_state()
+    return outcome
+
+
+def _note(outcome: Outcome, model: nn.Module, step: int, output: Any, loss: Tensor) -> None:
+    outcome.types.append(type(output).__qualname__)
+    outcome.numbers[f"loss of step {step}"] = loss.detach().clone()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            outcome.numbers[f"gradient {name} of step {step}"] = parameter.grad.detach().clone()
+            outcome.strides[f"{name} of step {step}"] = _strides(parameter.grad)
+
+
+def _strides(gradient: Tensor) -> tuple[int, ...]:
+    return () if gradient.layout != torch.strided else gradient.stride()
+
+
+def differences(one: Outcome, other: Outcome) -> list[str]:
+    """Name what is not the same in both, bit for bit; NaN is NaN's equal."""
+    if one.numbers.keys() != other.numbers.keys():
+        return sorted(one.numbers.keys() ^ other.numbers.keys())
+    found = [name for name, value in one.numbers.items() if not _same(value, other.numbers[name])]
+    found += [f"strides of {name}" for name, strides in one.strides.items() if strides != other.strides.get(name)]
+    return found + ([] if one.types == other.types else ["types of outputs"])
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.layout != other.layout or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.device.type == "meta":
+        return True
+    if one.layout != torch.strided:
+        one, other = one.coalesce(), other.coalesce()
+        return torch.equal(one.indices(), other.indices()) and _same(one.values(), other.values())
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
