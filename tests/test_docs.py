@@ -1,7 +1,6 @@
 """The pages: built without a warning, with the tables that the code gives, and every block of code in them is run."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import commands
 import pytest
 import run_page
+from prometheus_server import binary
 from receiver import Receiver
 
 ROOT = Path(__file__).parents[1]
@@ -80,9 +80,9 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
 
 
 def test_prometheus_takes_the_files_of_the_pages(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
+    promtool = binary("promtool")
     if promtool is None:
-        pytest.skip("there is no promtool on the path")
+        pytest.skip("there is no promtool, neither built nor on the path")
     titled = re.compile(r'```yaml title="prometheus.yml"\n(.*?)```', re.DOTALL)
     files = [text for page in PAGES for text in titled.findall(page.read_text(encoding="utf-8"))]
     assert files
