@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Behave = Callable[[socket.socket, threading.Event], None]
+DRIPS, DRIP_S = 100, 0.05
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -63,6 +64,17 @@ def trickle(status: bytes) -> Behave:
             connection.sendall(b".")
 
     return behave
+
+
+def drip(connection: socket.socket, over: threading.Event) -> None:
+    """Give an answer whose head comes byte by byte, no wait of them long, and is whole in the end."""
+    connection.recv(65536)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX-Drip: ")
+    for _ in range(DRIPS):
+        if over.wait(DRIP_S):
+            return
+        connection.sendall(b".")
+    connection.sendall(b"\r\n\r\n")
 
 
 def closed_port() -> int:

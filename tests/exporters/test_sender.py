@@ -2,18 +2,21 @@
 
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 from grpc_receiver import grpc_receiver
-from misbehaving import misbehaving, trickle
+from misbehaving import DRIP_S, DRIPS, drip, misbehaving, trickle
 from receiver import Answer, Receiver, rejected
 from senders import http, sender_threads, soon
+from tls_receiver import Authority
 
 from torchotel._receiver import Receiver as OtlpReceiver
 from torchotel._receiver import without_credentials
@@ -196,6 +199,36 @@ def test_a_status_is_enough(status: bytes, error_type: str | None) -> None:
 
 
 # No answers.
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "receiver.invalid"], ids=["directly", "through a proxy"])
+def test_a_head_that_drips_is_none(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is that of the whole answer: each byte is in time here, and the last one is not."""
+    with misbehaving(drip) as port:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        way = http(f"http://{host}:{port}/v1/traces", timeout_s=DRIPS * DRIP_S / 3)
+        reply = way.send(b"", None)
+        way.close()
+    assert (reply.error_type, reply.retry, reply.answered) == ("ReadTimeout", True, False)
+
+
+def test_a_head_that_drips_through_tls_is_none(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.server.configure_cert(context)
+
+    def drip_encrypted(connection: socket.socket, over: threading.Event) -> None:
+        with context.wrap_socket(connection, server_side=True) as encrypted:
+            drip(encrypted, over)
+
+    with misbehaving(drip_encrypted) as port:
+        endpoint = f"https://localhost:{port}/v1/traces"
+        receiver = OtlpReceiver(endpoint, certificate=authority.files.authority, timeout_s=DRIPS * DRIP_S / 3)
+        way = HttpTransport(receiver, version="1.2")
+        reply = way.send(b"", None)
+        way.close()
+    assert reply.error_type == "ReadTimeout"
 
 
 def test_refused(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,7 +59,7 @@ def _post(request: Request, address: Address, proxy: str | None) -> Answer:
     transport = HttpTransport(request.receiver, version=request.version)
     body = transport.pack(request.body)
     try:
-        # The limit of `requests` holds for each wait: a server that talks slowly could stretch it.
+        # The resolver takes no limit at all, and each address of a host is tried for as long.
         answer = within(2 * request.limit_s, lambda: transport.ask(body, request.limit_s))
     except Exception as error:  # noqa: BLE001 - whatever comes of it is what is asked for
         raise _unanswered(request, address, proxy, error) from None

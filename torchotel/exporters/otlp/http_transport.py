@@ -40,8 +40,8 @@ class HttpTransport(Transport):
     """POST with `requests`, which opentelemetry-exporter-otlp brings along and which knows proxies.
 
     Args:
-        receiver: Where to, and how; its timeout holds for the connection, for each wait for the head of an answer,
-            and from the beginning to the end of the rest.
+        receiver: Where to, and how; its timeout holds for the connection and for sending, and from the beginning to
+            the end of the answer.
         version: Of torchotel, for the User-Agent.
     """
 
@@ -103,22 +103,24 @@ class HttpTransport(Transport):
 
     def ask(self, body: bytes, limit_s: float) -> Answer:
         """Post once and give the answer as it came; raise what `requests` raises."""
+        from torchotel.exporters.otlp.answers import answered_until  # noqa: PLC0415  # brings in `requests`
+
         deadline_s = time.monotonic() + limit_s
         session = self._session or self._open()
-        answer = session.post(
-            self._url,
-            data=body,
-            headers=self._headers,
-            timeout=limit_s,
-            verify=self._verify,
-            cert=self._cert,
-            allow_redirects=False,  # a redirected POST turns into a GET, or leads the headers elsewhere
-            stream=True,
-        )
+        with answered_until(deadline_s):
+            answer = session.post(
+                self._url,
+                data=body,
+                headers=self._headers,
+                timeout=limit_s,
+                verify=self._verify,
+                cert=self._cert,
+                allow_redirects=False,  # a redirected POST turns into a GET, or leads the headers elsewhere
+                stream=True,
+            )
         with answer:
             # Read also what is not looked at: only a connection that was read to its end is used again.
-            content = _beginning(answer, deadline_s)
-            return Answer(answer.status_code, answer.reason or "", answer.headers, content)
+            return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer))
 
     def prepare(self) -> None:
         """Load `requests`."""
@@ -127,7 +129,11 @@ class HttpTransport(Transport):
     def _open(self) -> "requests.Session":
         import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
 
+        from torchotel.exporters.otlp.answers import TimedAdapter  # noqa: PLC0415  # as above
+
         self._session = session = requests.Session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, TimedAdapter())
         user = requests.utils.get_auth_from_url(self._url)
         said = any(name.lower() == "authorization" for name in self._headers)
         # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
@@ -142,15 +148,12 @@ class HttpTransport(Transport):
         return not any(isinstance(word, str) and query in word for word in record.args or ())
 
 
-def _beginning(answer: "requests.Response", deadline_s: float) -> bytes:
+def _beginning(answer: "requests.Response") -> bytes:
     """Read what comes in time; never raise, for the status has said what counts."""
     raw, content = answer.raw, b""
     read = getattr(raw, "read1", raw.read)  # which urllib3 1 lacks
     with suppress(Exception):
-        while len(content) < MAX_ANSWER_BYTES and (left_s := deadline_s - time.monotonic()) > 0:
-            connection = getattr(raw.connection, "sock", None)
-            if connection is not None:
-                connection.settimeout(left_s)
+        while len(content) < MAX_ANSWER_BYTES:
             piece = read(MAX_ANSWER_BYTES - len(content), decode_content=False)
             if not piece:
                 break
