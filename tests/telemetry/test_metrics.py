@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,20 @@ def test_an_evaluation_stands_for_those_that_it_folded() -> None:
     assert values(found, table.EVALUATIONS) == {(): 41}
     assert values(found, table.EVALUATION_TIME) == {(): pytest.approx(0.085)}
     assert values(found, table.STEPS) == {(): 0}
+
+
+def test_device_times_are_of_what_was_timed_on_a_device() -> None:
+    """Two calls add up, none at all is no series, and a time of 0 is one."""
+    calls = [call(site(path)) for path in ("conv", "conv", "view", "host")]
+    step = unit(detailed=True, calls=calls)
+    timed = replace(CallTimer().time(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
+    found = metrics()
+    found.add(step, timed, None)
+    assert values(found, table.MODULE_DEVICE_TIME) == {
+        ("Net", "conv", "Linear", "forward"): pytest.approx(0.007),
+        ("Net", "view", "Linear", "forward"): 0,
+    }
+    assert values(found, table.MODULE_CALLS)["Net", "host", "Linear", "forward"] == 1
 
 
 def test_calls_are_counted_forward_and_backward() -> None:

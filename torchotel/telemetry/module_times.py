@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torchotel._records import ModuleInfo
@@ -12,8 +13,16 @@ from torchotel.telemetry.timing import Timed
 
 MOST_MODULES = 2048  # each has a forward and a backward
 
-_Sums: TypeAlias = dict[ModuleInfo, list[int]]
-"""Nanoseconds, calls, and of those that were timed on a device nanoseconds and calls."""
+
+@dataclass(slots=True)
+class _Sum:
+    time_ns: int = 0
+    calls: int = 0
+    device_ns: int | None = None
+    """None where no call was timed on a device."""
+
+
+_Sums: TypeAlias = dict[ModuleInfo, _Sum]
 
 _logger = logging.getLogger("torchotel")
 
@@ -60,15 +69,15 @@ class ModuleTimes:
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
-            for module, (time_ns, count, device_ns, on_device) in sums.items():
+            for module, total in sums.items():
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MOST_MODULES:
                     self._tell_full()
                     continue
-                times[labels] = times.get(labels, 0.0) + time_ns / 1e9
-                calls[labels] = calls.get(labels, 0.0) + count
-                if on_device:
-                    device_times[labels] = device_times.get(labels, 0.0) + device_ns / 1e9
+                times[labels] = times.get(labels, 0.0) + total.time_ns / 1e9
+                calls[labels] = calls.get(labels, 0.0) + total.calls
+                if total.device_ns is not None:
+                    device_times[labels] = device_times.get(labels, 0.0) + total.device_ns / 1e9
             sums.clear()
 
     def _tell_full(self) -> None:
@@ -78,11 +87,10 @@ class ModuleTimes:
 
 
 def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | None) -> None:
-    found = sums.get(module)
-    if found is None:
-        found = sums[module] = [0, 0, 0, 0]
-    found[0] += duration_ns
-    found[1] += 1
+    total = sums.get(module)
+    if total is None:
+        total = sums[module] = _Sum()
+    total.time_ns += duration_ns
+    total.calls += 1
     if device_ns is not None:
-        found[2] += device_ns
-        found[3] += 1
+        total.device_ns = (total.device_ns or 0) + device_ns
