@@ -23,7 +23,7 @@ _HTTP = b"HTTP/"
 def within(limit_s: float, call: Callable[[], T]) -> T:
     """Call, and raise TimeoutError where it has not come back in time; it then goes on in a thread that nobody awaits.
 
-    The resolver takes no time limit at all, and that of `requests` holds for each wait and not for their sum.
+    The resolver takes no time limit at all, and each address of a host is tried for as long as one may take.
     """
     results: list[T] = []
     errors: list[BaseException] = []
