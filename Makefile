@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 	touch $@
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 demo: $(READY)
 	$(BIN)/torchotel demo $(ARGS)

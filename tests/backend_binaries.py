@@ -8,10 +8,9 @@ import pytest
 
 from torchotel.stack.backends import Backend, ensure
 
-# Taken out of the environment: torchotel would warn of variables that it does not know.
-REQUIRED = bool(os.environ.pop("TORCHOTEL_REQUIRE_BACKENDS", ""))
-"""Set where a test that is skipped would go unnoticed: what is missing fails it then."""
-BUILD_TOOLS = bool(os.environ.pop("TORCHOTEL_BUILD_TOOLS", ""))
+VARIABLES = ("TORCHOTEL_REQUIRE_BACKENDS", "TORCHOTEL_BUILD_TOOLS")
+REQUIRED, BUILD_TOOLS = (bool(os.environ.get(name)) for name in VARIABLES)
+"""The first is set where a test that is skipped would go unnoticed: what is missing fails it then."""
 
 
 def built(backend: Backend, name: str | None = None) -> Path:

@@ -1,12 +1,13 @@
 """The leak check around every test: nothing of ours is left behind."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import backend_binaries  # noqa: F401  # it takes variables out of the environment, before any test reads that
+import backend_binaries
 import pytest
 import torch
 import torch.utils.data.dataloader as data_loader
@@ -16,6 +17,10 @@ from torch.optim import optimizer as torch_optimizer
 
 import torchotel
 from torchotel._warn import warn_once
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many of them as there are cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
+    torch.set_num_threads(1)
 
 # A job in a shell's background has it ignored, and so would the programs have that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,6 +60,15 @@ def _listening() -> set[str]:
         with suppress(OSError):  # the folder's own is closed by now
             own.add(str(entry.readlink()))
     return taking & own
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _only_known_variables() -> Iterator[None]:
+    """Take the tests' own variables out: torchotel would warn of those that it does not know."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in backend_binaries.VARIABLES:
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
