@@ -187,6 +187,17 @@ def test_reentrant_checkpoint() -> None:
     assert step.tree() == step_tree([("forward Model", ["forward a", MIDDLE, "forward b"])], [outer, inner])
 
 
+def test_reentrant_checkpoint_of_an_operation_in_place() -> None:
+    """A module that gives out the tensor that it took, changed, has its backward in the run of the recomputation."""
+    body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    model = Model(lambda m, x: checkpoint(m.body, m.a(x), use_reentrant=True), body=body)
+    step = recorded_step(model, ROWS)
+    inner = ("torch.backward", [("backward body", ["backward body.1", "backward body.0"])])
+    forward = ("forward body", ["forward body.0", "forward body.1"])
+    backward = [("backward Model", [forward, "backward a"]), inner]
+    assert step.tree() == step_tree([("forward Model", ["forward a", forward])], backward)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_recomputation_is_marked(*, use_reentrant: bool) -> None:
     """Only the second forward of a checkpoint is recomputation, it is no further call, and nothing fails."""

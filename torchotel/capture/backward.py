@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from torchotel._records import NO_SLOTS, Slots, Stamp
 from torchotel.capture.paths import ModuleState
-from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number, node_of
+from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
 MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
 LONGEST_WAY = 1024  # remembered
@@ -109,8 +109,10 @@ class BackwardStamps:
 
     def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
         """Hook every node that leads out of the call; the latest to run is the end."""
-        stops = {node_of(t) for t in inputs}
-        nodes = [n for t in outputs if (n := node_of(t)) is not None and n not in stops and node_number(n) >= first]
+        nodes = {n for t in outputs if (n := node_of(t)) is not None and node_number(n) >= first}
+        stops = {n for t in inputs if (n := node_of(t)) is not None}  # another thread's numbers may be in range too
+        stops -= {n for n in nodes & stops if _is_made(n)}  # an input that was changed in place
+        nodes -= stops
         if not nodes:
             return NO_SLOTS, NO_SLOTS
         start, end = _next_slot(), _next_slot()
@@ -173,6 +175,11 @@ class BackwardStamps:
                 fault()
 
         return stamp
+
+
+def _is_made(node: Node) -> bool:
+    """Tell whether this thread can have made a node of a call that ends now: its number has been given out here."""
+    return sequence_number is None or node_number(node) < sequence_number()
 
 
 def _as_list(slots: Slots) -> list[int]:
