@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
-from fidelity import torchvision_subjects
+from fidelity import forward_subjects, layer_subjects, torchvision_subjects, transformers_subjects
 from fidelity.subjects import Subject
 
 
 def subjects() -> Iterator[Subject]:
     """Yield all."""
+    yield from layer_subjects.subjects()
+    yield from forward_subjects.subjects()
     yield from torchvision_subjects.subjects()
+    yield from transformers_subjects.subjects()

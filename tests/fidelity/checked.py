@@ -31,7 +31,7 @@ def check(subject: Subject) -> Row:
     began_s = time.monotonic()
     plain = train(subject)
     with capture(max_spans=None, gradient_norms=True) as captured, counting() as counted:
-        watched = train(subject, counted.reach)
+        watched = train(subject, counted.built)
     changed = differences(plain, watched)
     repeats = not changed or not differences(plain, train(subject))
     spans = sum("torch.direction" in span.attributes for root in captured.roots for span in root.walk())

@@ -1,6 +1,7 @@
 """An independent count of module calls, by a wrapper around `nn.Module.__call__`: no hook, nothing of torchotel."""
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +23,10 @@ class Call:
     first: int
     """Number of the first autograd node that it could make."""
     last: int = -1
-    """Number after that of the last one."""
+    """Number after that of the last one; -1 while its forward runs."""
     children: list["Call"] = field(default_factory=list)
     backward: bool = False
-    """Whether the loss's graph has nodes that were made in it."""
+    """Whether a graph that runs backward has nodes that were made in it: the loss's, or one of a checkpoint."""
 
 
 @dataclass
@@ -33,15 +34,22 @@ class Counted:
     """The calls of a training, in the order of their start."""
 
     calls: list[Call] = field(default_factory=list)
+    building: list[Call] = field(default_factory=list)
+    """Those before the model stood, as parametrizations have them: where in the trace they are is not asked."""
     not_identical: list[str] = field(default_factory=list)
     """Identities that gave out another object than they took."""
 
-    def reach(self, loss: Tensor) -> None:
-        """Mark the calls that the loss's backward goes through; to be called before it, for each step."""
-        numbers = sorted(node._sequence_nr() for node in nodes_of(loss))
+    def built(self) -> None:
+        """Begin with the training."""
+        self.building, self.calls = self.calls, []
+
+    def reach(self, roots: Iterable[Tensor]) -> None:
+        """Mark the calls that a backward goes through, before it runs."""
+        numbers = sorted({node._sequence_nr() for root in roots for node in nodes_of(root)})
         for call in self.calls:
             if call.last >= 0 and not call.backward:
-                call.backward = any(call.first <= number < call.last for number in numbers)
+                place = bisect_left(numbers, call.first)
+                call.backward = place < len(numbers) and numbers[place] < call.last
 
 
 def number() -> int:
@@ -49,11 +57,11 @@ def number() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # has no public form
 
 
-def nodes_of(loss: Tensor) -> set[Node]:
-    """Collect the graph of a loss, without the nodes that accumulate into parameters."""
-    assert loss.grad_fn is not None
-    seen: set[Node] = {loss.grad_fn}
-    todo = [loss.grad_fn]
+def nodes_of(root: Tensor) -> set[Node]:
+    """Collect the graph of a loss or another root, without the nodes that accumulate into parameters."""
+    assert root.grad_fn is not None
+    seen: set[Node] = {root.grad_fn}
+    todo = [root.grad_fn]
     while todo:
         fresh = {following for following, _ in todo.pop().next_functions if following is not None} - seen
         seen |= fresh
@@ -62,28 +70,54 @@ def nodes_of(loss: Tensor) -> set[Node]:
 
 
 @contextmanager
-def counting() -> Iterator[Counted]:
-    """Count the calls of this thread in the block."""
+def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: None) -> Iterator[Counted]:
+    """Count the calls of this thread in the block; `see_roots` gets what a backward starts from, before it runs."""
     counted, stack = Counted(), list[Call]()
     original: Callable[..., Any] = nn.Module.__call__
+    run_backward: Callable[..., None] = torch.autograd.backward
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
         again = torch._C._current_graph_task_id() != -1
-        this = Call(module, stack[-1] if stack else None, again, number())
+        # PyTorch runs global hooks before a module's own: what those call is called by the forward around.
+        parent = next((outer for outer in reversed(stack) if outer.last < 0), None)
+        this = Call(module, parent, again, number())
         counted.calls.append(this)
-        if this.parent is not None:
-            this.parent.children.append(this)
+        if parent is not None:
+            parent.children.append(this)
         stack.append(this)
         try:
-            output = original(module, *args, **kwargs)
+            with _told_of_end(this):
+                output = original(module, *args, **kwargs)
         finally:
             stack.pop()
-            this.last = number()
         if isinstance(module, nn.Identity) and output is not args[0]:
             counted.not_identical.append(type(module).__qualname__)
         return output
 
-    with patch.object(nn.Module, "__call__", call):
+    def backward(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        roots = [tensors] if isinstance(tensors, Tensor) else tensors
+        counted.reach(roots)
+        see_roots(roots)
+        run_backward(tensors, *args, **kwargs)
+
+    with patch.object(nn.Module, "__call__", call), patch.object(torch.autograd, "backward", backward):
         yield counted
+
+
+@contextmanager
+def _told_of_end(call: Call) -> Iterator[None]:
+    """Note the end of the call's forward; on a module with hooks of its own by one more, before those."""
+
+    def ended(*_: object) -> None:
+        call.last = number()
+
+    handle = call.module.register_forward_hook(ended, prepend=True) if call.module._forward_hooks else None
+    try:
+        yield
+    finally:
+        if handle is None or call.last < 0:
+            ended()
+        if handle is not None:
+            handle.remove()

@@ -21,6 +21,8 @@ class Subject:
     device: str = "cpu"
     """`meta`: the graph is built and run through without numbers, for models that are too large."""
     steps: int = 2
+    momentum: float = 0.9
+    """Of SGD; 0 where gradients are sparse, which momentum can't take."""
 
     def make(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """Build the model and its inputs, the same each time."""

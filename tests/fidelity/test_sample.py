@@ -1,38 +1,57 @@
-"""One of each kind; `make fidelity` checks all."""
+"""Some of each kind; `make fidelity` checks all."""
+
+from statistics import median
 
 import pytest
 
-from fidelity.all_subjects import subjects
+from fidelity import forward_subjects, layer_subjects
 from fidelity.checked import check
 from fidelity.subjects import Subject
 from fidelity.truth import measure
 
-pytest.importorskip("torchvision")
+pytestmark = pytest.mark.filterwarnings("ignore")  # the models' own
+every = pytest.importorskip("fidelity.all_subjects", reason="torchvision or transformers is missing")
 
 SAMPLE = {
     "googlenet": "in-place ReLUs, concatenations, three outputs",
     "swin_t": "windows, shifted views, stochastic depth",
     "wide_resnet50_2": "too large for numbers",
     "lraspp_mobilenet_v3_large": "a mapping as output",
-    "r3d_18": "three dimensions",
+    "AlbertForMaskedLM": "one layer that is called twice",
+    "FNetForMaskedLM": "complex numbers",
+    "GptOssForCausalLM": "a mixture of experts in one parameter",
+    "MambaForCausalLM": "a state space",
+    "RwkvForCausalLM": "a function with a backward of its own",
+    "T5ForConditionalGeneration": "an encoder and a decoder with weights in common",
+    "SwitchTransformersForConditionalGeneration": "a mixture of experts in modules",
+    "DetrForObjectDetection": "a backbone, learnt queries",
+    "Wav2Vec2ForCTC": "sound, a parametrization",
+    "PerceiverForMaskedLM": "latents",
+    "GPT2LMHeadModel, checkpointed, reentrant True": "recomputation, with runs of the engine inside another",
 }
-CHOSEN = [subject for subject in subjects() if subject.name in SAMPLE and not subject.kind.endswith("quantizable")]
+SMALL = [*layer_subjects.subjects(), *forward_subjects.subjects()]
+CHOSEN = [one for one in every.subjects() if one.name in SAMPLE and not one.kind.endswith("quantizable")]
 
 
-@pytest.mark.parametrize("subject", CHOSEN, ids=lambda subject: subject.name)
+def test_the_sample_is_there() -> None:
+    """Every name of the sample is a subject's."""
+    assert {subject.name for subject in CHOSEN} == SAMPLE.keys()
+
+
+@pytest.mark.parametrize("subject", [*CHOSEN, *SMALL], ids=lambda subject: f"{subject.kind}: {subject.name}")
 def test_nothing_is_changed_and_the_trace_is_right(subject: Subject) -> None:
     """Every number is what it was, bit for bit, and every call has its spans in their places."""
     row = check(subject)
     assert row.repeats
     assert row.changed == []
     assert row.faults == []
-    assert row.calls > 100
+    assert row.calls >= subject.steps
+    assert row.spans > row.calls
 
 
 def test_times_of_backward_spans_are_those_of_the_nodes() -> None:
-    """Together, leaves take what their nodes take, within half a hundredth or two microseconds an end."""
+    """Leaves take what their nodes take, within a hundredth, by the median."""
     (subject,) = [subject for subject in CHOSEN if subject.name == "googlenet"]
     backward = measure(subject).backward
-    assert len(backward.ends_ns) > 100
-    assert abs(backward.ratio - 1) < 0.005 or backward.end_us < 2
-    assert backward.median_us < 100
+    assert len(backward.ratios) > 100
+    assert 0.99 < median(backward.ratios) < 1.01

@@ -1,7 +1,7 @@
 """Whether a trace says what an independent count saw: every call a span, in its place, closed."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -18,7 +18,7 @@ def faults(counted: Counted, captured: Captured) -> list[str]:
     spans = [span for root in captured.roots for span in root.walk()]
     found += [f"{span.name} is longer than what holds it" for span in spans if not _inside(span)]
     found += [f"{span.name} has an estimated end" for span in spans if names.ESTIMATED in span.attributes]
-    forwards = sorted(_of(spans, "forward"), key=lambda span: span.start_ns)
+    forwards = sorted(_of(spans, "forward"), key=lambda span: span.start_ns)[len(counted.building) :]
     if len(forwards) != len(counted.calls):
         return [*found, f"{len(forwards)} forward spans of {len(counted.calls)} calls"]
     return [*found, *_misplaced(counted.calls, forwards), *_backwards(counted.calls, forwards, spans)]
@@ -38,51 +38,63 @@ def _inside(span: CapturedSpan) -> bool:
 def _misplaced(calls: Sequence[Call], forwards: Sequence[CapturedSpan]) -> Iterator[str]:
     """Compare each forward span with its call, both in the order of their start."""
     span_of = dict(zip(calls, forwards, strict=True))
-    aliases = {call.module: _aliases(call.module) for call in calls if call.parent is None}
+    aliases = _aliases({call.module for call in calls if call.parent is None and not call.in_backward})
     for call, span in span_of.items():
-        path = span.attributes[names.MODULE_PATH]
-        if path not in aliases[_outermost(call).module].get(call.module, ()):
+        if span.attributes[names.MODULE_PATH] not in _paths(call, aliases):
             yield f"{span.name} stands where a {type(call.module).__qualname__} was called"
+        if (names.RECOMPUTE in span.attributes) != call.in_backward:
+            yield f"{span.name} is {'not ' if call.in_backward else ''}recomputed"
         parent = span.parent
-        if call.parent is not None and parent is not span_of[call.parent] and not call.in_backward:
+        if call.parent is not None and parent is not span_of[call.parent]:
             yield f"{span.name} is below {parent.name if parent else 'nothing'}"
-        if call.parent is None and not call.in_backward and (parent is None or parent.name != names.SPAN_FORWARD):
+        if call.parent is None and not _may_hold_outermost(parent, call):
             yield f"{span.name} is below {parent.name if parent else 'nothing'}, and no module called it"
 
 
-def _outermost(call: Call) -> Call:
-    while call.parent is not None:
-        call = call.parent
-    return call
-
-
-def _aliases(root: nn.Module) -> dict[nn.Module, set[str]]:
+def _aliases(roots: Iterable[nn.Module]) -> dict[nn.Module, set[str]]:
+    """Collect what modules go by; a root by nothing, though it shows as its class."""
     found: dict[nn.Module, set[str]] = {}
-    for path, module in root.named_modules(remove_duplicate=False):
-        found.setdefault(module, set()).add(path or type(root).__qualname__)
+    for root in roots:
+        for path, module in root.named_modules(remove_duplicate=False):
+            found.setdefault(module, set()).add(path)
     return found
+
+
+def _paths(call: Call, aliases: Mapping[nn.Module, set[str]]) -> set[str]:
+    """Give the paths that the call may show; of a module that none holds, its caller's with its class."""
+    own = type(call.module).__name__
+    if call.module in aliases:
+        return {path or own for path in aliases[call.module]}
+    if call.parent is None or "" in aliases.get(call.parent.module, ()):
+        return {own}
+    return {f"{path}.{own}" for path in _paths(call.parent, aliases)}
+
+
+def _may_hold_outermost(span: CapturedSpan | None, call: Call) -> bool:
+    if span is None:
+        return False
+    if call.in_backward:
+        return span.name == names.SPAN_BACKWARD or span.attributes.get(names.DIRECTION) == "backward"
+    return span.name == names.SPAN_FORWARD
 
 
 def _backwards(calls: Sequence[Call], forwards: Sequence[CapturedSpan], spans: Sequence[CapturedSpan]) -> Iterator[str]:
     """Compare the backward spans with the calls that the loss's graph goes through."""
-    expected = {_key(span): call for call, span in zip(calls, forwards, strict=True) if call.backward}
-    seen = {_key(span): span for span in _of(spans, "backward")}
-    for key in expected.keys() - seen.keys():
-        yield f"no backward of {key}"
-    for key in seen.keys() - expected.keys():
-        yield f"a backward of {key}, which made no node of the loss's graph"
-    twice = Counter(_key(span) for span in _of(spans, "backward"))
-    for key in (key for key, count in twice.items() if count > 1):
-        yield f"{twice[key]} backwards of {key}"
-    key_of = {call: key for key, call in expected.items()}
-    for key in expected.keys() & seen.keys():
-        parent, outer = seen[key].parent, expected[key].parent
-        right = parent is seen.get(key_of[outer]) if outer in key_of else parent and parent.name == names.SPAN_BACKWARD
-        if not right:
-            yield f"backward of {key} is below {parent.name if parent else 'nothing'}"
+    key_of = {call: _key(span) for call, span in zip(calls, forwards, strict=True) if call.backward}
+    expected = Counter((key, key_of.get(call.parent) if call.parent else None) for call, key in key_of.items())
+    seen = Counter((_key(span), _key_of_parent(span)) for span in _of(spans, "backward"))
+    for (key, parent), count in (expected - seen).items():
+        yield f"{count} backward spans of {key} are not below {parent or names.SPAN_BACKWARD}"
+    for (key, parent), count in (seen - expected).items():
+        yield f"{count} backward spans of {key} too many below {parent or names.SPAN_BACKWARD}"
+
+
+def _key_of_parent(span: CapturedSpan) -> tuple[object, ...] | None:
+    assert span.parent is not None
+    return None if span.parent.name == names.SPAN_BACKWARD else _key(span.parent)
 
 
 def _key(span: CapturedSpan) -> tuple[object, ...]:
-    """Give what the forward and the backward of a call have in common."""
+    """Give what the forward and the backward of a call have in common; recomputed ones of a module share it."""
     wanted = (names.STEP_NUMBER, names.MODEL, names.MODULE_PATH, names.CALL_INDEX)
     return tuple(span.attributes.get(name) for name in wanted)

@@ -22,17 +22,17 @@ class Outcome:
     """Of what the model gave out: a hook that hands its outputs on must not wrap them."""
 
 
-def train(subject: Subject, see_loss: Callable[[Tensor], object] = lambda loss: None) -> Outcome:
-    """Train a subject for its few steps; `see_loss` gets each loss before its backward."""
+def train(subject: Subject, built: Callable[[], object] = lambda: None) -> Outcome:
+    """Train a subject for its few steps; `built` is called when the model stands."""
     model, args, kwargs = subject.make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    built()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=subject.momentum)
     torch.manual_seed(1)
     outcome = Outcome()
     for step in range(subject.steps):
         optimizer.zero_grad()
         output = model(*args, **kwargs)
         loss = loss_of(output)
-        see_loss(loss)
         loss.backward()
         _note(outcome, model, step, output, loss)
         optimizer.step()

@@ -1,9 +1,8 @@
 """How true the times are: every autograd node and every leaf's forward timed by hooks of this file's own."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -35,11 +34,14 @@ class Errors:
     """Sum of the spans' durations."""
     ends_ns: list[int] = field(default_factory=list)
     """Of each start and each end, how far it is off."""
+    ratios: list[float] = field(default_factory=list)
+    """Of each leaf, its span over the truth."""
 
     def add(self, true: Interval, seen: Interval) -> None:
         """Compare one."""
         self.true_ns += true.end_ns - true.start_ns
         self.seen_ns += seen.end_ns - seen.start_ns
+        self.ratios.append((seen.end_ns - seen.start_ns) / (true.end_ns - true.start_ns))
         self.ends_ns += [abs(seen.start_ns - true.start_ns), abs(seen.end_ns - true.end_ns)]
 
     @property
@@ -51,11 +53,6 @@ class Errors:
     def end_us(self) -> float:
         """Give what the sum is off by, for each end, in microseconds."""
         return abs(self.seen_ns - self.true_ns) / len(self.ends_ns) / 1e3
-
-    @property
-    def median_us(self) -> float:
-        """Give the middle error of an end, in microseconds."""
-        return median(self.ends_ns) / 1e3
 
     @property
     def worst_us(self) -> float:
@@ -71,14 +68,14 @@ class Truth(NamedTuple):
 
 
 @dataclass
-class _Step:
-    """What a step's nodes and leaves really took."""
+class _Nodes:
+    """When nodes of the graph ran."""
 
     stamps: dict[int, list[int]] = field(default_factory=dict)
-    """When each node began and ended, by its number."""
+    """When each began and ended, by its number."""
 
-    def watch(self, loss: Tensor) -> None:
-        for node in nodes_of(loss):
+    def watch(self, roots: Sequence[Tensor]) -> None:
+        for node in {node for root in roots for node in nodes_of(root)}:
             stamps = self.stamps.setdefault(node._sequence_nr(), [])
             node.register_prehook(lambda _, stamps=stamps: stamps.append(perf_counter_ns()))
             node.register_hook(lambda *_, stamps=stamps: stamps.append(perf_counter_ns()))
@@ -93,17 +90,11 @@ def measure(subject: Subject) -> Truth:
 
     The first step is left out: it loads code.
     """
-    steps: list[_Step] = []
+    nodes = _Nodes()
     forwards: dict[nn.Module, list[Interval]] = {}
-    with capture(max_spans=None) as captured, counting() as counted, _timed_leaves(forwards):
-
-        def see(loss: Tensor) -> None:
-            counted.reach(loss)
-            steps.append(_Step())
-            steps[-1].watch(loss)
-
-        train(subject, see)
-    return _compared(captured, counted, steps[-1], forwards)
+    with capture(max_spans=None) as captured, counting(nodes.watch) as counted, _timed_leaves(forwards):
+        train(subject, counted.built)
+    return _compared(captured, counted, nodes, forwards)
 
 
 @contextmanager
@@ -131,7 +122,7 @@ def _timed(forward: Callable[..., Any], times: list[Interval]) -> Callable[..., 
 
 
 def _compared(
-    captured: Captured, counted: Counted, truth: _Step, forwards: Mapping[nn.Module, list[Interval]]
+    captured: Captured, counted: Counted, truth: _Nodes, forwards: Mapping[nn.Module, list[Interval]]
 ) -> Truth:
     unit = [record for record in captured.records if isinstance(record, Unit) and record.kind == "step"][-1]
     spans = [span for span in captured.steps[-1].walk() if names.DIRECTION in span.attributes]
