@@ -45,6 +45,7 @@ def test_a_training_is_captured_as_it_is_exported_elsewhere(caplog: pytest.LogCa
         train(Encoder(), steps=2)
         assert [step.attributes[names.STEP_NUMBER] for step in captured.steps] == [0, 1]
     first, second = captured.steps
+    assert captured.steps[0] is first
     assert tree(second) == (
         "torch.step",
         [

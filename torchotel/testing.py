@@ -20,6 +20,8 @@ from torchotel.telemetry.spans import AttributeValue, Span, SpanEvent, SpanLink,
 
 __all__ = ["Captured", "CapturedSpan", "capture"]
 
+FLUSH_S = 60.0
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CapturedSpan:
@@ -75,18 +77,24 @@ class Captured:
         self._memory = memory
         self.handle = handle
         """What `instrument()` returns in the block."""
+        self._roots: list[CapturedSpan] = []
 
     @property
     def records(self) -> list[Record]:
         """Give steps, evaluations and what was logged after its step, as plain records."""
-        self.handle.flush()
+        self._flush()
         return list(self._memory.records)
 
     @property
     def roots(self) -> list[CapturedSpan]:
-        """Give the first span of each trace: steps, evaluations, the run."""
-        self.handle.flush()
-        return [_tree(trace) for trace in self._memory.traces]
+        """Give the first span of each trace: steps, evaluations, the run. Each is the same object whenever asked for.
+
+        Raises:
+            TimeoutError: What has ended could not be built in time.
+        """
+        self._flush()
+        self._roots += map(_tree, self._memory.traces[len(self._roots) :])
+        return list(self._roots)
 
     @property
     def steps(self) -> list[CapturedSpan]:
@@ -97,6 +105,10 @@ class Captured:
     def evaluations(self) -> list[CapturedSpan]:
         """Give what was forwarded without training."""
         return [root for root in self.roots if root.name == names.SPAN_EVALUATION]
+
+    def _flush(self) -> None:
+        if not self.handle.flush(FLUSH_S):
+            raise TimeoutError(f"not all that was captured could be built within {FLUSH_S:.0f} seconds")
 
 
 @contextmanager
