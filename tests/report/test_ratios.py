@@ -30,6 +30,13 @@ def test_reads_students_t_as_the_tables_do(confidence: float, freedom: int, reac
     assert ratios._student(confidence, freedom) == pytest.approx(reach, abs=1e-6)
 
 
+def test_equal_errors_have_the_freedom_of_both() -> None:
+    """Whatever floating point makes of them (Welch and Satterthwaite)."""
+    generator = random.Random(0)
+    errors = [generator.uniform(1e-4, 1) for _ in range(1000)]
+    assert {ratios._freedom((error, error), (6, 6)) for error in errors} == {12}
+
+
 def test_agrees_with_r_on_several_runs() -> None:
     """`t.test(extra ~ group, sleep, var.equal = TRUE)` gives -3.363874 and 0.203874; here they are logarithms."""
     one, other = (

@@ -37,6 +37,8 @@ COSINE_STEPS = 100
 """Steps for each, where that makes a number in `COSINES`: more would be too quick to see what lasts."""
 SHORTEST_S = 1e-9
 """What a time of 0 counts as, since it has no logarithm: a nanosecond, the clock's own step."""
+_ROUNDING = 1e-9
+"""Equal errors give a whole number, which floating point may fall short of."""
 
 
 class Ratio(NamedTuple):
@@ -115,7 +117,7 @@ def _cosine_count(steps: int) -> int:
 
 def _freedom(errors: Sequence[float], counts: Sequence[int]) -> int:
     parts = sum(error**4 / count for error, count in zip(errors, counts, strict=True))
-    return int(math.hypot(*errors) ** 4 / parts) if parts else min(counts)
+    return int(math.hypot(*errors) ** 4 / parts + _ROUNDING) if parts else min(counts)
 
 
 def _student(confidence: float, freedom: int) -> float:
