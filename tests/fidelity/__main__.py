@@ -17,7 +17,7 @@ import torch
 from fidelity.all_subjects import subjects
 from fidelity.checked import Row, check
 from fidelity.subjects import Subject
-from fidelity.truth import Truth, measure
+from fidelity.truth import Truth, least_disturbed
 
 LIBRARIES = ("torch", "torchvision", "transformers", "opentelemetry-sdk")
 HEAD = ("model", "calls", "spans", "bit for bit", "trace", "backward, sum", "per end", "worst end")
@@ -39,7 +39,7 @@ def main() -> int:
     lines, bad = list[str](), 0
     for place, subject in enumerate(chosen, 1):
         row = check(subject)
-        truth = measure(subject) if subject.device == "cpu" else None
+        truth = least_disturbed(subject) if subject.device == "cpu" else None
         lines.append(_line(row, truth))
         bad += bool(row.changed and row.repeats) + bool(row.faults)
         say(f"[{place}/{len(chosen)}, {row.seconds:.0f} s] {lines[-1]}", *row.changed[:5], *row.faults[:5])

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from fidelity.subjects import tensors
+
 
 @dataclass(eq=False)
 class Call:
@@ -20,10 +22,14 @@ class Call:
     parent: "Call | None"
     in_backward: bool
     """Run again by activation checkpointing."""
+    inputs: list[torch.Size]
+    """Shapes of the tensors that it took, those by keywords last."""
     first: int
     """Number of the first autograd node that it could make."""
     last: int = -1
     """Number after that of the last one; -1 while its forward runs."""
+    outputs: list[torch.Size] | None = None
+    """Shapes of the tensors that it gave out; None where it raised."""
     children: list["Call"] = field(default_factory=list)
     backward: bool = False
     """Whether a graph that runs backward has nodes that were made in it: the loss's, or one of a checkpoint."""
@@ -69,6 +75,10 @@ def nodes_of(root: Tensor) -> set[Node]:
     return {node for node in seen if node._sequence_nr() < 2**63}
 
 
+def _shapes(value: Any) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors(value)]
+
+
 @contextmanager
 def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: None) -> Iterator[Counted]:
     """Count the calls of this thread in the block; `see_roots` gets what a backward starts from, before it runs."""
@@ -82,7 +92,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
         again = torch._C._current_graph_task_id() != -1
         # PyTorch runs global hooks before a module's own: what those call is called by the forward around.
         parent = next((outer for outer in reversed(stack) if outer.last < 0), None)
-        this = Call(module, parent, again, number())
+        this = Call(module, parent, again, _shapes((args, kwargs)), number())
         counted.calls.append(this)
         if parent is not None:
             parent.children.append(this)
@@ -90,6 +100,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
         try:
             with _told_of_end(this):
                 output = original(module, *args, **kwargs)
+            this.outputs = _shapes(output)
         finally:
             stack.pop()
         if isinstance(module, nn.Identity) and output is not args[0]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from torch import nn
+from torch import Size, nn
 
 from fidelity.counted import Call, Counted
 from torchotel import _names as names
@@ -44,11 +44,18 @@ def _misplaced(calls: Sequence[Call], forwards: Sequence[CapturedSpan]) -> Itera
             yield f"{span.name} stands where a {type(call.module).__qualname__} was called"
         if (names.RECOMPUTE in span.attributes) != call.in_backward:
             yield f"{span.name} is {'not ' if call.in_backward else ''}recomputed"
+        if not (_says(span, names.INPUT_SHAPES, call.inputs) and _says(span, names.OUTPUT_SHAPES, call.outputs)):
+            yield f"{span.name} has other shapes than {call.inputs}, {call.outputs}"
         parent = span.parent
         if call.parent is not None and parent is not span_of[call.parent]:
             yield f"{span.name} is below {parent.name if parent else 'nothing'}"
         if call.parent is None and not _may_hold_outermost(parent, call):
             yield f"{span.name} is below {parent.name if parent else 'nothing'}, and no module called it"
+
+
+def _says(span: CapturedSpan, name: str, shapes: Sequence[Size] | None) -> bool:
+    said = span.attributes.get(name, ())
+    return shapes is None or said == tuple("x".join(map(str, shape)) or "scalar" for shape in shapes)
 
 
 def _aliases(roots: Iterable[nn.Module]) -> dict[nn.Module, set[str]]:
