@@ -1,4 +1,4 @@
-"""An independent count of module calls, by a wrapper around `nn.Module.__call__`: no hook, nothing of torchotel."""
+"""An independent count of module calls, by a wrapper around `nn.Module.__call__`: nothing of torchotel."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
