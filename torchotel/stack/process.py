@@ -43,8 +43,11 @@ class Process:
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start it; does nothing where it runs."""
         with self._pid.open("a+b") as file:
-            if not _lock(file, fcntl.LOCK_EX):
-                return
+            while not _lock(file, fcntl.LOCK_EX):
+                if not _lock(file, fcntl.LOCK_SH):
+                    return
+                fcntl.flock(file, fcntl.LOCK_UN)
+                time.sleep(_EVERY_S)  # somebody asked for the pid, and is done in a moment
             with self.log.open("wb") as log:
                 started = subprocess.Popen(  # noqa: S603 - the caller says what is run
                     command,

@@ -1,0 +1,44 @@
+"""A server runs once, however many commands ask about it meanwhile."""
+
+import fcntl
+import threading
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from torchotel.stack.process import Process
+
+
+def test_a_start_is_not_lost_beside_one_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for the pid locks its file for a moment, and that is not a process that runs."""
+    process, tried, flock = Process(tmp_path), threading.Event(), fcntl.flock
+
+    def noticed(file: IO[bytes], kind: int) -> None:
+        try:
+            flock(file, kind)
+        finally:
+            tried.set()
+
+    with (tmp_path / "pid").open("a+b") as asking:
+        flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(fcntl, "flock", noticed)
+        starting = threading.Thread(target=process.start, args=(["sleep", "600"], {}))
+        starting.start()
+        tried.wait()
+    starting.join()
+    try:
+        assert process.pid
+    finally:
+        process.stop()
+
+
+def test_a_second_start_leaves_the_first(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    process.start(["sleep", "600"], {})
+    try:
+        first = process.pid
+        process.start(["sleep", "600"], {})
+        assert process.pid == first is not None
+    finally:
+        process.stop()
