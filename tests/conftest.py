@@ -63,9 +63,10 @@ def _listening() -> set[str]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _only_known_variables() -> Iterator[None]:
-    """Take the tests' own variables out: torchotel would warn of those that it does not know."""
+def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Take the tests' own variables out, since torchotel warns of what it does not know; a stack is left alone."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         for name in backend_binaries.VARIABLES:
             patch.delenv(name, raising=False)
         yield

@@ -24,6 +24,7 @@ WORDS = {
     "_receiver",
     "_settings",
     "_shared",
+    "_stack_folder",
     "_text",
     "_variables",
     "_warn",

@@ -165,7 +165,7 @@ class Config:
     prometheus_registry: Annotated[Any, env(_REGISTRY)] = None
     """Metrics are collected there and no server is started; None: a registry and a server of our own."""
     discovery_dir: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_DISCOVERY_DIR")] = None
-    """Folder of a file that names the scrape endpoint to Prometheus's file_sd; None: no file."""
+    """Folder of a file that names the scrape endpoint to Prometheus's file_sd; None: the stack's, if any."""
     record: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_RECORD")] = None
     """Folder of the run file; None: no run file."""
     detail: Annotated[Detail, env(checks.DETAIL, "TORCHOTEL_DETAIL")] = "auto"

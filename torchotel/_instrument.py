@@ -71,7 +71,8 @@ def instrument(
         prometheus_port: OTEL_EXPORTER_PROMETHEUS_PORT, the local rank is added, 0: any free one, None: no server; 9464.
         prometheus_host: OTEL_EXPORTER_PROMETHEUS_HOST; `127.0.0.1`.
         prometheus_registry: Metrics are collected there, and no server is started; a server with one of our own.
-        discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; None.
+        discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; that of
+            `torchotel stack` where one was up, else None.
         record: TORCHOTEL_RECORD, folder of the run file; None: no run file.
         detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then as often as the budget allows, "all", n: every
             n-th, "off": steps and phases only.

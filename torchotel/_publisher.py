@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from torchotel._config import Config
 from torchotel._guard import Guard
 from torchotel._ranks import own_port
+from torchotel._stack_folder import stack_targets
 from torchotel.exporters.otlp.metrics_outlet import OtlpMetricsOutlet, Pushing
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.collector import RegistryOutlet
@@ -28,7 +29,7 @@ class Publisher:
         resource: Attributes of the resource.
         version: Of torchotel, for the scope.
         stats: Where failures to push are counted.
-        environ: Where the launcher tells the local rank.
+        environ: Where the launcher tells the local rank, and where the stack's folder may be told.
         wait: Open the port and push only when there is something to tell.
 
     Raises:
@@ -77,7 +78,7 @@ class Publisher:
                 own_port(config.prometheus_port, environ),
                 self._metrics,
                 resource,
-                config.discovery_dir,
+                config.discovery_dir or stack_targets(environ),
                 self.guard,
                 wait=wait,
             )

@@ -75,6 +75,20 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("torchotel")]
 
 
+def test_the_stack_of_this_user_finds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one was up, its folder is the default; where none was, nothing is made."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with torchotel.instrument(traces_exporter="none"):
+        assert list(tmp_path.iterdir()) == []
+    folder, own = tmp_path / "torchotel" / "stack" / "targets", tmp_path / "own"
+    folder.mkdir(parents=True)
+    with torchotel.instrument(traces_exporter="none") as handle:
+        (target,) = folder.iterdir()
+        assert json.loads(target.read_text())[0]["targets"] == [f"127.0.0.1:{handle.prometheus_port}"]
+    with torchotel.instrument(traces_exporter="none", discovery_dir=own):
+        assert (list(folder.iterdir()), len(list(own.iterdir()))) == ([], 1)
+
+
 @pytest.mark.parametrize(("end", "left"), [("", 0), ("1 / 0", 1), ("os._exit(0)", 1)])
 def test_the_target_of_a_run_that_died_stays(end: str, left: int, tmp_path: Path) -> None:
     """Prometheus sees it down then, until a process of this host has the same port and takes it back."""
