@@ -137,7 +137,9 @@ def _compared(
         for direction in ("forward", "backward")
     }
     ahead = sorted(of["forward"], key=lambda span: span.start_ns)
-    behind = {_key(span): span for span in of["backward"]}
+    behind: dict[object, list[CapturedSpan]] = {}  # several where a checkpoint runs a module again more than once
+    for span in sorted(of["backward"], key=lambda span: span.start_ns):
+        behind.setdefault(_key(span), []).append(span)
     result = Truth(Errors(), Errors())
     left = {module: list(times) for module, times in forwards.items()}
     for call, span in reversed(list(zip(counted.calls[-len(ahead) :], ahead, strict=True))):
@@ -147,7 +149,7 @@ def _compared(
             result.forward.add(left[call.module].pop(), _interval(span, unit))
         true = truth.of(call)
         if true is not None:
-            result.backward.add(true, _interval(behind[_key(span)], unit))
+            result.backward.add(true, _interval(behind[_key(span)].pop(), unit))
     return result
 
 
