@@ -11,6 +11,8 @@ import run_page
 from prometheus_server import binary
 from receiver import Receiver
 
+from torchotel.stack.backends import JAEGER
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
@@ -91,3 +93,8 @@ def test_prometheus_takes_the_files_of_the_pages(tmp_path: Path) -> None:
         words = [promtool, "check", "config", str(tmp_path / "prometheus.yml")]
         done = subprocess.run(words, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout
+
+
+def test_pages_name_the_jaeger_that_is_tested() -> None:
+    images = [image for page in PAGES for image in re.findall(r"jaegertracing/jaeger:([\d.]+)", page.read_text())]
+    assert set(images) == {JAEGER.version}
