@@ -14,7 +14,7 @@ from torchotel.stack import native
 from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS, Backend
 from torchotel.stack.building import module_builder
 from torchotel.stack.places import shipped
-from torchotel.stack.servers import Ports
+from torchotel.stack.servers import Ports, servers
 
 DEPLOY = shipped()
 COMPOSE = Backend(
@@ -56,10 +56,10 @@ def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path:
     assert "misspelt" in done.stdout + done.stderr
 
 
-def composed(*overrides: str) -> Any:
+def composed(*overrides: str, folder: Path = DEPLOY) -> Any:
     """Read the compose file as `docker compose` does."""
     command = [str(tool(COMPOSE)), "-format", "json", "compose.yaml", *overrides]
-    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["services"]
 
@@ -122,6 +122,24 @@ def test_every_port_that_can_be_chosen_is_known_to_the_command() -> None:
         pairs = re.findall(r"\$\{(?:env:)?(\w+_PORT):-(\d+)\}", file.read_text())
         small = {"JAEGER_OTLP_GRPC_PORT": "4317", "JAEGER_OTLP_HTTP_PORT": "4318"}
         assert dict(pairs).items() <= {**Ports().variables(), **small}.items()
+
+
+@pytest.mark.parametrize("overrides", STACKS, ids="+".join)
+def test_a_container_takes_the_ports_that_were_chosen(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """All those that `up` has looked at, and no other."""
+    names = Ports.__dataclass_fields__
+    ports = Ports(**dict(zip(names, range(20000, 20000 + len(names)), strict=True)))
+    chosen = ports.variables()  # put in here: the reader's command knows no variables
+    for file in DEPLOY.glob("compose*.yaml"):
+        said = re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: chosen.get(found[1], found[2]), file.read_text())
+        (tmp_path / file.name).write_text(said)
+    services = composed(*overrides, folder=tmp_path)
+    for server in servers(ports, small=SMALL in overrides, native=False):
+        service = services[server.name]
+        if service.get("network_mode") == "host":
+            assert all(str(port) in json.dumps(service) for port in server.ports)
+        else:
+            assert {port["published"] for port in service["ports"]} == {str(port) for port in server.ports}
 
 
 @pytest.mark.parametrize("overrides", STACKS, ids="+".join)

@@ -92,7 +92,7 @@ def test_a_taken_port_is_named_with_who_has_it(stack: Stack) -> None:
         up = stack("up", "--native")
     assert up.returncode == 1
     assert f"  {stack.ports['JAEGER_PORT']} of jaeger: process " in up.stderr
-    assert "choose others" in up.stderr
+    assert "; JAEGER_PORT chooses another\n" in up.stderr
     assert stack("down").stderr.startswith("no stack is up")
 
 

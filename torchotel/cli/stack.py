@@ -7,7 +7,8 @@
     torchotel stack down           stop them; their data stay
 
 They listen on 127.0.0.1 alone. OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT and GRAFANA_PORT choose
-other ports. Exit codes: 0 all is well, 1 something is missing or does not answer.
+other ports, and COLLECTOR_HEALTH_PORT, COLLECTOR_METRICS_PORT and COLLECTOR_TELEMETRY_PORT the Collector's own.
+Exit codes: 0 all is well, 1 something is missing or does not answer.
 """
 
 from __future__ import annotations

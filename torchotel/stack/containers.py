@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
-from torchotel.stack import places
+from torchotel.stack import places, written
 from torchotel.stack.errors import StackError
 from torchotel.stack.servers import Ports
 
@@ -63,6 +64,7 @@ def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> Non
     environ = {
         **os.environ,
         **ports.variables(),
+        "STACK_FILES": str(_write(ports)),
         "TORCHOTEL_DISCOVERY_DIR": str(places.targets()),
         "GRAFANA_PASSWORD": places.grafana_password(),
     }
@@ -72,6 +74,16 @@ def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> Non
         raise StackError(f"{' '.join(command)} did not come to an end in {_UP_S:g} s") from error
     if done.returncode:
         raise StackError(f"{' '.join(command)} failed with exit code {done.returncode}; it says why above")
+
+
+def _write(ports: Ports) -> Path:
+    """Write what names ports, and give the folder, laid out as `deploy/`."""
+    folder = places.state() / "containers"
+    file = folder / "prometheus" / "collector.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(written.collector_targets(ports, small=False))  # compose.small.yaml has another in its place
+    file.chmod(0o644)  # servers in containers are other users
+    return folder
 
 
 def _docker(missing: list[str]) -> Engine | None:

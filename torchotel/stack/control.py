@@ -50,7 +50,7 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
     wanted = servers(ports, small=kind.small, native=kind.native)
     engine = None if kind.native else containers.find_engine()
     if kept is None:
-        _check_ports(wanted)
+        _check_ports(ports, wanted)
     binaries = native.binaries(wanted, say) if kind.native else {}
     kind.keep()  # from here on there is something to take down
     if engine is None:
@@ -88,13 +88,17 @@ def states() -> list[State]:
     ]
 
 
-def _check_ports(wanted: Iterable[Server]) -> None:
+def _check_ports(ports: Ports, wanted: Iterable[Server]) -> None:
+    chosen_by = {int(port): variable for variable, port in ports.variables().items()}
     needed = [(server, port, _owner(port)) for server in wanted for port in server.ports]
-    taken = "\n".join(f"  {port} of {server.name}: {owner}" for server, port, owner in needed if owner)
+    taken = [
+        f"  {port} of {server.name}: {owner}; {chosen_by[port]} chooses another"
+        for server, port, owner in needed
+        if owner
+    ]
     if taken:
         raise StackError(
-            f"these ports of 127.0.0.1 are taken:\n{taken}\nEnd what has them, or choose others: "
-            "OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT, GRAFANA_PORT"
+            "\n".join(["these ports of 127.0.0.1 are taken:", *taken, "End what has them, or choose others."])
         )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torchotel.stack import backends, places
+from torchotel.stack import backends, places, written
 from torchotel.stack.process import Process
 from torchotel.stack.servers import Ports, Server
 
@@ -80,8 +79,7 @@ def _prometheus(ports: Ports, *, small: bool) -> list[str]:
     shutil.copytree(places.shipped() / "prometheus" / "rules", folder / "rules")
     (folder / "targets").unlink(missing_ok=True)
     (folder / "targets").symlink_to(places.targets())
-    collector = [f"127.0.0.1:{port}" for port in (ports.collector_metrics, ports.collector_telemetry)]
-    (folder / "collector.json").write_text(json.dumps([] if small else [{"targets": collector}]))
+    (folder / "collector.json").write_text(written.collector_targets(ports, small=small))
     return [
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",

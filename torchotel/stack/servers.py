@@ -22,12 +22,13 @@ class Ports:
     prometheus: int = 9090
     grafana: int = 3000
     collector_health: int = 13133
-    collector_metrics: int = 8889
-    """Pushed metrics; in containers this and those below are not to be chosen."""
-    collector_telemetry: int = 8888
+    collector_metrics: int = 18889
+    """Pushed metrics; not the Collector's own 8889 and 8888, which is Jupyter's."""
+    collector_telemetry: int = 18888
     jaeger_grpc: int = 16685
+    """This one and those below: where Jaeger is a plain process."""
     jaeger_otlp_grpc: int = 14317
-    """Behind the Collector, where both are plain processes."""
+    """Behind the Collector."""
     jaeger_otlp_http: int = 14318
 
     @classmethod
