@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 FILES = sorted((FOLDER / "dashboards").glob("*.json"))
 GPU_PANELS = {"GPU memory", "GPU time by layer", "GPU memory by rank"}
 """Panels that are empty where there is no device."""
-GLOBALS = {"__rate_interval": "15s", "__range": "60s"}
+GLOBALS = {"__rate_interval": "15s", "__range": "60s", "__interval": "1s"}
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")
 

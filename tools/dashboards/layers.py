@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import chosen, framed
 from tools.dashboards.panels import THIRD, Column, lines, listed, rows
-from tools.dashboards.queries import Query, by_run, increase, least, most, rate, ratio, series
+from tools.dashboards.queries import Query, against_median, by_run, grown, least, most, rate, ratio, series
 
 UID = "torchotel-layers"
 _CHOSEN = 'module=~"$module"'
@@ -15,7 +15,7 @@ _NAME = "{{torch_run_id}} {{model}} {{module}}"
 _CALL = (*_LAYER, "type", "direction")
 _NORM = series("torch_module_gradient_norm", _CHOSEN)
 _NORMS = by_run("max", _NORM, *_LAYER)
-_AGAINST_BEFORE = by_run("max", f"{_NORM} / (quantile_over_time(0.5, {_NORM}[1h]) > 0)", *_LAYER)
+_AGAINST_BEFORE = against_median("max", _NORM, *_LAYER)
 
 
 def layers() -> Dashboard:
@@ -37,8 +37,8 @@ def _time_of_call(direction: str) -> str:
 
 
 def _slowest() -> list[Column]:
-    times = by_run("sum", increase("torch_module_time_seconds_total", _CHOSEN), *_CALL)
-    calls = by_run("sum", increase("torch_module_calls_total", _CHOSEN), *_CALL)
+    times = grown("sum", series("torch_module_time_seconds_total", _CHOSEN), *_CALL)
+    calls = grown("sum", series("torch_module_calls_total", _CHOSEN), *_CALL)
     slowest = most(30, times)
     return [
         Column("time", "s", slowest),

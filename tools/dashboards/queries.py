@@ -1,7 +1,8 @@
 """PromQL that all dashboards share: `target_info` says of which run and rank a series is.
 
 No label of a series says it, so a query narrows to the chosen ones by the join, and the job alone stands in every
-selector.
+selector. One port serves run after run, so what looks far back is joined inside its window: joined from outside, a run
+would be given what the one before it did.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ def rate(metric: str, *matchers: str) -> str:
     return f"rate({series(metric, *matchers)}[{RATE}])"
 
 
-def increase(metric: str, *matchers: str) -> str:
-    """Give what a counter grew by in the whole range that is shown."""
-    return f"increase({series(metric, *matchers)}[{RANGE}])"
+def of_chosen(expr: str, *labels: str) -> str:
+    """Keep the series of the chosen processes, with the run, the rank and further labels of each process."""
+    brought = ", ".join(("torch_rank", "torch_run_id", *labels))
+    return f"({expr} * on (job, instance) group_left ({brought}) {PROCESSES})"
 
 
 def by(labels: Iterable[str], how: str, expr: str) -> str:
     """Aggregate over the chosen processes, apart by labels; the host's name may be one."""
     kept = tuple(labels)
-    brought = ", ".join(("torch_rank", "torch_run_id", *({"host_name"} & {*kept})))
-    return f"{how} by ({', '.join(kept)}) ({expr} * on (job, instance) group_left ({brought}) {PROCESSES})"
+    return f"{how} by ({', '.join(kept)}) {of_chosen(expr, *({'host_name'} & {*kept}))}"
 
 
 def by_run(how: str, expr: str, *labels: str) -> str:
@@ -53,6 +54,19 @@ def by_run(how: str, expr: str, *labels: str) -> str:
 def by_rank(how: str, expr: str, *labels: str) -> str:
     """Aggregate for each rank of each run."""
     return by_run(how, expr, "torch_rank", *labels)
+
+
+def grown(how: str, expr: str, *labels: str) -> str:
+    """Aggregate over the chosen ranks what counters grew by in the whole range that is shown."""
+    growth = f"increase({of_chosen(expr)}[{RANGE}:$__interval])"
+    return f"{how} by ({', '.join(('torch_run_id', *labels))}) ({growth})"
+
+
+def against_median(how: str, expr: str, *labels: str) -> str:
+    """Aggregate over the chosen ranks how gauges compare with their medians of the last hour."""
+    now = of_chosen(expr)
+    compared = ratio(now, f"quantile_over_time(0.5, {now}[1h:30s])")
+    return f"{how} by ({', '.join(('torch_run_id', *labels))}) ({compared})"
 
 
 def quantile(share: float, buckets: str) -> str:

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import lines, number, stacked
-from tools.dashboards.queries import Query, by_run, increase, rate, series
+from tools.dashboards.queries import Query, by_run, grown, rate, series
 
 UID = "torchotel-telemetry"
 _DROPPED = 'outcome=~"dropped_.+"'
@@ -27,13 +27,13 @@ _GLANCE = [
         "Spans exported",
         "short",
         "In the range shown.",
-        Query(by_run("sum", increase("torchotel_spans_total", 'outcome="exported"'))),
+        Query(grown("sum", series("torchotel_spans_total", 'outcome="exported"'))),
     ),
     number(
         "Spans dropped",
         "short",
         "In the range shown: the queue was full, or the endpoint took none for longer than the retries last.",
-        Query(by_run("sum", increase("torchotel_spans_total", _DROPPED))),
+        Query(grown("sum", series("torchotel_spans_total", _DROPPED))),
         red=0.5,
     ),
     number(

@@ -6,14 +6,14 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, stacked
-from tools.dashboards.queries import Query, by, by_run, increase, of_process, quantile, rate, series
+from tools.dashboards.queries import Query, by, by_run, grown, of_process, quantile, rate, series
 
 UID = "torchotel-training"
 _STEPS = rate("torch_steps_total")
 _STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
 _BUCKETS = rate("torch_step_duration_seconds_bucket")
 _DATA_WAIT = of_process(rate("torch_phase_time_seconds_total", 'phase="data"'), rate("torch_step_duration_seconds_sum"))
-_NOT_FINITE = f"({increase('torch_loss_nonfinite_total')} + {increase('torch_gradient_nonfinite_total')})"
+_NOT_FINITE = f"({series('torch_loss_nonfinite_total')} + {series('torch_gradient_nonfinite_total')})"
 _QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
 
 
@@ -38,7 +38,7 @@ _GLANCE = [
         "Steps",
         "short",
         "Training steps in the range shown; ranks that step together count once.",
-        Query(by_run("max", increase("torch_steps_total"))),
+        Query(grown("max", series("torch_steps_total"))),
     ),
     number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", _STEP_TIME))),
     number(
@@ -62,7 +62,7 @@ _GLANCE = [
         "short",
         "Steps in the range shown whose loss or gradients were NaN or infinite, of those looked at. Their traces "
         "are kept and name the first layers: search Jaeger for torch.kept.reason=nan.",
-        Query(by_run("sum", _NOT_FINITE)),
+        Query(grown("sum", _NOT_FINITE)),
         red=0.5,
     ),
     number(
