@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import models, worker
+from benchmarks import models, step, worker
 from benchmarks.modes import Mode, Running, modes, no_instrument
 from benchmarks.sink import Sink
 
@@ -57,8 +57,10 @@ def main(words: Sequence[str] | None = None) -> None:
     with Sink() as sink:
         pairs, received = _interleave(modes(workload, sink), workload, sink, options.steps, options.rounds)
         behind = worker.measure(workload, options.rounds, f"{sink.endpoint}/v1/traces")
+        off = step.measure(options.rounds, sink.endpoint)
     plain, packed = worker.request_bytes_per_span(workload)
     rows = {name: _row(measured, workload.calls, received.get(name)) for name, measured in pairs.items()}
+    step_rows = {name: _spread(times) for name, times in off.items()}
     worker_rows = {name: _spread(times) for name, times in behind.items()}
     base_us = median(pair.without.wall_us for measured in pairs.values() for pair in measured)
 
@@ -68,7 +70,9 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     print(f"{_machine()}\n")
     _print_calls(rows)
-    _print_worker(worker_rows, plain, packed)
+    _print_spreads("a step of a tiny model, its thread alone", "CPU, µs", step_rows)
+    _print_spreads("the worker alone", "µs a span", worker_rows)
+    print(f"a span takes {plain:.0f} bytes of a request, {packed:.1f} compressed")
     if options.json is not None:
         result = {
             "model": workload.name,
@@ -78,6 +82,7 @@ def main(words: Sequence[str] | None = None) -> None:
             "machine": _machine(),
             "step_us": base_us,
             "modes": rows,
+            "step_thread": step_rows,
             "worker": worker_rows,
             "request_bytes_per_span": {"plain": plain, "gzip": packed},
         }
@@ -170,11 +175,10 @@ def _print_calls(rows: dict[str, dict[str, dict[str, float]]]) -> None:
         print(f"{name:37}{wall:>30}{cpu:>30}{row['step_ratio']['median']:>8.3f}{delivered:>11}")
 
 
-def _print_worker(rows: dict[str, dict[str, float]], plain: float, packed: float) -> None:
-    print(f"\n{'the worker alone':37}{'µs a span':>30}")
+def _print_spreads(title: str, unit: str, rows: dict[str, dict[str, float]]) -> None:
+    print(f"\n{title:37} {unit:>29}")
     for name, spread in rows.items():
         print(f"{name:37}{_cell(spread):>30}")
-    print(f"a span takes {plain:.0f} bytes of a request, {packed:.1f} compressed")
 
 
 def _cell(spread: dict[str, float]) -> str:

@@ -24,6 +24,12 @@ def test_prints_a_figure_for_every_instrument(tmp_path: Path) -> None:
         "torchotel, the whole with export",
         "naive instrumentation on the SDK",
     ]
+    assert list(result["step_thread"]) == [
+        'detail="off", no loader',
+        "paused, no loader",
+        'detail="off", with a loader',
+        "paused, with a loader",
+    ]
     assert list(result["worker"]) == [
         "build the trace",
         "encode as protobuf",
@@ -35,7 +41,7 @@ def test_prints_a_figure_for_every_instrument(tmp_path: Path) -> None:
         "replay, and the SDK sends, whole",
     ]
     rows = {line[:37].rstrip(): line[37:].split() for line in done.stdout.splitlines()}
-    for name, figures in {**result["modes"], **result["worker"]}.items():
+    for name, figures in {**result["modes"], **result["step_thread"], **result["worker"]}.items():
         assert all(map(isfinite, _numbers(figures))), name
         assert isfinite(float(rows[name][0])), name
     assert result["modes"]["torchotel, the whole with export"]["delivered"] == {"share": 1.0}

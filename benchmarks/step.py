@@ -1,0 +1,91 @@
+"""What a step without detail costs the training thread: CPU time of its own, in the smallest training there is.
+
+Wall time would count what other programs of the machine do, and the worker's turns. Short blocks without an instrument
+and with each take turns; a block counts with its median step.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
+from statistics import median
+from time import thread_time_ns
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import torchotel
+
+STEPS = 100
+"""Of a block."""
+_WARM_UP_STEPS = 10
+_BATCH, _WIDTH = 16, 32
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Train = Callable[[Batches], list[int]]
+"""Trains, and returns the CPU time of the thread after each step."""
+
+
+def measure(rounds: int, endpoint: str) -> dict[str, list[float]]:
+    """Return the µs of CPU that a step takes longer, round by round, for each instrument and way to train."""
+    modes: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
+        "": nullcontext,
+        'detail="off"': lambda: _hooks_out(endpoint, paused=False),
+        "paused": lambda: _hooks_out(endpoint, paused=True),
+    }
+    times: dict[str, list[float]] = {}
+    order = random.Random(0)  # noqa: S311  # no secret
+    train = _make_training()
+    for _ in range(rounds):
+        for way, batches in _batches().items():
+            blocks = {name: _block(modes[name](), train, batches) for name in order.sample([*modes], len(modes))}
+            for name in list(modes)[1:]:
+                times.setdefault(f"{name}, {way}", []).append(blocks[name] - blocks[""])
+    return times
+
+
+def _batches() -> dict[str, Batches]:
+    count = STEPS + _WARM_UP_STEPS
+    inputs, targets = torch.ones(_BATCH, _WIDTH), torch.ones(_BATCH, 1)
+    rows = TensorDataset(inputs.repeat(count, 1), targets.repeat(count, 1))
+    return {"no loader": [(inputs, targets)] * count, "with a loader": DataLoader(rows, _BATCH)}
+
+
+def _make_training() -> Train:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def train(batches: Batches) -> list[int]:
+        ends_ns = []
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            ends_ns.append(thread_time_ns())
+        return ends_ns
+
+    return train
+
+
+def _block(instrument: AbstractContextManager[object], train: Train, batches: Batches) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        with instrument:
+            ends_ns = train(batches)
+    finally:
+        gc.enable()
+    return median(after - before for before, after in pairwise(ends_ns[_WARM_UP_STEPS:])) / 1000
+
+
+@contextmanager
+def _hooks_out(endpoint: str, *, paused: bool) -> Iterator[None]:
+    with torchotel.instrument(endpoint=endpoint, detail="off", prometheus_port=None) as handle:
+        if paused:
+            handle.pause()
+        yield
