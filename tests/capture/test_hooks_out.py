@@ -1,6 +1,8 @@
 """Between detailed steps the module hooks are out."""
 
+import threading
 from collections.abc import Callable
+from time import time_ns
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.utils.data import DataLoader, TensorDataset
 from training import PHASES_ONLY, Model, step_tree, train
+
+from torchotel.capture import hooks
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 FORWARD = ("forward Model", ["forward a", "forward b"])
@@ -135,8 +139,12 @@ def test_a_module_that_calls_itself(detail: Any) -> None:
     """An outermost call lasts to its own end, not to that of a call of the same module inside it."""
 
     class Halving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.after = nn.Identity()
+
         def forward(self, x: Tensor) -> Any:
-            return self(x[: len(x) // 2]) if len(x) > 1 else x
+            return self.after(self(x[: len(x) // 2])) if len(x) > 1 else x
 
     net = Halving()
     with recorded(detail) as run, torch.no_grad():
@@ -144,3 +152,50 @@ def test_a_module_that_calls_itself(detail: Any) -> None:
             net(torch.ones(8))
     assert len(run.evaluations) == 2
     assert not net._forward_hooks
+
+
+@pytest.mark.parametrize(("seam", "missing"), [("ENDS_ARE_SEEN", False), ("hooks_of", lambda _: None)])
+def test_without_a_place_to_put_hooks(seam: str, missing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it can't be told where torch keeps its hooks, steps are the same, and no hook stays behind."""
+    monkeypatch.setattr(hooks, seam, missing)
+    model = Model(lambda m, x: m.b(m.a(x)))
+    before = hooks_in()
+    with recorded(3) as run:
+        train(model, ROWS, steps=6)
+    detailed = step_tree([FORWARD], [BACKWARD])
+    assert [step.tree() for step in run.steps] == [PHASES_ONLY if n % 3 else detailed for n in range(6)]
+    assert hooks_in() == before
+    assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("detail", ["all", "off"])
+def test_two_threads_call_one_module(detail: Any) -> None:
+    """An outermost call lasts to its own end where another thread's call of the same module ends before."""
+    begun, ended, alone = threading.Barrier(2, timeout=60), threading.Event(), threading.Lock()
+    late_ns = []
+
+    def together(model: Any, x: Tensor) -> Any:
+        begun.wait()
+        if len(x) == 1:
+            assert ended.wait(60)
+            late_ns.append(time_ns())
+        return model.b(model.a(x))
+
+    model = Model(together)
+
+    def call(rows: Tensor) -> None:
+        with torch.no_grad():
+            with alone:  # from its first forward on a thread misses none for another's
+                model.a(rows)
+            begun.wait()
+            model(rows)
+        ended.set()
+
+    with recorded(detail) as run:
+        threads = [threading.Thread(target=call, args=[rows]) for rows in (ROWS, ROWS[:1])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(evaluation.end_ns > late_ns[0] for evaluation in run.evaluations) == [False, False, False, True]
+    assert not model._forward_hooks

@@ -8,6 +8,7 @@ that call only, its end.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -19,10 +20,13 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torchotel.capture.seams import forget_kwargs_hook
+from torchotel.capture.seams import ENDS_ARE_SEEN, forget_kwargs_hook, hooks_of, see_end
 from torchotel.capture.thread import ThreadState
 
 Hook = Callable[..., None]
+
+UNHOOKED = (nn.TransformerEncoderLayer, torch.jit.ScriptModule)
+"""The fused path of the one looks for hooks on modules, and numbers would change; the other takes none."""
 
 
 class ExitHook(partial[None]):
@@ -33,6 +37,38 @@ class ExitHook(partial[None]):
 
     def __reduce__(self) -> Any:
         return getattr, (nullcontext(), "__exit__")  # takes any three arguments, returns None, and is not ours
+
+
+class OneShot:
+    """A global pre-hook that goes in and out at every event.
+
+    Torch is asked once to register it; then it is put where torch has put it, for a third of the price.
+    """
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+        self._handle: RemovableHandle | None = None
+        self._hooks: dict[int, Hook] | None = None
+
+    @property
+    def is_in(self) -> bool:
+        """Whether it is in."""
+        return self._handle is not None and (self._hooks is None or self._handle.id in self._hooks)
+
+    def put(self) -> None:
+        """Put it in."""
+        if self._handle is None or self._hooks is None:
+            self._handle = register_module_forward_pre_hook(self._hook)
+            self._hooks = hooks_of(self._handle)
+        else:
+            self._hooks[self._handle.id] = self._hook
+
+    def take(self) -> None:
+        """Take it out."""
+        if self._handle is not None:
+            self._handle.remove()
+        if self._hooks is None:
+            self._handle = None  # next time it is registered anew
 
 
 class ModuleHooks:
@@ -46,9 +82,9 @@ class ModuleHooks:
     """
 
     def __init__(self, before: Hook, after: Hook, first: Hook, left: Hook) -> None:
-        self._before, self._after, self._first, self._left = before, after, first, left
+        self._before, self._after = before, after
         self._handles: list[RemovableHandle] = []
-        self._one_shot: RemovableHandle | None = None
+        self._one_shot, self._exit = OneShot(first), ExitHook(left)
         self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
         self._wanted = self._armed = self._installed = False
         self._suspended = 0
@@ -71,6 +107,8 @@ class ModuleHooks:
 
     def want(self, thread: ThreadState, *, detailed: bool) -> bool:
         """Say whether the thread's calls are to be seen; return whether they are."""
+        if not (detailed or self._detailed or self._handles):
+            return False  # most calls
         if detailed:
             self._detailed.add(thread)
         else:
@@ -88,7 +126,8 @@ class ModuleHooks:
     def arm(self) -> None:
         """Wait for the next outermost forward."""
         self._armed = True
-        self._apply()
+        if not self._one_shot.is_in:  # after most events it is
+            self._apply()
 
     def disarm(self) -> None:
         """Stop waiting: it has come."""
@@ -113,37 +152,32 @@ class ModuleHooks:
         self._apply()
 
     def watch_exit(self, thread: ThreadState, module: Module) -> bool:
-        """See the end of this one call of the outermost module; False where it must not have a hook.
-
-        The fused path of `TransformerEncoderLayer` looks for hooks on modules, and numbers would change; a scripted
-        module takes none.
-        """
-        if isinstance(module, nn.TransformerEncoderLayer | torch.jit.ScriptModule):
+        """See the end of this one call of the outermost module; False where it must not have a hook."""
+        if not ENDS_ARE_SEEN or isinstance(module, UNHOOKED):
             return False
-        thread.exit_hook = module.register_forward_hook(ExitHook(self._left), always_call=True)
+        thread.hooked = weakref.ref(module)
+        see_end(module, thread.exit_id, self._exit)
         return True
 
     def _apply(self) -> None:
         with self._lock:  # of two threads that find no hooks in, one puts them there
             free = self._installed and not self._suspended
-            self._put_all(wanted=self._wanted and free)
-            self._put_one_shot(wanted=self._armed and not self._wanted and free)
+            all_in, one_shot = self._wanted and free, self._armed and not self._wanted and free
+            if all_in != self.all_in:
+                self._put_all(wanted=all_in)
+            if one_shot and not self._one_shot.is_in:
+                self._one_shot.put()
+            elif self._one_shot.is_in and not one_shot:
+                self._one_shot.take()
 
     def _put_all(self, *, wanted: bool) -> None:
-        if wanted and not self._handles:
+        if wanted:
             self._handles = [
                 register_module_forward_pre_hook(self._before),
                 register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
             ]
-        elif self._handles and not wanted:
+        else:
             handles, self._handles = self._handles, []
             for handle in handles:
                 handle.remove()
                 forget_kwargs_hook(handle.id)
-
-    def _put_one_shot(self, *, wanted: bool) -> None:
-        if wanted and self._one_shot is None:
-            self._one_shot = register_module_forward_pre_hook(self._first)
-        elif self._one_shot is not None and not wanted:
-            one_shot, self._one_shot = self._one_shot, None
-            one_shot.remove()

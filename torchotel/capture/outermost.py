@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_compiling
 from torch.nn import Module
+from torch.utils.data import get_worker_info
 
 from torchotel._records import Error
 from torchotel.capture.calls import error_of
@@ -17,8 +18,11 @@ from torchotel.capture.parts import Part
 from torchotel.capture.seams import (
     called_because_forward_raised,
     calls_in_progress,
+    forget_end,
     graph_task,
+    innermost_call,
     is_generated,
+    is_inside,
     is_traced,
     without_torch_function,
 )
@@ -37,7 +41,7 @@ class Outermost:
     def settle(self, thread: ThreadState) -> None:
         """Close what an interrupt left open, before the next event is taken in."""
         now_ns = perf_counter_ns()
-        if thread.exit_hook is not None and not thread.in_forward:
+        if thread.hooked is not None and not thread.in_forward:
             self.drop_exit_hook(thread)
         if thread.stack:
             self._capture.calls.close_interrupted(thread, now_ns)
@@ -59,7 +63,7 @@ class Outermost:
         if thread.in_fetch:
             thread.muted_from = len(thread.calls)
             return self._capture.hooks.all_in
-        if torch.utils.data.get_worker_info() is not None:  # a spawned worker ran the user's script again
+        if get_worker_info() is not None:  # a spawned worker ran the user's script again
             self._capture.uninstall()
             return False
         detailed = self._forward_begins(thread, module)
@@ -69,7 +73,7 @@ class Outermost:
         if self._capture.paths.enter(module):  # also without detail: registrations need the names
             self._capture.compiling.learn(module)
         if not self._capture.hooks.want(thread, detailed=detailed):
-            thread.exit_depth = calls_in_progress() or 0
+            thread.hooked_call = innermost_call()
             if not watch or self._capture.hooks.watch_exit(thread, module):
                 return False
             self._capture.hooks.want(thread, detailed=True)
@@ -152,7 +156,7 @@ class Outermost:
         raised = True  # as long as it is not known
         try:
             thread = self._capture.thread()
-            if (calls_in_progress() or 0) > thread.exit_depth:
+            if is_inside(thread.hooked_call):
                 return  # a call of the module inside its own
             error = None
             raised = called_because_forward_raised()
@@ -197,6 +201,6 @@ class Outermost:
     @staticmethod
     def drop_exit_hook(thread: ThreadState) -> None:
         """Take the hook off the module whose end was watched for."""
-        if thread.exit_hook is not None:
-            thread.exit_hook.remove()
-            thread.exit_hook = None
+        hooked, thread.hooked = thread.hooked, None
+        if hooked is not None and (module := hooked()) is not None:
+            forget_end(module, thread.exit_id)

@@ -16,6 +16,8 @@
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
 | `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
 | `_global_forward_hooks_with_kwargs` | tidying up after `remove()` | nothing to tidy |
+| `RemovableHandle.hooks_dict_ref` | putting the one-shot hook back | it is registered anew |
+| `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
@@ -25,6 +27,7 @@
 import functools
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType, ModuleType
@@ -33,10 +36,15 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.data.dataloader as data_loader
 from torch.autograd.graph import Node
+from torch.fx import GraphModule
 from torch.nn.modules import module as nn_module
+from torch.utils.hooks import RemovableHandle
 
 LEAF_NUMBER = 1 << 63
 """Sequence numbers of AccumulateGrad nodes lie from here on."""
+
+ENDS_ARE_SEEN = {"_forward_hooks", "_forward_hooks_always_called"} <= vars(nn_module.Module()).keys()
+"""Whether `see_end` may be used."""
 
 _untraced: set[str] = set()
 """Packages that Dynamo was told of."""
@@ -156,6 +164,7 @@ def found() -> dict[str, bool]:
         "data_loader": hasattr(data_loader, "_BaseDataLoaderIter"),
         "forward_hooks_with_kwargs": hasattr(nn_module, "_global_forward_hooks_with_kwargs"),
         "module_call": _call_code is not None,
+        "ends": ENDS_ARE_SEEN,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
         "dispatch_modes": _without_modes is not None,
         "transforms": hasattr(_functorch, "is_functorch_wrapped_tensor"),
@@ -167,6 +176,26 @@ def found() -> dict[str, bool]:
 def calls_in_progress() -> int | None:
     """Count the module calls on this thread's Python stack; None where that can't be told."""
     return _frames_of(_call_code)
+
+
+def innermost_call() -> int | None:
+    """Return what tells the innermost module call on this thread's Python stack from others; None if that can't be."""
+    frame = _call_around(sys._getframe(1))
+    return None if frame is None else id(frame)
+
+
+def is_inside(call: int | None) -> bool:
+    """Tell whether the innermost module call runs inside another, which `innermost_call` once told."""
+    innermost = frame = _call_around(sys._getframe(1))
+    while frame is not None and id(frame) != call:
+        frame = _call_around(frame.f_back)
+    return frame is not innermost and frame is not None
+
+
+def _call_around(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code is not _call_code:
+        frame = frame.f_back
+    return frame
 
 
 def optimizer_steps_in_progress() -> int | None:
@@ -192,7 +221,7 @@ def _frames_of(code: CodeType | None) -> int | None:
 
 def is_generated(module: torch.nn.Module) -> bool:
     """Tell whether a module is a graph that Dynamo or AOTAutograd made: part of a region, no module of the user's."""
-    if not isinstance(module, torch.fx.GraphModule):
+    if not isinstance(module, GraphModule):
         return False
     return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
 
@@ -200,6 +229,29 @@ def is_generated(module: torch.nn.Module) -> bool:
 def forget_kwargs_hook(handle_id: int) -> None:
     """Take out what `RemovableHandle.remove` leaves behind of a global forward hook with kwargs."""
     getattr(nn_module, "_global_forward_hooks_with_kwargs", {}).pop(handle_id, None)
+
+
+def new_hook_id() -> int:
+    """Return an id that no other hook has."""
+    return RemovableHandle(OrderedDict()).id
+
+
+def hooks_of(handle: RemovableHandle) -> dict[int, Any] | None:
+    """Return where the hook of a handle was put, by its id; None where that can't be told."""
+    find: Callable[[], dict[int, Any] | None] = getattr(handle, "hooks_dict_ref", lambda: None)
+    return find()
+
+
+def see_end(module: nn_module.Module, hook_id: int, hook: Callable[..., None]) -> None:
+    """Call a hook at the end of the module's calls, as one with `always_call` for a quarter of the price."""
+    module._forward_hooks[hook_id] = hook
+    module._forward_hooks_always_called[hook_id] = True
+
+
+def forget_end(module: nn_module.Module, hook_id: int) -> None:
+    """Take that hook off."""
+    module._forward_hooks.pop(hook_id, None)
+    module._forward_hooks_always_called.pop(hook_id, None)
 
 
 def outside_dynamo(function: F) -> F:

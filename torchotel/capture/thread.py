@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
 from torch.nn import Module
-from torch.utils.hooks import RemovableHandle
 
 from torchotel._records import ModuleCall, Registration, SpanReference
 from torchotel.capture.backward import BackwardStamps, Gate
@@ -16,6 +16,7 @@ from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.held import HeldSteps
 from torchotel.capture.parts import Identity, Part
 from torchotel.capture.scaling import Scaling
+from torchotel.capture.seams import new_hook_id
 from torchotel.capture.steps import StepMachine
 from torchotel.capture.watch import PendingGradient
 
@@ -66,9 +67,11 @@ class ThreadState:
         self.unordered = False
         """Nodes of the call that runs need not run in the order of their numbers."""
         self.device: str | None = None
-        self.exit_hook: RemovableHandle | None = None
-        self.exit_depth = 0
-        """Module calls on the Python stack when it was set: the module may call itself."""
+        self.exit_id = new_hook_id()
+        self.hooked: weakref.ref[Module] | None = None
+        """The outermost module while the hook is on it that sees the end of its call."""
+        self.hooked_call: int | None = None
+        """Which call that is: the module may call itself."""
         self.owner: ThreadState | None = None
         """On a thread of the autograd engine: the thread whose backward it serves."""
 
@@ -102,10 +105,10 @@ class ThreadState:
         if part.detailed:
             part.calls, part.stamps = self.calls.copy(), self.backward.log.copy()
             part.device_times = self.device_log.take()
-        part.registrations = self.registrations.copy()
-        part.watched = [*self.watched]
         self.calls.clear()
         self.backward.log.clear()
         self.device_log.clear()
-        self.registrations.clear()
-        self.watched.clear()
+        if self.registrations:
+            part.registrations, self.registrations = self.registrations, []
+        if self.watched:
+            part.watched, self.watched = self.watched, []
