@@ -229,7 +229,9 @@ class Capture:
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
-        unit = join(kind, number, parts, self.detail.reason(number))
+        unit = join(kind, number, parts)
+        if unit.detailed:
+            unit.reason = self.detail.reason(number)
         if kind == "step":
             unit.memory = self.memory.read()
         thread.held.add(hold(unit, parts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torchotel._records import DeviceTimes, GradientNorms, Log, Record, TensorGradient, Unit
@@ -23,20 +23,24 @@ class Held:
     record: Record
     logged: Logged
     gradients: Awaited[GradientNorms | None] | None = None
-    watched: Sequence[Awaited[TensorGradient]] = field(default_factory=list)
-    device_times: Sequence[Awaited[DeviceTimes | None]] = field(default_factory=list)
+    watched: Sequence[Awaited[TensorGradient]] = ()
+    device_times: Sequence[Awaited[DeviceTimes | None]] = ()
 
     def ready(self) -> bool:
         """Tell whether all of it can be read, and that of an evaluation which it must not wait for."""
-        timed = all(times.ready() for times in self.device_times)
-        if isinstance(self.record, Unit) and self.record.kind != "step":
-            timed = True  # the trace of a request does not wait for the next request
-        return timed and self.logged.ready() and all(awaited.ready() for awaited in self._awaited())
+        for times in self.device_times:
+            if not times.ready() and not (isinstance(self.record, Unit) and self.record.kind != "step"):
+                return False  # the trace of a request does not wait for the next request
+        if not self.logged.ready() or not (self.gradients is None or self.gradients.ready()):
+            return False
+        return not self.watched or all(gradient.ready() for gradient in self.watched)
 
     def wait(self) -> None:
         """Wait until it can."""
         self.logged.wait()
-        for awaited in (*self._awaited(), *self.device_times):
+        if self.gradients is not None:
+            self.gradients.wait()
+        for awaited in (*self.watched, *self.device_times):
             awaited.wait()
 
     def finish(self) -> Record:
@@ -45,27 +49,30 @@ class Held:
         if isinstance(record, Log):
             return record._replace(values=self.logged.close())
         record.values = self.logged.close()
-        record.gradients = self.gradients.result() if self.gradients is not None else None
-        record.tensor_gradients = [gradient.result() for gradient in self.watched]
-        record.device_times = [times for one in self.device_times if (times := one.result()) is not None]
+        if self.gradients is not None:
+            record.gradients = self.gradients.result()
+        if self.watched:
+            record.tensor_gradients = [gradient.result() for gradient in self.watched]
+        if self.device_times:
+            record.device_times = [times for one in self.device_times if (times := one.result()) is not None]
         return record
-
-    def _awaited(self) -> list[Awaited[object]]:
-        return [*self.watched] if self.gradients is None else [self.gradients, *self.watched]
 
 
 def hold(unit: Unit, parts: Sequence[Part]) -> Held:
     """Gather what is to come of a step's parts; the last backward's norms are the step's."""
-    logged = Logged()
-    for part in parts:  # the optimizers' first: what is logged beats them
-        if part.learning_rate is not None:
-            logged.add({"lr": part.learning_rate})
+    held = Held(unit, parts[0].logged)
+    rate = None
     for part in parts:
-        logged.merge(part.logged)
-    gradients = [part.gradients for part in parts if part.gradients is not None]
-    watched = [gradient for part in parts for gradient in part.watched]
-    times = [part.device_times for part in parts if part.device_times is not None]
-    return Held(unit, logged, gradients[-1] if gradients else None, watched, times)
+        rate = rate if part.learning_rate is None else part.learning_rate
+        if part.logged is not held.logged:
+            held.logged.merge(part.logged)
+        held.gradients = held.gradients if part.gradients is None else part.gradients
+        held.watched = [*held.watched, *part.watched] if held.watched else part.watched
+        if part.device_times is not None:
+            held.device_times = [*held.device_times, part.device_times]
+    if rate is not None:
+        held.logged.learning_rate(rate)
+    return held
 
 
 class HeldSteps:
@@ -87,7 +94,7 @@ class HeldSteps:
 
     def release(self, hand_over: HandOver) -> None:
         """Hand over in order what is ready, and the oldest where too many wait."""
-        while (held := self._take_ready()) is not None:
+        while self._held and (held := self._take_ready()) is not None:
             hand_over(held.finish())
 
     def release_all(self, hand_over: HandOver) -> None:

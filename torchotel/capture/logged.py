@@ -57,16 +57,22 @@ class Logged:
             else:
                 before.append(value)
 
+    def learning_rate(self, rate: LogValue | Reading) -> None:
+        """Take in the optimizers', which holds where none was logged."""
+        self._last.setdefault("lr", rate)
+
     def merge(self, later: Logged) -> None:
         """Take in what a later part of the same step has logged."""
         self._last.update(later._last)
-        self._add_losses(later._losses)
+        if later._losses:
+            self._add_losses(later._losses)
         for name, values in later._counts.items():
             self._counts.setdefault(name, []).extend(values)
 
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
-        return all(reading.ready() for reading in self._readings())
+        readings = self._readings()
+        return not readings or all(reading.ready() for reading in readings)
 
     def wait(self) -> None:
         """Wait until it can."""
@@ -76,10 +82,16 @@ class Logged:
     def close(self) -> dict[str, LogValue]:
         """Return what has come; nothing is taken in any more."""
         self.closed = True
-        last = {name: _come(name, value) for name, value in self._last.items()}
-        counts = {name: _sum(name, values) for name, values in self._counts.items()}
-        values = {LOSS: _worst(self._losses), **last, **counts}
-        return {name: value for name, value in values.items() if value is not None}
+        values: dict[str, LogValue] = {}
+        if self._losses and (loss := _worst(self._losses)) is not None:
+            values[LOSS] = loss
+        for name, value in self._last.items():
+            if (come := _come(name, value)) is not None:
+                values[name] = come
+        for name, counts in self._counts.items():
+            if (total := _sum(name, counts)) is not None:
+                values[name] = total
+        return values
 
     def _add_losses(self, values: Sequence[LogValue | Reading]) -> None:
         for value in values:
@@ -91,7 +103,9 @@ class Logged:
             self._losses.append(value)
 
     def _readings(self) -> list[Reading]:
-        values = [*self._last.values(), *self._losses, *(value for values in self._counts.values() for value in values)]
+        values = [*self._last.values(), *self._losses]
+        for counts in self._counts.values():
+            values += counts
         return [value for value in values if isinstance(value, Reading)]
 
 

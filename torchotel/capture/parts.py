@@ -92,15 +92,15 @@ class Part:
     backwards: int = 0
     optimizers: list[Hashable] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    calls: list[ModuleCall] = field(default_factory=list)
-    stamps: list[Stamp] = field(default_factory=list)
-    registrations: list[Registration] = field(default_factory=list)
+    calls: Sequence[ModuleCall] = ()
+    stamps: Sequence[Stamp] = ()
+    registrations: Sequence[Registration] = ()
     logged: Logged = field(default_factory=Logged)
     learning_rate: LogValue | Reading | None = None
     """The optimizer's, which holds where none is logged."""
     gradients: Awaited[GradientNorms | None] | None = None
     """Norms as the last backward left them."""
-    watched: list[Awaited[TensorGradient]] = field(default_factory=list)
+    watched: Sequence[Awaited[TensorGradient]] = ()
     device_times: Awaited[DeviceTimes | None] | None = None
 
     @property
@@ -126,35 +126,31 @@ class Part:
             self.forward_start_ns, self.forward_id = None, 0
 
 
-def join(kind: str, number: int, parts: Sequence[Part], reason: str) -> Unit:
+def join(kind: str, number: int, parts: Sequence[Part]) -> Unit:
     """Put the parts of a step or an evaluation together.
 
     Args:
         kind: "step", "evaluation" or "data".
         number: How many of the kind there were before.
         parts: In order.
-        reason: Why it has its detail, where it has.
     """
-    detailed = any(part.detailed for part in parts)
-    identity = next((part.identity for part in parts if part.identity.reference is not None), parts[0].identity)
-    unit = Unit(
-        kind=kind,
-        number=number,
-        start_ns=parts[0].start_ns,
-        end_ns=max(part.end_ns for part in parts),
-        asked_ns=max(part.asked_ns for part in parts),
-        unix_offset_ns=identity.unix_offset_ns or time_ns() - perf_counter_ns(),
-        thread=threading.get_ident(),
-        detailed=detailed,
-        reason=reason if detailed else None,
-        user_span=parts[0].user_span,
-        grad=any(part.forwards_with_grad or part.trained for part in parts),
-        identity=identity.take(),
-    )
+    first = parts[0]
+    unit = Unit(kind, number, first.start_ns, first.end_ns, 0, threading.get_ident(), detailed=False, grad=False)
+    unit.user_span = first.user_span
+    identity = first.identity
     for part in parts:
-        unit.phases += part.phases if kind != "data" else []  # there the root is the fetch
+        if identity.reference is None and part.identity.reference is not None:
+            identity = part.identity
+        unit.end_ns = max(unit.end_ns, part.end_ns)
+        unit.asked_ns = max(unit.asked_ns, part.asked_ns)
+        unit.detailed = unit.detailed or bool(part.detailed)
+        unit.grad = unit.grad or part.forwards_with_grad > 0 or part.trained
+        if kind != "data":  # there the root is the fetch
+            unit.phases += part.phases
         unit.calls += part.calls
         unit.stamps += part.stamps
         unit.registrations += part.registrations
         unit.error = unit.error or part.error
+    unit.unix_offset_ns = identity.unix_offset_ns or time_ns() - perf_counter_ns()
+    unit.identity = identity.take()
     return unit

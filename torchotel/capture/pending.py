@@ -36,7 +36,7 @@ class PendingStep:
 
     def has_one_optimizer(self) -> bool:
         """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
-        keys = self._keys(self.parts) | (set(self.open.optimizers) if self.open else set())
+        keys = self._keys(self.parts if self.open is None else [*self.parts, self.open])
         return len(keys) == 1 and len(self.cycle) <= 1 and (bool(self.cycle) or self._repeats())
 
     def _repeats(self) -> bool:
@@ -118,4 +118,4 @@ class PendingStep:
 
     @staticmethod
     def _keys(parts: list[Part]) -> set[Hashable]:
-        return {key for part in parts for key in part.optimizers}
+        return set().union(*[part.optimizers for part in parts])

@@ -139,7 +139,7 @@ class StepMachine:
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
         """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
-        if not any(entry[0] == key for entry in self._stepping):
+        if key not in [entry[0] for entry in self._stepping]:
             return
         while True:
             found, kind, start_ns, part, place = self._stepping.pop()
@@ -289,7 +289,7 @@ class StepMachine:
         self._optimizer_seen, self._pending.by_hand = True, False
         self._most_backwards = max(self._most_backwards, self._backwards)
         self._backwards = 0
-        repeats = any(key in earlier.optimizers for earlier in self._pending.parts)
+        repeats = [earlier for earlier in self._pending.parts if key in earlier.optimizers]
         part.optimizers.append(key)
         if repeats and (self._pending.has_one_optimizer() or not self._pending.has_fetch()):
             last = max(i for i, earlier in enumerate(self._pending.parts) if earlier.finished)
