@@ -71,7 +71,7 @@ class Guard:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            if not iterated:
+            if self.faults >= self._limit and not iterated:
                 self.settle()
             try:
                 return function(*args, **kwargs)

@@ -99,9 +99,9 @@ class Gradients:
             thread: The calling thread's state.
             number: How many steps were handed over before.
         """
-        if thread.in_forward or is_compiling() or graph_task() != -1:
-            return
         if not self._wanted_now(thread, number):
+            return
+        if thread.in_forward or is_compiling() or graph_task() != -1:
             return
         parts = thread.machine.parts
         try:
@@ -121,8 +121,8 @@ class Gradients:
             self.guard.fault()
 
     def _wanted_now(self, thread: ThreadState, number: int) -> bool:
-        parts = thread.machine.parts
-        return bool(parts) and self.wanted(number + parts[-1].ahead, detailed=bool(parts[-1].detailed))
+        part = thread.machine.open_part
+        return part is not None and self.wanted(number + part.ahead, detailed=bool(part.detailed))
 
     def take(self, models: Iterable[Module], scaling: Scaling) -> PendingNorms | None:
         """Take the norms of all gradients that the models' parameters have; None where there are none.

@@ -28,6 +28,8 @@ class LearningRates:
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | Reading | None:
     """Return the learning rate of an optimizer's first parameter group; None for one that has none."""
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    if type(rate) is float:  # most are
+        return rate
     if isinstance(rate, torch.Tensor):
         return read_later([rate]) if rate.numel() == 1 else None
     return float(rate) if isinstance(rate, int | float) else None

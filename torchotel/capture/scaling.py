@@ -51,10 +51,11 @@ class Scaling:
     def backward_begins(self, roots: Any) -> None:
         """Find out whether an outermost backward begins at a scaled loss."""
         found = None
-        for root in roots if isinstance(roots, Sequence) else [roots]:
-            loss, scaled = self._losses.get(id(root), (None, None))
-            if loss is not None and loss() is root:
-                found = scaled
+        if self._losses:
+            for root in roots if isinstance(roots, Sequence) else [roots]:
+                loss, scaled = self._losses.get(id(root), (None, None))
+                if loss is not None and loss() is root:
+                    found = scaled
         self._direct, self._running = found is not None, found or self._last
 
     def backward_ended(self, *, accumulates: bool) -> None:

@@ -24,9 +24,9 @@ Ask = Callable[[], SpanReference | None]
 def current_span() -> SpanReference | None:
     """Return the user's span that is current on the calling thread; a step of this thread stands for what is below."""
     span = trace.get_current_span()
-    while isinstance(span, LiveSpan) and span.thread == threading.get_ident():
+    while type(span) is LiveSpan and span.thread == threading.get_ident():
         span = span.outer
-    return reference_of(span.get_span_context())
+    return None if span is INVALID_SPAN else reference_of(span.get_span_context())
 
 
 def reference_of(context: SpanContext) -> SpanReference | None:
@@ -49,7 +49,8 @@ class LiveSpan(NonRecordingSpan):
     def __init__(self, ask: Ask, key: object, outer: Span) -> None:
         super().__init__(trace.INVALID_SPAN_CONTEXT)
         self.key, self.thread = key, threading.get_ident()
-        self._ask, self._outer, self._outer_recorded = ask, outer, outer.is_recording()
+        self._ask, self._outer = ask, outer
+        self._outer_recorded = outer is not INVALID_SPAN and outer.is_recording()
 
     @property
     def outer(self) -> Span:
@@ -99,7 +100,7 @@ def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
         key: What the span is made for; one that was made for something else makes room.
     """
     outer = trace.get_current_span()
-    if isinstance(outer, LiveSpan) and outer.thread == threading.get_ident():
+    if type(outer) is LiveSpan and outer.thread == threading.get_ident():
         if outer.key is key:
             return None
         outer = outer.outer
