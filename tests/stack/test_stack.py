@@ -4,37 +4,15 @@ import json
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from urllib.request import urlopen
 
-import commands
 import pytest
 from backend_binaries import built
 from held_training import STEPS, held_training
 from prometheus_server import until
+from stack_command import Stack
 
-from torchotel.stack.backends import BACKENDS, cache
-from torchotel.stack.servers import Ports
-
-
-class Stack:
-    """The command, with folders and ports of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        with ExitStack() as held:
-            free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in Ports().variables()]
-            numbers = [str(one.getsockname()[1]) for one in free]
-        self.ports = dict(zip(Ports().variables(), numbers, strict=True))
-        self.environ = {"XDG_STATE_HOME": str(folder), "TORCHOTEL_BACKENDS": str(cache()), **self.ports}
-        self._folder = folder
-
-    def __call__(self, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        return commands.torchotel("stack", *words, cwd=self._folder, **{**self.environ, **environ})
-
-    def ask(self, server: str, path: str) -> str:
-        with urlopen(f"http://localhost:{self.ports[f'{server}_PORT']}{path}", timeout=10) as answer:  # http
-            return str(answer.read().decode())
+from torchotel.stack.backends import BACKENDS
 
 
 @pytest.fixture

@@ -44,9 +44,9 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _up(*, native: bool, small: bool) -> int:
-    from torchotel.stack import control, places  # noqa: PLC0415 - as above
+    from torchotel.stack import control, kept, places  # noqa: PLC0415 - as above
 
-    kind = places.Kind(native=native, small=small)
+    kind = kept.Kind(native=native, small=small)
     ready = control.bring_up(kind, lambda text: print(text, flush=True))
     print(f"up, {kind}:")
     for server in ready.servers:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchotel._listening import owner_of
-from torchotel.stack import containers, native, places
+from torchotel.stack import containers, kept, native, places
 from torchotel.stack.errors import StackError
 from torchotel.stack.health import answers, await_all
-from torchotel.stack.places import Kind
-from torchotel.stack.servers import Ports, Server, servers
+from torchotel.stack.kept import Kind, Stack
+from torchotel.stack.servers import Ports, Server
 
 _PATIENCE_S = 180.0
 """Until the servers answer: Jaeger opens what it stored first."""
@@ -43,23 +43,17 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
     Raises:
         StackError: Something is missing, or a port is taken.
     """
-    kept = places.kept_kind()
-    if kept not in {None, kind}:
-        raise StackError(f"the stack is up {kept}: take that down first (torchotel stack down)")
-    ports = Ports.read()
-    wanted = servers(ports, small=kind.small, native=kind.native)
-    engine = None if kind.native else containers.find_engine()
-    if kept is None:
-        _check_ports(ports, wanted)
-    binaries = native.binaries(wanted, say) if kind.native else {}
-    kind.keep()  # from here on there is something to take down
-    if engine is None:
-        native.start(binaries, ports, small=kind.small)
+    stack = _same_or_new(kind)
+    binaries = native.binaries(stack.servers, say) if kind.native else {}
+    stack.keep()  # from here on there is something to take down
+    if stack.engine is None:
+        native.start(binaries, stack.ports, small=kind.small)
     else:
-        containers.up(engine, ports, small=kind.small)
+        containers.up(stack.engine, stack.ports, small=kind.small)
     say("waiting until all answer")
-    await_all(wanted, _PATIENCE_S, lambda server: native.process(server.name).last_words() if kind.native else None)
-    return Ready(wanted, _variables(ports, kind, pushed=engine is not None and not engine.reaches_loopback))
+    gone = native.last_words if kind.native else lambda _: None
+    await_all(stack.servers, _PATIENCE_S, gone)
+    return Ready(stack.servers, _variables(stack))
 
 
 def take_down() -> Kind:
@@ -68,29 +62,43 @@ def take_down() -> Kind:
     Raises:
         StackError: The container engine is gone, or no stack is up.
     """
-    kind = places.kept_kind()
-    if kind is None:
+    stack = kept.kept()
+    if stack is None:
         raise StackError("no stack is up that torchotel has brought up")
-    if kind.native:
+    if stack.engine is None:
         native.stop()
     else:
-        containers.down(containers.find_engine(), Ports.read())
-    places.forget_kind()
-    return kind
+        containers.down(stack.engine, stack.ports)
+    kept.forget()
+    return stack.kind
 
 
 def states() -> list[State]:
     """Ask every server of the stack that is up, in containers where none was brought up by us."""
-    kind = places.kept_kind() or Kind()
+    stack = kept.kept() or Stack(Kind(), Ports.read(), None)
     return [
-        State(server, answers(server), native.process(server.name).pid if kind.native else None)
-        for server in servers(Ports.read(), small=kind.small, native=kind.native)
+        State(server, answers(server), native.process(server).pid if stack.kind.native else None)
+        for server in stack.servers
     ]
 
 
-def _check_ports(ports: Ports, wanted: Iterable[Server]) -> None:
-    chosen_by = {int(port): variable for variable, port in ports.variables().items()}
-    needed = [(server, port, _owner(port)) for server in wanted for port in server.ports]
+def _same_or_new(kind: Kind) -> Stack:
+    """Give the stack that is up, if it is the one that is wanted, else a new one whose ports are free."""
+    up = kept.kept()
+    if up is None:
+        new = Stack(kind, Ports.read(), None if kind.native else containers.find_engine())
+        _check_ports(new)
+        return new
+    if up.kind != kind:
+        raise StackError(f"the stack is up {up.kind}: take that down first (torchotel stack down)")
+    if Ports.read(otherwise=up.ports) != up.ports:
+        raise StackError("the stack is up on other ports: take that down first (torchotel stack down)")
+    return up
+
+
+def _check_ports(stack: Stack) -> None:
+    chosen_by = {int(port): variable for variable, port in stack.ports.variables().items()}
+    needed = [(server, port, _owner(port)) for server in stack.servers for port in server.ports]
     taken = [
         f"  {port} of {server.name}: {owner}; {chosen_by[port]} chooses another"
         for server, port, owner in needed
@@ -113,14 +121,15 @@ def _owner(port: int) -> str | None:
     return None
 
 
-def _variables(ports: Ports, kind: Kind, *, pushed: bool) -> dict[str, str]:
+def _variables(stack: Stack) -> dict[str, str]:
     """Say to a program where the stack is, as far as that is not what it takes for granted."""
+    ports, pushed = stack.ports, stack.engine is not None and not stack.engine.reaches_loopback
     variables = {} if pushed else {"TORCHOTEL_DISCOVERY_DIR": str(places.targets())}
     if ports.otlp_http != Ports.otlp_http:
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://localhost:{ports.otlp_http}"
     if pushed:
         variables["OTEL_METRICS_EXPORTER"] = "otlp"
-    if pushed and kind.small:
+    if pushed and stack.kind.small:
         receiver = f"http://localhost:{ports.prometheus}/api/v1/otlp/v1/metrics"
         variables["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = receiver
     return variables

@@ -31,17 +31,26 @@ def start(binaries: Mapping[str, Path], ports: Ports, *, small: bool) -> None:
     environ = _environ(ports, small=small)
     for name, binary in binaries.items():
         arguments = _prometheus(ports, small=small) if name == "prometheus" else [_config(name)]
-        process(name).start([str(binary), *arguments], environ)
+        _process(name).start([str(binary), *arguments], environ)
 
 
 def stop() -> None:
     """Stop all, the Collector first: what it holds still goes to Jaeger."""
     for name in reversed(_BACKENDS):
-        process(name).stop()
+        _process(name).stop()
 
 
-def process(name: str) -> Process:
+def process(server: Server) -> Process:
     """Give the process of a server."""
+    return _process(server.name)
+
+
+def last_words(server: Server) -> str | None:
+    """Give the end of the log of a server that has ended."""
+    return _process(server.name).last_words()
+
+
+def _process(name: str) -> Process:
     return Process(_folder(name))
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _PRIVATE = 0o700
@@ -42,34 +40,3 @@ def grafana_password() -> str:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             opened.write(secrets.token_urlsafe(12))
     return file.read_text()
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Which stack is up."""
-
-    native: bool = False
-    small: bool = False
-
-    def __str__(self) -> str:
-        words = "as plain processes" if self.native else "in containers"
-        return f"{words}, without the Collector" if self.small else words
-
-    def keep(self) -> None:
-        """Remember it for `down` and `status`."""
-        _kind_file().write_text(json.dumps(asdict(self)))
-
-
-def kept_kind() -> Kind | None:
-    """Give which stack was brought up; None where none was."""
-    file = _kind_file()
-    return Kind(**json.loads(file.read_text())) if file.exists() else None
-
-
-def forget_kind() -> None:
-    """Say that no stack is up."""
-    _kind_file().unlink(missing_ok=True)
-
-
-def _kind_file() -> Path:
-    return state() / "up.json"

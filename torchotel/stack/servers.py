@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from torchotel.stack.errors import StackError
@@ -32,8 +32,8 @@ class Ports:
     jaeger_otlp_http: int = 14318
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Take those that the environment chooses.
+    def read(cls, environ: Mapping[str, str] = os.environ, otherwise: Self | None = None) -> Self:
+        """Take those that the environment chooses, and else the given ones or the defaults.
 
         Raises:
             StackError: One is no port.
@@ -44,7 +44,7 @@ class Ports:
         for name, text in said.items():
             if not (text.isdecimal() and 0 < int(text) <= _MOST):
                 raise StackError(f"{_variable(name)}: got {text!r}, takes a port between 1 and {_MOST}")
-        return cls(**{name: int(text) for name, text in said.items()})
+        return replace(otherwise or cls(), **{name: int(text) for name, text in said.items()})
 
     def variables(self) -> dict[str, str]:
         """Give them as environment variables."""

@@ -1,0 +1,62 @@
+"""The stack in containers, as far as the command goes: a stand-in takes what an engine would."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine import Engine
+from stack_command import Stack
+
+PODMAN = ("podman", "podman-compose")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path / "bin")
+
+
+@pytest.fixture
+def stack(tmp_path: Path, engine: Engine) -> Iterator[Stack]:
+    made = Stack(tmp_path)
+    made.environ["PATH"] = str(engine.folder)
+    yield made
+    made("down")
+
+
+def test_another_terminal_finds_the_ports(stack: Stack, engine: Engine) -> None:
+    """Whatever it was told itself: `status` asks there, and a second `up` leaves them."""
+    engine.install("docker")
+    assert stack("up").returncode == 0
+    status = stack.elsewhere("status")
+    assert status.returncode == 0, status.stdout
+    addresses = [line.split()[2].split("/")[2] for line in status.stdout.splitlines()]
+    names = ("JAEGER_PORT", "PROMETHEUS_PORT", "OTLP_HTTP_PORT", "GRAFANA_PORT")
+    assert addresses == [f"localhost:{stack.ports[name]}" for name in names]
+    assert stack.elsewhere("up").returncode == 0
+    other = stack.elsewhere("up", JAEGER_PORT="26686")
+    assert other.returncode == 1
+    assert other.stderr.startswith("the stack is up on other ports: take that down first")
+
+
+def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engine) -> None:
+    """Though another, that would be taken first, is there by then."""
+    engine.install(*PODMAN)
+    assert stack("up").returncode == 0
+    engine.install("docker")
+    assert stack("up").returncode == 0
+    assert stack("down").returncode == 0
+    assert [line.split()[:2] for line in engine.told()] == [
+        ["podman-compose", "up"],
+        ["podman-compose", "up"],
+        ["podman-compose", "down"],
+    ]
+
+
+def test_prometheus_is_told_where_the_collector_is(stack: Stack, engine: Engine) -> None:
+    engine.install("docker")
+    assert stack("up").returncode == 0
+    written = Path(engine.told()[0].split()[-1], "prometheus", "collector.json")
+    (found,) = json.loads(written.read_text())
+    ports = (stack.ports["COLLECTOR_METRICS_PORT"], stack.ports["COLLECTOR_TELEMETRY_PORT"])
+    assert found == {"targets": [f"127.0.0.1:{port}" for port in ports]}
