@@ -26,6 +26,17 @@ def test_fires_and_stays_silent(case: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_a_process_may_be_told_of_twice(case: Path, tmp_path: Path) -> None:
+    """With a label more: Kubernetes's are missing in what is pushed before a Collector knows the pod."""
+    text = case.read_text().replace("../../../deploy", str(RULES.parents[2]))
+    told = [(line, line.replace('job="train"', 'job="train", k8s_pod_name="p"')) for line in text.splitlines()]
+    doubled = [one for line, again in told for one in ((line, again) if "target_info{" in line else (line,))]
+    (tmp_path / case.name).write_text("\n".join(doubled))
+    test_fires_and_stays_silent(tmp_path / case.name)
+
+
 def test_each_alert_is_seen_both_firing_and_silent() -> None:
     """No alert is without a test of either."""
     fires: set[str] = set()

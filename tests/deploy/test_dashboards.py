@@ -89,17 +89,20 @@ def test_panels_lie_side_by_side(made: dict[str, Any]) -> None:
     assert len(set(numbers)) == len(numbers)
 
 
+JOINED = r"\* on \(job, instance\) group_left \(([\w, ]+)\) max by \(job, instance, \1\) \(target_info\{([^}]*)\}\)"
+
+
 def test_each_query_keeps_to_the_chosen() -> None:
     """target-job-rule; and in the place of target-instance-rule, the join with the processes of the run and rank."""
     for target in targets():
         selectors = SELECTOR.findall(target.expr)
         assert {name for name, _ in selectors} <= METRICS, target
         assert all('job=~"$job"' in matchers for _, matchers in selectors), target
-        joined = re.findall(r"\* on \(job, instance\) group_left \([\w, ]+\) target_info\{([^}]*)\}", target.expr)
+        joined = re.findall(JOINED, target.expr)
         assert joined or {name for name, _ in selectors} == {"up"}, target
-        assert all('torch_run_id=~"$run"' in matchers and 'torch_rank=~"$rank"' in matchers for matchers in joined), (
-            target
-        )
+        assert all(
+            'torch_run_id=~"$run"' in matchers and 'torch_rank=~"$rank"' in matchers for _, matchers in joined
+        ), target
 
 
 def test_no_metric_goes_without_matchers() -> None:

@@ -79,10 +79,12 @@ def test_prometheus_takes_its_own(name: str, tmp_path: Path) -> None:
     check(promtool, "check", "config", "--syntax-only", saved(tmp_path, yaml.safe_dump(read)))
 
 
-def pod(name: str, port: str = "metrics", phase: str = "Running", scrape: str = "true") -> dict[str, Any]:
+def pod(
+    name: str, port: str = "metrics", phase: str = "Running", scrape: str = "true", namespace: str = "research"
+) -> dict[str, Any]:
     """Give a pod as Kubernetes describes it to Prometheus, a target for each of its ports."""
     labels = {
-        "namespace": "research",
+        "namespace": namespace,
         "pod_name": name,
         "pod_node_name": "node-1",
         "pod_phase": phase,
@@ -96,20 +98,22 @@ def pod(name: str, port: str = "metrics", phase: str = "Running", scrape: str = 
 
 
 def test_prometheus_scrapes_running_ranks_under_the_names_that_dashboards_know(tmp_path: Path) -> None:
-    """A rank's job is its service, its instance its pod; the other ports, and pods that ended, are left alone."""
+    """A rank's job is its service, its instance its pod, of which another namespace may have one of the same name.
+
+    The other ports, and pods that ended, are left alone.
+    """
     built(PROMETHEUS)
     pods = [pod("train-0-x"), pod("train-1-xx", port="http"), pod("train-2-xxx", phase="Succeeded")]
-    (tmp_path / "pods.json").write_text(json.dumps([*pods, pod("other-pod-xxxx", scrape="")]))
+    pods += [pod("other-pod-xxxx", scrape=""), pod("train-0-x", namespace="teaching")]
+    (tmp_path / "pods.json").write_text(json.dumps(pods))
     read = with_targets(config("base", "prometheus"), {"files": [str(tmp_path / "pods.json")]})
     with prometheus_server(yaml.safe_dump(read), tmp_path) as prometheus:
-        found = until(lambda: prometheus.get("targets"), lambda targets: bool(targets["activeTargets"]))
-    (target,) = found["activeTargets"]
-    assert target["labels"] == {
-        "job": "train",
-        "instance": "train-0-x:9464",
-        "namespace": "research",
-        "node": "node-1",
-    }
+        found = until(lambda: prometheus.get("targets"), lambda targets: len(targets["activeTargets"]) > 1)
+    labels = [target["labels"] for target in found["activeTargets"]]
+    assert sorted(labels, key=lambda one: str(one["namespace"])) == [
+        {"job": "train", "instance": f"{namespace}/train-0-x:9464", "namespace": namespace, "node": "node-1"}
+        for namespace in ("research", "teaching")
+    ]
 
 
 class Sender:
@@ -177,6 +181,11 @@ def test_a_gateway_stores_what_training_kept(tmp_path: Path) -> None:
         spans = stored(jaeger, 2 * len(kept) + 3)
     after = [span for span in spans if span.name.startswith("late") or span.trace_id == last.trace_id.to_bytes(16)]
     assert sorted(span.name for span in after) == ["last", "late, kept", "torch.forward"]
+
+
+def test_an_agent_waits_until_it_knows_its_pods() -> None:
+    """Else the first pushes after its start would lack the labels that the next ones have."""
+    assert yaml.safe_load(config("base", "agent"))["processors"]["k8s_attributes"]["wait_for_metadata"] is True
 
 
 def test_no_policy_looks_at_a_trace_s_length() -> None:

@@ -37,7 +37,8 @@ def rate(metric: str, *matchers: str) -> str:
 def of_chosen(expr: str, *labels: str) -> str:
     """Keep the series of the chosen processes, with the run, the rank and further labels of each process."""
     brought = ", ".join(("torch_rank", "torch_run_id", *labels))
-    return f"({expr} * on (job, instance) group_left ({brought}) {PROCESSES})"
+    one_each = f"max by (job, instance, {brought}) ({PROCESSES})"  # two of one process would make an error of the join
+    return f"({expr} * on (job, instance) group_left ({brought}) {one_each})"
 
 
 def by(labels: Iterable[str], how: str, expr: str) -> str:
