@@ -3,6 +3,8 @@
 import re
 import shutil
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ def fail(work: Path, made: Path) -> None:
 
 @pytest.mark.usefixtures("_own_cache")
 def test_a_server_is_built_once_and_found_by_its_version(tmp_path: Path) -> None:
-    """Another version is another one; nothing but the binaries is kept."""
+    """Another version is another one; nothing but the binaries is kept, and what two lock who build at once."""
     said: list[str] = []
     first = ensure(Backend("server", "1.0", ("server",), build), said.append)
     assert first == tmp_path / "server-1.0" / "server"
@@ -43,6 +45,8 @@ def test_a_server_is_built_once_and_found_by_its_version(tmp_path: Path) -> None
     assert len(said) == 2
     assert ensure(Backend("server", "1.1", ("server",), build), said.append) != first
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()) == [
+        ".server-1.0.lock",
+        ".server-1.1.lock",
         "server-1.0/server",
         "server-1.1/server",
     ]
@@ -52,19 +56,26 @@ def test_a_server_is_built_once_and_found_by_its_version(tmp_path: Path) -> None
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StackError, match="no"):
         ensure(Backend("server", "1.0", ("server",), fail), lambda _: None)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [".server-1.0.lock"]
 
 
 @pytest.mark.usefixtures("_own_cache")
-def test_a_build_that_lost_a_race_takes_the_other_s(tmp_path: Path) -> None:
-    """Binaries that are there already are not replaced: somebody may run them."""
+def test_two_who_miss_a_server_build_it_once() -> None:
+    """The second waits and takes the first's: binaries that are there are not replaced, since somebody may run them."""
+    both, builds = threading.Barrier(2), []
 
-    def overtaken(work: Path, made: Path) -> None:
+    def say(text: str) -> None:
+        if text.startswith("building"):
+            both.wait()
+
+    def counted(work: Path, made: Path) -> None:
+        builds.append(made)
         build(work, made)
-        (tmp_path / "server-1.0").mkdir()
-        (tmp_path / "server-1.0" / "server").write_text("the other's")
 
-    assert ensure(Backend("server", "1.0", ("server",), overtaken), lambda _: None).read_text() == "the other's"
+    backend = Backend("server", "1.0", ("server",), counted)
+    with ThreadPoolExecutor(2) as pool:
+        assert set(pool.map(lambda _: ensure(backend, say), range(2))) == {backend.binary()}
+    assert len(builds) == 1
 
 
 @pytest.mark.usefixtures("_own_cache")

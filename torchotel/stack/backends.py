@@ -5,6 +5,7 @@ Building takes Go, its module proxy and minutes, and no container engine.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -97,21 +98,22 @@ def ensure(backend: Backend, say: Callable[[str], None] = print) -> Path:
 
 
 def _build(backend: Backend) -> None:
-    work = backend.folder.with_name(f".{backend.folder.name}-{os.getpid()}")
-    made = work / "bin"
-    made.mkdir(parents=True, exist_ok=True)
-    try:
-        backend.build(work, made)
-        _move(made, backend)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _move(made: Path, backend: Backend) -> None:
-    """Put the binaries in their place, whole or not at all."""
-    if not backend.is_there:  # else another process has built them meanwhile, and may run them already
-        shutil.rmtree(backend.folder, ignore_errors=True)
-        made.rename(backend.folder)
+    """Put the binaries in their place, whole or not at all, unless another process has done so meanwhile."""
+    work = backend.folder.with_name(f".{backend.folder.name}")
+    work.parent.mkdir(parents=True, exist_ok=True)
+    with work.with_name(f"{work.name}.lock").open("w") as lock:  # it stays: who waits for it has it open
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if backend.is_there:
+            return
+        shutil.rmtree(work, ignore_errors=True)  # of one that was killed
+        made = work / "bin"
+        made.mkdir(parents=True)
+        try:
+            backend.build(work, made)
+            shutil.rmtree(backend.folder, ignore_errors=True)
+            made.rename(backend.folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def main() -> int:
