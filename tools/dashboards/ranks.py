@@ -14,9 +14,9 @@ _STEPS = rate("torch_steps_total")
 _STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
 _PHASES = of_process(rate("torch_phase_time_seconds_total"), _STEPS)
 _OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'phase!="backward"'), _STEPS))
-_SKEW = (
-    f"(max by (torch_run_id) ({_OWN}) - quantile by (torch_run_id) (0.5, {_OWN})) / ({by_run('avg', _STEP_TIME)} > 0)"
-)
+_LATE = " - ".join(f"{how} by (torch_run_id) ({_OWN})" for how in ("max", "avg"))
+_OTHERS = f"clamp_min(1 - 1 / count by (torch_run_id) ({_OWN}), 0.5)"  # (max - avg) / (1 - 1 / count): 0 of one rank
+_SKEW = f"({_LATE}) / {_OTHERS} / ({by_run('avg', _STEP_TIME)} > 0)"
 _QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
 _SLOWEST = most(16, by_rank("sum", _STEP_TIME, "host_name"))
 
@@ -41,7 +41,7 @@ _GLANCE = [
     number(
         "Skew",
         "percentunit",
-        "Share of a step that the slowest rank needs longer than the median one before they meet in backward.",
+        "Share of a step that the slowest rank needs longer than the others on average before they meet in backward.",
         Query(_SKEW),
         orange=0.1,
         red=0.3,
@@ -59,7 +59,7 @@ _RANKS = [
     lines(
         "Skew",
         "percentunit",
-        "Share of a step that the slowest rank needs longer than the median one outside of backward: the others "
+        "Share of a step that the slowest rank needs longer than the others on average outside of backward: they "
         "wait that long for its gradients. A rank that is slow in backward itself can't be told so, since all of "
         "them meet there: compare its layers.",
         Query(_SKEW),
