@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from engine import Engine
@@ -53,10 +54,14 @@ def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engin
     ]
 
 
-def test_prometheus_is_told_where_the_collector_is(stack: Stack, engine: Engine) -> None:
+def test_what_knows_no_variables_is_written(stack: Stack, engine: Engine) -> None:
+    """Prometheus is told where the Collector is, and Jaeger's page where Grafana is."""
     engine.install("docker")
     assert stack("up").returncode == 0
-    written = Path(engine.told()[0].split()[-1], "prometheus", "collector.json")
-    (found,) = json.loads(written.read_text())
+    written = Path(engine.told()[0].split()[-1])
+    (found,) = json.loads((written / "prometheus" / "collector.json").read_text())
     ports = (stack.ports["COLLECTOR_METRICS_PORT"], stack.ports["COLLECTOR_TELEMETRY_PORT"])
     assert found == {"targets": [f"127.0.0.1:{port}" for port in ports]}
+    links = json.loads((written / "jaeger" / "ui.json").read_text())["linkPatterns"]
+    assert links
+    assert {urlsplit(link["url"]).netloc for link in links} == {f"localhost:{stack.ports['GRAFANA_PORT']}"}

@@ -36,6 +36,7 @@ def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, smal
         (steps,) = until(lambda: json.loads(stack.ask("PROMETHEUS", query))["data"]["result"], bool)
         assert steps["metric"]["job"] == "digits"
     until(lambda: json.loads(stack.ask("JAEGER", "/api/services"))["data"] or [], lambda names: "digits" in names)
+    assert "torchotel-layers" not in stack.ask("JAEGER", "/search")  # no link to Grafana, which is not there
     status = stack("status")
     assert status.returncode == 0, status.stdout
     servers = ["jaeger", "prometheus"] + ([] if small else ["collector"])

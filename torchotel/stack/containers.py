@@ -79,10 +79,14 @@ def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> Non
 def _write(ports: Ports) -> Path:
     """Write what names ports, and give the folder, laid out as `deploy/`."""
     folder = places.state() / "containers"
-    file = folder / "prometheus" / "collector.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(written.collector_targets(ports, small=False))  # compose.small.yaml has another in its place
-    file.chmod(0o644)  # servers in containers are other users
+    texts = {
+        "prometheus/collector.json": written.collector_targets(ports, small=False),  # compose.small.yaml has its own
+        "jaeger/ui.json": written.jaeger_page(ports.grafana),
+    }
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+        (folder / path).chmod(0o644)  # servers in containers are other users
     return folder
 
 

@@ -69,7 +69,7 @@ def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
         "JAEGER_LISTEN_HOST": "127.0.0.1",
         "COLLECTOR_LISTEN_HOST": "127.0.0.1",
         "JAEGER_OTLP_ENDPOINT": f"127.0.0.1:{ports.jaeger_otlp_grpc}",
-        "JAEGER_UI_CONFIG": str(places.shipped() / "jaeger" / "ui.json"),
+        "JAEGER_UI_CONFIG": "",  # its links lead to Grafana, which is not among them
         "JAEGER_STORAGE": str(_folder("jaeger") / "data"),
         "COLLECTOR_STORAGE": str(_folder("collector") / "data"),
     }
