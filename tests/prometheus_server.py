@@ -29,10 +29,10 @@ class Prometheus:
     """A server's HTTP API."""
 
     def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/api/v1/"
+        self.url = f"http://127.0.0.1:{port}/api/v1/"
 
     def get(self, path: str, **query: str) -> Any:
-        with urlopen(f"{self._url}{path}?{urlencode(query)}", timeout=10) as answer:  # noqa: S310  # http, as above
+        with urlopen(f"{self.url}{path}?{urlencode(query)}", timeout=10) as answer:  # noqa: S310  # http, as above
             return json.load(answer)["data"]
 
     def query(self, expr: str) -> list[dict[str, Any]]:
@@ -78,6 +78,7 @@ def prometheus_server(config: str, folder: Path) -> Iterator[Prometheus]:
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
+        "--web.enable-otlp-receiver",
     ]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:

@@ -3,14 +3,21 @@
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from commands import environment
 from kustomized import config, of_kind
 from loopback import free_ports
+from prometheus_server import Prometheus, binary, prometheus_server, until
 from receiver import Receiver
+from test_alerts import alerts
+from test_kubernetes_configs import with_targets
 
 RANKS = 2
 CREATED = "batch.kubernetes.io"
@@ -31,7 +38,7 @@ def in_pod(rank: int) -> dict[str, str]:
         f"{CREATED}/controller-uid": UID,
     }
     fields = {f"metadata.labels['{name}']": value for name, value in labels.items()}
-    fields |= {"status.podIP": "127.0.0.1", "metadata.uid": f"pod-{rank}"}
+    fields |= {"metadata.uid": f"pod-{rank}"}
     told: dict[str, str] = {}
     for variable in template["spec"]["containers"][0]["env"]:
         text = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -51,6 +58,46 @@ def test_each_pod_is_a_rank() -> None:
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert told["RANK"] == "3"
+
+
+@pytest.mark.skipif(binary() is None, reason="there is no prometheus, neither built nor on the path")
+def test_a_rank_that_died_is_told_from_one_that_ended(server: Receiver, tmp_path: Path) -> None:
+    """By the metrics that the Job's ranks push: a target in Kubernetes goes with its pod, however that ends."""
+    config_text = yaml.safe_dump(with_targets(config("base", "prometheus")))
+    with prometheus_server(config_text, tmp_path) as prometheus, ExitStack() as stack:
+        ranks = [stack.enter_context(pushing(rank, server, prometheus, tmp_path)) for rank in range(RANKS)]
+        until(lambda: prometheus.query("count(torch_run_finished == 0) == 2"), bool)
+        (tmp_path / "end-0").write_text("normally")
+        ranks[1].kill()
+        until(lambda: prometheus.query("torch_run_finished == 1"), bool)
+        (found,) = prometheus.get("query", query=alerts()["TorchRunDied"]["expr"], time=str(time.time() + 600))[
+            "result"
+        ]
+    assert (found["metric"]["torch_run_id"], found["metric"]["torch_rank"]) == (UID, "1")
+
+
+@contextmanager
+def pushing(rank: int, server: Receiver, prometheus: Prometheus, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Train as a rank of the Job until a file says how it ends, and push past the agent, each second."""
+    here = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": server.url.removesuffix("/v1/traces"),
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{prometheus.url}otlp/v1/metrics",
+        "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+    }
+    command = [sys.executable, str(Path(__file__).parents[1] / "rank_program.py"), str(folder / f"end-{rank}")]
+    with subprocess.Popen(command, env=environment(**{**in_pod(rank), **here})) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_pushes_are_as_frequent_as_scrapes() -> None:
+    """Which dashboards reckon with: their shortest windows are four of it."""
+    told, read = in_pod(0), yaml.safe_load(config("base", "prometheus"))
+    assert told["OTEL_METRICS_EXPORTER"] == "otlp"
+    assert f"{int(told['OTEL_METRIC_EXPORT_INTERVAL']) // 1000}s" == read["global"]["scrape_interval"]
+    assert not job()["template"]["metadata"].get("annotations")
 
 
 def start(rank: int, program: Path, endpoint: str, port: int) -> "subprocess.Popen[str]":
