@@ -3,9 +3,7 @@
 Each has a folder for its data and its log, and all of them share `Ports`, chosen anew by `own_ports()`.
 """
 
-import json
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -161,23 +159,14 @@ def _before_jaeger(folder: Path, ports: Ports) -> dict[str, Any]:
     }
 
 
-def prometheus(folder: Path, ports: Ports) -> RealServer:
-    """Make a Prometheus that answers at `prometheus`, and scrapes the Collector and who is named in `targets/`.
+def prometheus(folder: Path, targets: Path, ports: Ports) -> RealServer:
+    """Make a Prometheus that answers at `prometheus`, and scrapes the Collector and who is named.
 
     Args:
-        folder: For its configuration, its data, which stay, and its log; `targets/` in it is a `discovery_dir`.
+        folder: For its configuration, its data, which stay, and its log.
+        targets: A `discovery_dir`, made where it is not there.
         ports: Where it and the Collector listen.
     """
-    (folder / "targets").mkdir(parents=True, exist_ok=True)
-    shutil.copy(shipped() / "prometheus" / "prometheus.yml", folder)
-    shutil.copytree(shipped() / "prometheus" / "rules", folder / "rules", dirs_exist_ok=True)
-    own = [f"127.0.0.1:{port}" for port in (ports.collector_metrics, ports.collector_telemetry)]
-    (folder / "collector.json").write_text(json.dumps([{"targets": own}]))
-    words = (
-        built(PROMETHEUS),
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{ports.prometheus}",
-        *native.FLAGS,
-    )
+    targets.mkdir(parents=True, exist_ok=True)
+    words = (built(PROMETHEUS), *native.prometheus_arguments(folder, targets, ports, small=False))
     return RealServer("prometheus", words, ports, folder)

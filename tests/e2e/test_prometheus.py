@@ -40,12 +40,12 @@ def stack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
     """Run the servers; without the Collector nothing can come through it."""
     ports, through = own_ports(), request.param == WITH_COLLECTOR
     variables = {
-        "TORCHOTEL_DISCOVERY_DIR": str(tmp_path / "prometheus" / "targets"),
+        "TORCHOTEL_DISCOVERY_DIR": str(tmp_path / "targets"),
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://localhost:{ports.otlp_http if through else ports.jaeger_otlp_http}",
     }
     with ExitStack() as up:
         up.enter_context(running(jaeger(tmp_path / "jaeger", ports, memory=True)))
-        up.enter_context(running(prometheus(tmp_path / "prometheus", ports)))
+        up.enter_context(running(prometheus(tmp_path / "prometheus", tmp_path / "targets", ports)))
         if through:
             up.enter_context(running(collector(tmp_path / "collector", ports)))
         else:

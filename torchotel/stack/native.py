@@ -30,8 +30,7 @@ def start(binaries: Mapping[str, Path], ports: Ports, *, small: bool) -> None:
     """Start what does not run."""
     environ = _environ(ports, small=small)
     for name, binary in binaries.items():
-        arguments = _prometheus(ports, small=small) if name == "prometheus" else [_config(name)]
-        _process(name).start([str(binary), *arguments], environ)
+        _process(name).start([str(binary), *_arguments(name, ports, small=small)], environ)
 
 
 def stop() -> None:
@@ -58,8 +57,10 @@ def _folder(name: str) -> Path:
     return places.state() / "native" / name
 
 
-def _config(name: str) -> str:
-    return f"--config={places.shipped() / name / f'{name}.yaml'}"
+def _arguments(name: str, ports: Ports, *, small: bool) -> list[str]:
+    if name == "prometheus":
+        return prometheus_arguments(_folder(name), places.targets(), ports, small=small)
+    return [f"--config={places.shipped() / name / f'{name}.yaml'}"]
 
 
 def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
@@ -79,15 +80,21 @@ def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
     return {**{name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}, **chosen}
 
 
-def _prometheus(ports: Ports, *, small: bool) -> list[str]:
-    """Lay out a folder as the container has it, and give the arguments."""
-    folder = _folder("prometheus")
+def prometheus_arguments(folder: Path, targets: Path, ports: Ports, *, small: bool) -> list[str]:
+    """Lay out a folder as Prometheus's container has it, and give the arguments to run it there.
+
+    Args:
+        folder: For its configuration, which is written anew, and its data.
+        targets: Where ranks name their endpoints.
+        ports: Where it and the Collector listen.
+        small: There is no Collector.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(places.shipped() / "prometheus" / "prometheus.yml", folder)
     shutil.rmtree(folder / "rules", ignore_errors=True)
     shutil.copytree(places.shipped() / "prometheus" / "rules", folder / "rules")
     (folder / "targets").unlink(missing_ok=True)
-    (folder / "targets").symlink_to(places.targets())
+    (folder / "targets").symlink_to(targets)
     (folder / "collector.json").write_text(written.collector_targets(ports, small=small))
     return [
         f"--config.file={folder / 'prometheus.yml'}",
