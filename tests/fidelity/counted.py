@@ -22,12 +22,12 @@ class Call:
     parent: "Call | None"
     in_backward: bool
     """Run again by activation checkpointing."""
-    inputs: list[torch.Size]
-    """Shapes of the tensors that it took, those by keywords last."""
     first: int
     """Number of the first autograd node that it could make."""
     last: int = -1
     """Number after that of the last one; -1 while its forward runs."""
+    inputs: list[torch.Size] = field(default_factory=list)
+    """Shapes of the tensors that it took, those by keywords last: as they are when it ends."""
     outputs: list[torch.Size] | None = None
     """Shapes of the tensors that it gave out; None where it raised."""
     children: list["Call"] = field(default_factory=list)
@@ -92,7 +92,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
         again = torch._C._current_graph_task_id() != -1
         # PyTorch runs global hooks before a module's own: what those call is called by the forward around.
         parent = next((outer for outer in reversed(stack) if outer.last < 0), None)
-        this = Call(module, parent, again, _shapes((args, kwargs)), number())
+        this = Call(module, parent, again, number())
         counted.calls.append(this)
         if parent is not None:
             parent.children.append(this)
@@ -103,6 +103,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
             this.outputs = _shapes(output)
         finally:
             stack.pop()
+            this.inputs = _shapes((args, kwargs))
         if isinstance(module, nn.Identity) and output is not args[0]:
             counted.not_identical.append(type(module).__qualname__)
         return output
