@@ -18,12 +18,13 @@ import pytest
 from backend_binaries import built
 from held_training import STEPS, held_training
 from prometheus_server import until
+from servers import own_ports
 
+from torchotel.stack import containers
 from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
 from torchotel.stack.places import shipped
 
 SERVICES = ("collector", "jaeger", "prometheus")
-PORTS = {"OTLP_GRPC_PORT": "34317", "OTLP_HTTP_PORT": "34318", "JAEGER_PORT": "36686", "PROMETHEUS_PORT": "39090"}
 UP_S = 120
 """podman-compose waits for ever for a container that died at once."""
 COMPOSE = Path(sys.executable).with_name("podman-compose")
@@ -55,12 +56,19 @@ def missing() -> str:
 
 
 @pytest.fixture
-def podman(tmp_path: Path) -> dict[str, str]:
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Give what `up` tells the compose file, with ports and folders of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return containers.variables(own_ports())
+
+
+@pytest.fixture
+def podman(told: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """Build the images and give the environment that podman needs."""
     if missing():
         pytest.skip(missing())
     (tmp_path / "containers.conf").write_text(HOST)
-    environ = {**os.environ, **PORTS, "CONTAINERS_CONF": str(tmp_path / "containers.conf")}
+    environ = {**os.environ, **told, "CONTAINERS_CONF": str(tmp_path / "containers.conf")}
     (tmp_path / "empty").mkdir()
     (tmp_path / "root" / "tmp").mkdir(parents=True)
     (tmp_path / "root" / "tmp").chmod(0o1777)
@@ -82,37 +90,43 @@ def call(environ: dict[str, str], *words: str) -> str:
 
 
 @pytest.fixture
-def stack(podman: dict[str, str], tmp_path: Path) -> Iterator[Path]:
-    """Bring up all but Grafana, and give the folder of the targets; nothing is left at the end."""
-    targets = tmp_path / "targets"
-    targets.mkdir()
-    environ = {**podman, "TORCHOTEL_DISCOVERY_DIR": str(targets)}
+def _stack(podman: dict[str, str], tmp_path: Path) -> Iterator[None]:
+    """Bring up all but Grafana; nothing is left at the end."""
     override = tmp_path / "images.yaml"
     override.write_text(json.dumps({"services": {name: {"image": image(name)} for name in SERVICES}}))
     compose = (str(COMPOSE), "-p", "torchotel-test", "-f", str(shipped() / "compose.yaml"), "-f", str(override))
     try:
-        call(environ, *compose, "up", "-d", "--no-build", *SERVICES)
-        yield targets
+        call(podman, *compose, "up", "-d", "--no-build", *SERVICES)
+        yield
     finally:
-        call(environ, *compose, "down", "--volumes")
-        call(environ, "podman", "rmi", "-f", *map(image, SERVICES))
+        call(podman, *compose, "down", "--volumes")
+        call(podman, "podman", "rmi", "-f", *map(image, SERVICES))
 
 
-def ask(port: str, path: str) -> Any:
-    with urlopen(f"http://127.0.0.1:{PORTS[port]}{path}", timeout=10) as answer:
+def ask(address: str) -> Any:
+    with urlopen(f"http://127.0.0.1:{address}", timeout=10) as answer:
         return json.load(answer)
 
 
-def test_a_training_is_seen_through_the_compose_file(stack: Path, podman: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_stack")
+def test_a_training_is_seen_through_the_compose_file(
+    told: dict[str, str], podman: dict[str, str], tmp_path: Path
+) -> None:
     """Its trace in Jaeger, by way of the Collector, and its series in Prometheus; and the health checks run."""
-    until(lambda: ask("JAEGER_PORT", "/api/services"), bool)
-    told = {"TORCHOTEL_DISCOVERY_DIR": str(stack), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:34318"}
-    with held_training(tmp_path, TORCHOTEL_DETAIL="all", **told):
-        query = f"/api/v1/query?query=torch_steps_total=={STEPS}"
-        (steps,) = until(lambda: ask("PROMETHEUS_PORT", query)["data"]["result"], bool)
+    jaeger, prometheus = (f"{told[name]}/api" for name in ("JAEGER_PORT", "PROMETHEUS_PORT"))
+    until(lambda: ask(f"{jaeger}/services"), bool)
+    endpoint = f"http://127.0.0.1:{told['OTLP_HTTP_PORT']}"
+    variables = {"TORCHOTEL_DISCOVERY_DIR": told["TORCHOTEL_DISCOVERY_DIR"], "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+    with held_training(tmp_path, TORCHOTEL_DETAIL="all", **variables):
+        query = f"{prometheus}/v1/query?query=torch_steps_total=={STEPS}"
+        (steps,) = until(lambda: ask(query)["data"]["result"], bool)
         assert steps["metric"]["job"] == "digits"
-    found = until(lambda: ask("JAEGER_PORT", "/api/traces?service=digits&operation=torch.step")["data"] or [], bool)
+    found = until(lambda: ask(f"{jaeger}/traces?service=digits&operation=torch.step")["data"] or [], bool)
     names = {span["operationName"] for span in found[0]["spans"]}
     assert {"torch.step", "torch.forward", "forward Linear", "torch.backward", "torch.optimizer.step"} <= names
+    collector = f'{prometheus}/v1/query?query=up{{job="collector"}}==1'
+    until(lambda: ask(collector)["data"]["result"], lambda found: len(found) == 2)
+    with urlopen(f"http://127.0.0.1:{told['JAEGER_PORT']}/search", timeout=10) as page:
+        assert f"//localhost:{told['GRAFANA_PORT']}/d/torchotel-layers" in page.read().decode()
     for name in ("jaeger", "prometheus"):
         call(podman, "podman", "healthcheck", "run", f"torchotel-test_{name}_1")

@@ -58,16 +58,20 @@ def down(engine: Engine, ports: Ports) -> None:
     _compose(engine, ports, ["compose.yaml"], "down")
 
 
-def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> None:
-    folder = places.shipped()
-    command = [*engine.command, *(word for file in files for word in ("-f", str(folder / file))), *words]
-    environ = {
-        **os.environ,
+def variables(ports: Ports) -> dict[str, str]:
+    """Say to the compose file what it is to take from this machine."""
+    return {
         **ports.variables(),
         "STACK_FILES": str(_write(ports)),
         "TORCHOTEL_DISCOVERY_DIR": str(places.targets()),
         "GRAFANA_PASSWORD": places.grafana_password(),
     }
+
+
+def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> None:
+    folder = places.shipped()
+    command = [*engine.command, *(word for file in files for word in ("-f", str(folder / file))), *words]
+    environ = {**os.environ, **variables(ports)}
     try:
         done = subprocess.run(command, env=environ, timeout=_UP_S, check=False)  # noqa: S603 - found above
     except subprocess.TimeoutExpired as error:
