@@ -16,19 +16,23 @@ REQUIRED, BUILD_TOOLS = (bool(os.environ.get(name)) for name in VARIABLES)
 def built(backend: Backend, name: str | None = None) -> Path:
     """Give a binary of a server; the test is skipped where it is missing."""
     if not backend.is_there:
-        _missing(backend, "`make backends` builds it")
+        missing(f"{_not_there(backend)}; `make backends` builds it")
     return backend.binary(name)
 
 
 def tool(backend: Backend) -> Path:
     """Give the binary of what only a test needs; it is built there on request, and else the test is skipped."""
     if not backend.is_there and not BUILD_TOOLS:
-        _missing(backend, "TORCHOTEL_BUILD_TOOLS=1 builds it")
+        missing(f"{_not_there(backend)}; TORCHOTEL_BUILD_TOOLS=1 builds it")
     return ensure(backend)
 
 
-def _missing(backend: Backend, advice: str) -> NoReturn:
-    reason = f"{backend.name} {backend.version} is not in {backend.folder}; {advice}"
+def missing(reason: str) -> NoReturn:
+    """Fail the test where what it needs is required, and else skip it."""
     if REQUIRED:
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def _not_there(backend: Backend) -> str:
+    return f"{backend.name} {backend.version} is not in {backend.folder}"

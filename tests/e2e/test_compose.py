@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from urllib.request import urlopen
 import pytest
 from backend_binaries import built
 from held_training import STEPS, held_training
+from podman import BUSYBOX, COMPOSE, need_podman
 from prometheus_server import until
 from servers import own_ports
 
@@ -27,9 +27,6 @@ from torchotel.stack.places import shipped
 SERVICES = ("collector", "jaeger", "prometheus")
 UP_S = 120
 """podman-compose waits for ever for a container that died at once."""
-COMPOSE = Path(sys.executable).with_name("podman-compose")
-BUSYBOX = Path("/bin/busybox")
-"""What the health check of Jaeger's image is run by."""
 IMAGES = Path(__file__).with_name("images")
 """Each has what the published one has too: its user, its folders, its entry."""
 OPEN_FILES = ":".join(map(str, resource.getrlimit(resource.RLIMIT_NOFILE)))
@@ -43,18 +40,6 @@ runtime = "runc"
 """For a machine without systemd, on which limits can't be raised."""
 
 
-def missing() -> str:
-    """Say what this needs and is not there; nothing where all is."""
-    if shutil.which("podman") is None:
-        return "podman is not installed"
-    if not COMPOSE.exists():
-        return "podman-compose is not installed beside this Python"
-    if not BUSYBOX.exists():
-        return f"there is no {BUSYBOX} (busybox-static)"
-    works = subprocess.run(["podman", "info"], capture_output=True, check=False)  # noqa: S607  # the user's podman
-    return "" if works.returncode == 0 else f"podman does not work here: {works.stderr.decode()[-200:]}"
-
-
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Give what `up` tells the compose file, with ports and folders of the test's own."""
@@ -65,8 +50,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.fixture
 def podman(told: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """Build the images and give the environment that podman needs."""
-    if missing():
-        pytest.skip(missing())
+    need_podman()
     (tmp_path / "containers.conf").write_text(HOST)
     environ = {**os.environ, **told, "CONTAINERS_CONF": str(tmp_path / "containers.conf")}
     (tmp_path / "empty").mkdir()
