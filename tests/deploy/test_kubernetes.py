@@ -7,6 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from kustomized import FOLDER, STACKS, WHOLE, Manifest, config, containers, manifests, of_kind, pods
+from test_sizing import figures
 
 MOST_BYTES = 262_144
 """Of a manifest that `kubectl apply` can remember in its annotation."""
@@ -107,6 +108,24 @@ def test_nobody_is_let_in_where_nothing_says_so() -> None:
         let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
         assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert let_in == own - {8888}
+
+
+def stored_bytes(amount: str) -> float:
+    return float(amount[:-2]) * {"Gi": 2**30, "Ti": 2**40, "GB": 1e9}[amount[-2:]]
+
+
+def claimed_bytes(name: str, server: str) -> float:
+    (found,) = [one for one in of_kind(name, "StatefulSet") if one["metadata"]["name"] == server]
+    (claim,) = found["spec"]["volumeClaimTemplates"]
+    return stored_bytes(claim["spec"]["resources"]["requests"]["storage"])
+
+
+def test_opensearch_has_room_for_the_page_s_example() -> None:
+    """64 ranks of which one step in 20 is stored, as the gateways do it, for as long as the cleaner leaves them."""
+    (cleaner,) = [container for _, container in containers("base") if container["name"] == "cleaner"]
+    run = next(run for run in figures()["RUNS"] if run.ranks == 64 and run.kept == 0.05)
+    assert run.kept_days == int(cleaner["args"][0])
+    assert run.volume_gb() * 1e9 <= claimed_bytes("base", "opensearch")
 
 
 def test_remote_write_changes_nothing_else() -> None:
