@@ -6,8 +6,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from engine import Engine
 from stack_command import Stack
+
+from torchotel.stack.places import shipped
 
 PODMAN = ("podman", "podman-compose")
 
@@ -65,3 +68,23 @@ def test_what_knows_no_variables_is_written(stack: Stack, engine: Engine) -> Non
     links = json.loads((written / "jaeger" / "ui.json").read_text())["linkPatterns"]
     assert links
     assert {urlsplit(link["url"]).netloc for link in links} == {f"localhost:{stack.ports['GRAFANA_PORT']}"}
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["into the Collector", "into Prometheus"])
+def test_where_nothing_is_scraped_metrics_are_pushed(stack: Stack, engine: Engine, *, small: bool) -> None:
+    """As often as Grafana believes that they come: of rarer ones it would draw nothing."""
+    engine.install("docker", system="Docker Desktop")
+    up = stack("up", *(["--small"] if small else []))
+    said = dict(line.split()[1].split("=", 1) for line in up.stdout.splitlines() if line.startswith("  export "))
+    receiver = f"http://localhost:{stack.ports['PROMETHEUS_PORT']}/api/v1/otlp/v1/metrics"
+    assert said == {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://localhost:{stack.ports['OTLP_HTTP_PORT']}",
+        "OTEL_METRICS_EXPORTER": "otlp",
+        "OTEL_METRIC_EXPORT_INTERVAL": f"{1000 * grafana_reckons_with_s()}",
+        **({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": receiver} if small else {}),
+    }
+
+
+def grafana_reckons_with_s() -> int:
+    sources = yaml.safe_load((shipped() / "grafana/provisioning/datasources/torchotel.yaml").read_text())
+    return int(sources["datasources"][0]["jsonData"]["timeInterval"].removesuffix("s"))

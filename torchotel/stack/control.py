@@ -16,6 +16,8 @@ from torchotel.stack.servers import Ports, Server
 
 _PATIENCE_S = 180.0
 """Until the servers answer: Jaeger opens what it stored first."""
+_PUSH_MS = "5000"
+"""Grafana reckons with a point as often as Prometheus scrapes."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _variables(stack: Stack) -> dict[str, str]:
     if ports.otlp_http != Ports.otlp_http:
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://localhost:{ports.otlp_http}"
     if pushed:
-        variables["OTEL_METRICS_EXPORTER"] = "otlp"
+        variables |= {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_METRIC_EXPORT_INTERVAL": _PUSH_MS}
     if pushed and stack.kind.small:
         receiver = f"http://localhost:{ports.prometheus}/api/v1/otlp/v1/metrics"
         variables["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = receiver
