@@ -128,6 +128,14 @@ def test_opensearch_has_room_for_the_page_s_example() -> None:
     assert run.volume_gb() * 1e9 <= claimed_bytes("base", "opensearch")
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_prometheus_uses_the_disk_that_it_has(name: str) -> None:
+    """And leaves a tenth for its journal and what it merges."""
+    (prometheus,) = [container for _, container in containers(name) if container["name"] == "prometheus"]
+    (most,) = [word.partition("retention.size=")[2] for word in prometheus["args"] if "retention.size" in word]
+    assert 0.8 <= stored_bytes(most) / claimed_bytes(name, "prometheus") <= 0.9
+
+
 def test_remote_write_changes_nothing_else() -> None:
     """Its Prometheus is that of the base, and sends on what it has."""
     ours = yaml.safe_load(config("overlays/remote-write", "prometheus"))
