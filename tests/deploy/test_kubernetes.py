@@ -149,11 +149,14 @@ def test_remote_write_changes_nothing_else() -> None:
 
 
 def test_all_dashboards_and_alerts_come_along() -> None:
-    """Grafana's chart finds the dashboards by their label."""
-    found = {one["metadata"]["name"]: one for one in of_kind("base", "ConfigMap")}
-    for file in (FOLDER.parent / "grafana" / "dashboards").glob("*.json"):
-        manifest = found[f"grafana-{file.stem}"]
-        assert manifest["data"] == {file.name: file.read_text()}
-        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+    """Grafana's chart finds the dashboards by their label, and the alerts that Grafana tells of by another."""
+    grafana = FOLDER.parent / "grafana"
+    for label, name, files in (
+        ("grafana_dashboard", "grafana-{}", (grafana / "dashboards").glob("*.json")),
+        ("grafana_alert", "grafana-{}-alerts", (grafana / "provisioning" / "alerting").glob("*.yaml")),
+    ):
+        labelled = [one for one in of_kind("base", "ConfigMap") if label in one["metadata"].get("labels", {})]
+        found = {one["metadata"]["name"]: one["data"] for one in labelled}
+        assert found == {name.format(file.stem): {file.name: file.read_text()} for file in files}
     rules = [file.read_text() for file in (FOLDER.parent / "prometheus" / "rules").glob("*.yaml")]
     assert [config("base", "prometheus-rules")] == rules
