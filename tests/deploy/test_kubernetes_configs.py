@@ -35,14 +35,15 @@ def saved(folder: Path, text: str) -> str:
 
 
 def balancing_one() -> Any:
-    """Give the agent's configuration with the one exporter that can't be had here sending to a single gateway."""
+    """Give the agent's configuration with the parts of the one exporter that can't be had here as exporters of OTLP."""
     read = yaml.safe_load(config("base", "agent"))
-    balancer = read["exporters"].pop("loadbalancing")
+    balancer = read["exporters"].pop("load_balancing")
     assert balancer["routing_key"] == "traceID"
-    alone = {**balancer["protocol"]["otlp"], "endpoint": "gateway-headless:4317"}
+    to_one = {**balancer["protocol"]["otlp"], "endpoint": "gateway-headless:4317"}
     common = {name: balancer[name] for name in ("retry_on_failure", "sending_queue")}
-    read["exporters"]["otlp_grpc"] = {**alone, **common}
-    read["service"]["pipelines"]["traces"]["exporters"] = ["otlp_grpc"]
+    parts = {"otlp_grpc/one": to_one, "otlp_grpc/all": {**to_one, **common}}
+    read["exporters"] |= parts
+    read["service"]["pipelines"]["traces"]["exporters"] = [*parts]
     return read
 
 
@@ -50,6 +51,14 @@ def test_the_collector_takes_the_agent_s(tmp_path: Path) -> None:
     """All of it but the load balancing."""
     collector = str(built(COLLECTOR))
     check(collector, "validate", "--config", saved(tmp_path, yaml.safe_dump(balancing_one())), NODE_NAME="node-1")
+
+
+def test_what_a_gateway_does_not_take_goes_to_another() -> None:
+    """The one queue stands before the choice of a gateway; spans in one behind it would be lost with that gateway."""
+    balancer = yaml.safe_load(config("base", "agent"))["exporters"]["load_balancing"]
+    assert balancer["sending_queue"]["queue_size"] > 0
+    own = balancer["protocol"]["otlp"]
+    assert own["retry_on_failure"] == own["sending_queue"] == {"enabled": False}
 
 
 def test_the_collector_takes_the_gateway_s(tmp_path: Path) -> None:
@@ -207,7 +216,7 @@ def test_servers_are_called_by_the_names_of_their_services() -> None:
         for port in one["spec"]["ports"]
     }
     agent, gateways = yaml.safe_load(config("base", "agent")), config("base", "gateway")
-    resolved = agent["exporters"]["loadbalancing"]["resolver"]["dns"]
+    resolved = agent["exporters"]["load_balancing"]["resolver"]["dns"]
     assert f"{resolved['hostname']}:{resolved['port']}" in served
     assert agent["exporters"]["otlp_http/prometheus"]["endpoint"].split("/")[2] in served
     assert "dns:///jaeger-otlp:4317" in gateways
