@@ -1,11 +1,13 @@
 """A server runs once, however many commands ask about it meanwhile."""
 
 import fcntl
+import os
 import threading
 from pathlib import Path
 from typing import IO
 
 import pytest
+from prometheus_server import until
 
 from torchotel.stack.process import Process
 
@@ -42,3 +44,13 @@ def test_a_second_start_leaves_the_first(tmp_path: Path) -> None:
         assert process.pid == first is not None
     finally:
         process.stop()
+
+
+def test_the_log_of_the_one_before_is_kept(tmp_path: Path) -> None:
+    """It says why that one ended."""
+    process = Process(tmp_path)
+    for said in ("first", "second"):
+        process.start(["echo", said], {"PATH": os.environ["PATH"]})
+        until(lambda: process.pid, lambda pid: pid is None)
+    assert (tmp_path / "log.1").read_text() == "first\n"
+    assert process.log.read_text() == "second\n"

@@ -19,7 +19,7 @@ _TAIL_BYTES = 4000
 
 
 class Process:
-    """A server that runs on its own, with its log and the file of its pid in a folder.
+    """A server that runs on its own, with its log, the log before and the file of its pid in a folder.
 
     It holds a lock on that file for as long as it lives, however it ends: a pid alone may be another's by now.
 
@@ -48,6 +48,8 @@ class Process:
                     return
                 fcntl.flock(file, fcntl.LOCK_UN)
                 time.sleep(_EVERY_S)  # somebody asked for the pid, and is done in a moment
+            if self.log.exists():
+                self.log.replace(self.log.with_name("log.1"))  # it may say why the last one ended
             with self.log.open("wb") as log:
                 started = subprocess.Popen(  # noqa: S603 - the caller says what is run
                     command,
