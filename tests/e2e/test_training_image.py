@@ -1,0 +1,43 @@
+"""The image of the Job that trains, as far as what it is made of: torch's own is not fetched."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from podman import need_podman
+
+from torchotel.stack.places import shipped
+
+CHECKOUT = Path(__file__).parents[2]
+TRAINING = shipped() / "kubernetes" / "training"
+NEEDED = {"pyproject.toml", "README.md", "LICENSE", "torchotel", "deploy", "examples"}
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """Give what `COPY . /src` copies of the checkout, of a build with the ignored files of the real one."""
+    need_podman()
+    (tmp_path / "Containerfile").write_text("FROM scratch\nCOPY . /src\n")
+    shutil.copy(TRAINING / "Containerfile.dockerignore", tmp_path)
+    words = ("podman", "build", "-q", "--output", str(tmp_path / "made"), "-f", str(tmp_path / "Containerfile"))
+    done = subprocess.run([*words, str(CHECKOUT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "made" / "src"
+
+
+def test_no_more_is_copied_than_the_package_is_built_of(copied: Path, tmp_path: Path) -> None:
+    """And no less: its wheel has the same files as the checkout's own."""
+    assert "COPY . /src\n" in (TRAINING / "Containerfile").read_text()
+    assert {path.name for path in copied.iterdir()} == NEEDED
+    assert wheel(copied, tmp_path / "of what is copied") == wheel(CHECKOUT, tmp_path / "of the checkout")
+
+
+def wheel(sources: Path, folder: Path) -> set[str]:
+    words = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
+    done = subprocess.run(words, cwd=sources, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.iterdir()
+    return set(zipfile.ZipFile(made).namelist())
