@@ -287,6 +287,18 @@ def test_a_program_that_ends_without_shutdown(tmp_path: Path) -> None:
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_instrumenting_loads_what_is_used() -> None:
+    """`instrument()` loads neither Dynamo nor ways out that are not used."""
+    script = (
+        "import sys, torch, torchotel\n"
+        "handle = torchotel.instrument(metrics_exporter='none')\n"
+        "print({'torch._dynamo', 'prometheus_client', 'grpc', 'torchotel.exporters.sdk.engine'} & set(sys.modules))\n"
+        "handle.shutdown()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n"
+
+
 def test_importing_brings_in_nothing() -> None:
     """`import torchotel` loads neither torch nor OpenTelemetry."""
     program = "import sys, torchotel; print([name for name in ('torch', 'opentelemetry') if name in sys.modules])"

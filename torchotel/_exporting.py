@@ -17,7 +17,6 @@ from torchotel.exporters.otlp.connect import make_transport
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.signals import TRACES
 from torchotel.exporters.runfile import RunFile
-from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, TraceExporter
@@ -60,6 +59,8 @@ def _make_engine(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
 ) -> TraceExporter:
     if provider is not None:
+        from torchotel.exporters.sdk.engine import SdkEngine  # noqa: PLC0415  # what is used is loaded
+
         return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
     if config.traces_exporter == "console":
         return ConsoleExporter(stats)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torchotel._config import Config
 from torchotel._guard import Guard
 from torchotel._ranks import own_port
 from torchotel._stack_folder import stack_targets
-from torchotel.exporters.otlp.metrics_outlet import OtlpMetricsOutlet, Pushing
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.prometheus.collector import RegistryOutlet
-from torchotel.exporters.prometheus.endpoint import EndpointOutlet
-from torchotel.exporters.provider_instruments import ProviderOutlet
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.instruments import STEP_LAST_END_TIME
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
+
+if TYPE_CHECKING:
+    from torchotel.exporters.prometheus.endpoint import EndpointOutlet
 
 
 class Publisher:
@@ -54,9 +54,13 @@ class Publisher:
         if "prometheus" in config.metrics_exporter:
             self._serve(config, resource, environ, wait=wait)
         if config.meter_provider is not None:
+            from torchotel.exporters.provider_instruments import ProviderOutlet  # noqa: PLC0415  # what is used is loaded
+
             made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]
         if "otlp" in config.metrics_exporter:
+            from torchotel.exporters.otlp.metrics_outlet import OtlpMetricsOutlet, Pushing  # noqa: PLC0415  # as above
+
             self._outlets.append(
                 OtlpMetricsOutlet(
                     config.receiver("metrics"),
@@ -71,8 +75,12 @@ class Publisher:
 
     def _serve(self, config: Config, resource: Attributes, environ: Mapping[str, str], *, wait: bool) -> None:
         if config.prometheus_registry is not None:
+            from torchotel.exporters.prometheus.collector import RegistryOutlet  # noqa: PLC0415  # as above
+
             self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource, self.guard))
         elif config.prometheus_port is not None:
+            from torchotel.exporters.prometheus.endpoint import EndpointOutlet  # noqa: PLC0415  # as above
+
             self._endpoint = EndpointOutlet(
                 config.prometheus_host,
                 own_port(config.prometheus_port, environ),

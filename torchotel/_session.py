@@ -23,7 +23,6 @@ from torchotel._versions import script_name, versions
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
-from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.budget import every_within
 from torchotel.telemetry.calls import Templates
@@ -94,8 +93,10 @@ class Session:
         if exporters is None:
             exporters = make_exporters(config, self._resource, self._stats, self._record)
         self._exporters = exporters
-        sdk = [exporter for exporter in self._exporters if isinstance(exporter, SdkEngine)]
-        self._starter: SpanStarter = sdk[0] if sdk else Identities(config.sampler, config.sampler_ratio)
+        starters = [
+            exporter for exporter in self._exporters if isinstance(exporter, SpanStarter)
+        ]  # the user's provider
+        self._starter = starters[0] if starters else Identities(config.sampler, config.sampler_ratio)
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run)

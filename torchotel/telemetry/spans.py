@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torchotel._records import Error, SpanReference
 
@@ -83,6 +83,7 @@ class Trace:
         return self.spans[0]
 
 
+@runtime_checkable
 class SpanStarter(Protocol):
     """Who gives spans their ids: one of ours that is asked for while it runs, and each root before it is built."""
 
