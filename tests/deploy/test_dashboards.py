@@ -4,6 +4,7 @@ Rules by their names at https://github.com/grafana/dashboard-linter. Two are kep
 and target-instance-rule ask for a variable of instances, here run and rank say which processes are meant.
 """
 
+import math
 import re
 from typing import Any
 
@@ -141,6 +142,17 @@ def test_every_variable_is_there(made: dict[str, Any]) -> None:
     for panel in panels(made):
         for query in panel["targets"]:
             assert set(VARIABLE.findall(query["expr"])) <= names | set(GLOBALS)
+
+
+@each_dashboard
+def test_no_heatmap_hides_what_its_query_gives(made: dict[str, Any]) -> None:
+    """Grafana draws what is above a bound: of counts all but 0, of logarithms all that there are."""
+    smallest_log = math.log10(math.ulp(0.0))
+    for panel in (one for one in panels(made) if one["type"] == "heatmap"):
+        (query,) = panel["targets"]
+        hidden = panel["options"]["filterValues"]
+        assert hidden["le"] < (smallest_log if "log10(" in query["expr"] else 1e-6), panel["title"]
+        assert "ge" not in hidden
 
 
 def test_step_time_leads_to_traces() -> None:

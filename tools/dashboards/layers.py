@@ -87,9 +87,13 @@ _GRADIENTS = [
     rows(
         "Gradient norms by layer",
         "short",
-        "The norm of each layer's gradients as a power of ten: -3 is 0.001. A column that pales towards the first "
-        "layers is a vanishing gradient, one that glows an exploding one. At most a hundred layers.",
+        "The norm of each layer's gradients as a power of ten: -3 is 0.001. Colours go from dark blue, 10⁻⁶ and less, "
+        "over green to dark red, 10³ and more: layers that turn blue have vanishing gradients, layers that turn red "
+        "exploding ones. From the top, rows are in the order of their names as text: layers.10 before layers.2. At "
+        "most a hundred layers; a norm of 0 is left out.",
         Query(most(100, f"log10({_NORMS} > 0)"), _NAME),
+        low=-6,
+        high=3,
     ),
     listed(
         "Exploding layers",

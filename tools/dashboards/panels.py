@@ -21,6 +21,8 @@ WHOLE, HALF, THIRD = 24, 12, 8
 """Widths of a panel."""
 _HEIGHT = 8
 _STAT_WIDTH, _STAT_HEIGHT = 3, 4
+_BELOW_ALL = -1e9
+"""A heatmap hides values up to a bound; by default that is what suits counts, and hides negative values."""
 
 
 class Column(NamedTuple):
@@ -97,11 +99,22 @@ def histogram(title: str, unit: str, description: str, query: Query, width: int 
     return panel.calculate(calculate=False).y_axis(heatmap.YAxisConfig().unit(unit)).color(_colours())
 
 
-def rows(title: str, unit: str, description: str, query: Query, width: int = WHOLE) -> heatmap.Panel:
-    """Draw a row of colours for each series over time."""
-    panel = _framed(heatmap.Panel(), title, unit, description, width).height(2 * _HEIGHT)
-    panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours())
-    return panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().axis_width(200))
+def rows(title: str, unit: str, description: str, query: Query, *, low: float, high: float) -> heatmap.Panel:
+    """Draw a row of colours for each series over time, from the top in the order of their labels as text.
+
+    Args:
+        title: Of the panel.
+        unit: Grafana's name of it.
+        description: What is seen, and what to make of it.
+        query: Its values, negative ones too.
+        low: The value from which on down all have the first colour.
+        high: The value from which on up all have the last colour.
+    """
+    panel = _framed(heatmap.Panel(), title, unit, description, WHOLE).height(2 * _HEIGHT)
+    panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours().min(low).max(high))
+    panel = panel.filter_values(heatmap.FilterValueRange().le(_BELOW_ALL))
+    panel = panel.cell_values(heatmap.CellValues().unit(unit))
+    return panel.y_axis(heatmap.YAxisConfig().axis_width(200).reverse(reverse=True))
 
 
 def listed(title: str, description: str, *columns: Column, width: int = HALF, ascending: bool = False) -> table.Panel:
