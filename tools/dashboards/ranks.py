@@ -7,18 +7,17 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import WHOLE, Column, bars, lines, listed, number
 from tools.dashboards.queries import Query, by_rank, by_run, most, of_process, rate, series
+from tools.dashboards.shared import QUIET, STEP_TIME, since_the_last_step
 
 UID = "torchotel-ranks"
 _RANK = "{{torch_run_id}} rank {{torch_rank}}"
 _STEPS = rate("torch_steps_total")
-_STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
 _PHASES = of_process(rate("torch_phase_time_seconds_total"), _STEPS)
 _OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'phase!="backward"'), _STEPS))
 _LATE = " - ".join(f"{how} by (torch_run_id) ({_OWN})" for how in ("max", "avg"))
 _OTHERS = f"clamp_min(1 - 1 / count by (torch_run_id) ({_OWN}), 0.5)"  # (max - avg) / (1 - 1 / count): 0 of one rank
-_SKEW = f"({_LATE}) / {_OTHERS} / ({by_run('avg', _STEP_TIME)} > 0)"
-_QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
-_SLOWEST = most(16, by_rank("sum", _STEP_TIME, "host_name"))
+_SKEW = f"({_LATE}) / {_OTHERS} / ({by_run('avg', STEP_TIME)} > 0)"
+_SLOWEST = most(16, by_rank("sum", STEP_TIME, "host_name"))
 
 
 def ranks() -> Dashboard:
@@ -46,14 +45,7 @@ _GLANCE = [
         orange=0.1,
         red=0.3,
     ),
-    number(
-        "Longest since a step",
-        "s",
-        "Time since the last step ended, on the rank where it is longest.",
-        Query(by_run("max", _QUIET)),
-        orange=60,
-        red=300,
-    ),
+    since_the_last_step(),
 ]
 _RANKS = [
     lines(
@@ -84,20 +76,20 @@ _RANKS = [
         "Slowest ranks",
         "The mean time of a step, of the sixteen ranks where it is longest, and the host that they run on.",
         Column("step time", "s", _SLOWEST),
-        Column("since the last step", "s", f"{by_rank('max', _QUIET, 'host_name')} and {_SLOWEST}"),
+        Column("since the last step", "s", f"{by_rank('max', QUIET, 'host_name')} and {_SLOWEST}"),
     ),
     lines(
         "Step time by rank",
         "s",
         "The mean time of a step, of the twenty ranks where it is longest. Ranks that reduce gradients together "
         "have the same step time.",
-        Query(most(20, by_rank("sum", _STEP_TIME)), _RANK),
+        Query(most(20, by_rank("sum", STEP_TIME)), _RANK),
     ),
     lines(
         "Time since the last step",
         "s",
         "Of the twenty ranks where it is longest. When a run hangs, the rank that stopped first stands on top.",
-        Query(most(20, by_rank("max", _QUIET)), _RANK),
+        Query(most(20, by_rank("max", QUIET)), _RANK),
     ),
     lines(
         "Gradient norm by rank",

@@ -7,6 +7,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import lines, number, stacked
 from tools.dashboards.queries import Query, by_run, grown, rate, series
+from tools.dashboards.shared import overhead, overhead_now, steps_in_detail
 
 UID = "torchotel-telemetry"
 _DROPPED = 'outcome=~"dropped_.+"'
@@ -36,14 +37,7 @@ _GLANCE = [
         Query(grown("sum", series("torchotel_spans_total", _DROPPED))),
         red=0.5,
     ),
-    number(
-        "Overhead",
-        "percentunit",
-        "Share of the step time that looking into modules costs, on the rank where it is largest.",
-        Query(by_run("max", series("torchotel_overhead_ratio"))),
-        orange=0.05,
-        red=0.2,
-    ),
+    overhead_now(),
     number(
         "Targets down",
         "short",
@@ -66,20 +60,8 @@ _TRACES = [
         "Failed attempts a second by the error; one that is retried counts at each. `torchotel doctor` says why.",
         Query(by_run("sum", rate("torchotel_export_errors_total"), "error_type"), "{{torch_run_id}} {{error_type}}"),
     ),
-    lines(
-        "Overhead",
-        "percentunit",
-        "Share of the step time that looking into modules costs, against steps without: the largest of the ranks and "
-        "their mean.",
-        Query(by_run("max", series("torchotel_overhead_ratio")), "{{torch_run_id}} worst rank"),
-        Query(by_run("avg", series("torchotel_overhead_ratio")), "{{torch_run_id}} mean"),
-    ),
-    lines(
-        "Steps in detail",
-        "percentunit",
-        "Share of the steps whose modules have spans, the mean of the ranks.",
-        Query(by_run("avg", series("torchotel_detail_ratio"))),
-    ),
+    overhead(),
+    steps_in_detail(),
 ]
 _METRICS = [
     lines(

@@ -7,14 +7,13 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, stacked
 from tools.dashboards.queries import Query, by, by_run, grown, of_process, quantile, rate, series
+from tools.dashboards.shared import STEP_TIME, overhead, overhead_now, since_the_last_step, steps_in_detail
 
 UID = "torchotel-training"
 _STEPS = rate("torch_steps_total")
-_STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
 _BUCKETS = rate("torch_step_duration_seconds_bucket")
 _DATA_WAIT = of_process(rate("torch_phase_time_seconds_total", 'phase="data"'), rate("torch_step_duration_seconds_sum"))
 _NOT_FINITE = f"({series('torch_loss_nonfinite_total')} + {series('torch_gradient_nonfinite_total')})"
-_QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
 
 
 def training_run() -> Dashboard:
@@ -40,7 +39,7 @@ _GLANCE = [
         "Training steps in the range shown; ranks that step together count once.",
         Query(grown("max", series("torch_steps_total"))),
     ),
-    number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", _STEP_TIME))),
+    number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", STEP_TIME))),
     number(
         "Samples per second",
         "short",
@@ -65,22 +64,8 @@ _GLANCE = [
         Query(grown("sum", _NOT_FINITE)),
         red=0.5,
     ),
-    number(
-        "Since the last step",
-        "s",
-        "Time since the last step ended, where that is longest. It grows while a run hangs, evaluates or saves.",
-        Query(by_run("max", _QUIET)),
-        orange=60,
-        red=300,
-    ),
-    number(
-        "Overhead",
-        "percentunit",
-        "Share of the step time that looking into modules costs, against steps without: the budget is 1 % by default.",
-        Query(by_run("max", series("torchotel_overhead_ratio"))),
-        orange=0.05,
-        red=0.2,
-    ),
+    since_the_last_step(),
+    overhead_now(),
 ]
 _TIME = [
     lines(
@@ -91,7 +76,7 @@ _TIME = [
         Query(quantile(0.5, _BUCKETS), "{{torch_run_id}} median"),
         Query(quantile(0.95, _BUCKETS), "{{torch_run_id}} p95", exemplars=True),
         Query(quantile(0.99, _BUCKETS), "{{torch_run_id}} p99"),
-        Query(by_run("avg", _STEP_TIME), "{{torch_run_id}} mean"),
+        Query(by_run("avg", STEP_TIME), "{{torch_run_id}} mean"),
     ),
     histogram(
         "Steps by their duration",
@@ -192,17 +177,6 @@ _COST = [
         Query(by_run("max", series("torch_memory_peak_bytes"), "device"), "{{torch_run_id}} {{device}} peak"),
         width=WHOLE,
     ),
-    lines(
-        "Overhead",
-        "percentunit",
-        "Share of the step time that looking into modules costs, against steps without. overhead_budget holds it, "
-        'at 1 % by default, where detail is "auto".',
-        Query(by_run("max", series("torchotel_overhead_ratio"))),
-    ),
-    lines(
-        "Steps in detail",
-        "percentunit",
-        "Share of the steps whose modules have spans.",
-        Query(by_run("avg", series("torchotel_detail_ratio"))),
-    ),
+    overhead(),
+    steps_in_detail(),
 ]
