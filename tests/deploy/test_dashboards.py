@@ -155,6 +155,15 @@ def test_no_heatmap_hides_what_its_query_gives(made: dict[str, Any]) -> None:
         assert "ge" not in hidden
 
 
+@each_dashboard
+def test_no_line_goes_on_where_there_is_nothing(made: dict[str, Any]) -> None:
+    """A value that is left out, and the time between two runs, are gaps; times of what is rare have none in minutes."""
+    for panel in (one for one in panels(made) if one["type"] == "timeseries"):
+        joined = panel["fieldConfig"]["defaults"]["custom"]["spanNulls"]
+        assert joined is False or all("rate(" in query["expr"] for query in panel["targets"]), panel["title"]
+        assert joined is False or 1 < joined <= 300_000
+
+
 def test_step_time_leads_to_traces() -> None:
     """The panel asks for exemplars, and the data source knows the way from one to Jaeger."""
     asking = {target.panel for target in targets() if target.query.get("exemplar")}

@@ -54,12 +54,14 @@ _TIME = [
         "Time of a call, of the fifteen layers where it is longest. A layer's time includes that of the layers "
         "inside it. Seen on steps in detail, so sparse where those are; on a GPU it is the host's time.",
         Query(_time_of_call("forward"), _NAME),
+        sparse=True,
     ),
     lines(
         "Backward by layer",
         "s",
         "Time of the gradients through a call, of the fifteen layers where it is longest.",
         Query(_time_of_call("backward"), _NAME),
+        sparse=True,
     ),
     listed(
         "Slowest layers",
@@ -81,6 +83,7 @@ _TIME = [
             ),
             f"{_NAME} {{{{direction}}}}",
         ),
+        sparse=True,
     ),
 ]
 _GRADIENTS = [

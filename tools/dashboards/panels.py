@@ -21,6 +21,7 @@ WHOLE, HALF, THIRD = 24, 12, 8
 """Widths of a panel."""
 _HEIGHT = 8
 _STAT_WIDTH, _STAT_HEIGHT = 3, 4
+_SPARSE_MS = 300_000
 _BELOW_ALL = -1e9
 """A heatmap hides values up to a bound; by default that is what suits counts, and hides negative values."""
 
@@ -50,7 +51,13 @@ _Kind = TypeVar("_Kind", bound=_Panel)
 
 
 def lines(
-    title: str, unit: str, description: str, *queries: Query, width: int = HALF, log: bool = False
+    title: str,
+    unit: str,
+    description: str,
+    *queries: Query,
+    width: int = HALF,
+    log: bool = False,
+    sparse: bool = False,
 ) -> timeseries.Panel:
     """Draw values over time.
 
@@ -61,10 +68,11 @@ def lines(
         queries: What is drawn.
         width: Of 24.
         log: Draw on a logarithmic axis.
+        sparse: Draw lines across gaps of some minutes: times of what happens less often than it is asked for.
     """
     panel = _framed(timeseries.Panel(), title, unit, description, width).targets(_targets(queries))
     panel = panel.legend(_legend()).tooltip(_tooltip()).fill_opacity(5)
-    panel = panel.span_nulls(span_nulls=True)  # what is seen on detailed steps alone has gaps between them
+    panel = panel.span_nulls(_SPARSE_MS if sparse else False)
     return panel.scale_distribution(_log_scale()) if log else panel
 
 

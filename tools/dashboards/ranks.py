@@ -55,12 +55,14 @@ _RANKS = [
         "wait that long for its gradients. A rank that is slow in backward itself can't be told so, since all of "
         "them meet there: compare its layers.",
         Query(_SKEW),
+        sparse=True,
     ),
     lines(
         "Time before the ranks meet",
         "s",
         "Time of a step outside of backward, of the twenty ranks where it is longest. The ranks on top are waited for.",
         Query(most(20, _OWN), _RANK),
+        sparse=True,
     ),
     bars(
         "Phases by rank",
@@ -84,6 +86,7 @@ _RANKS = [
         "The mean time of a step, of the twenty ranks where it is longest. Ranks that reduce gradients together "
         "have the same step time.",
         Query(most(20, by_rank("sum", STEP_TIME)), _RANK),
+        sparse=True,
     ),
     lines(
         "Time since the last step",

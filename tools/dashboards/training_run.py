@@ -77,6 +77,7 @@ _TIME = [
         Query(quantile(0.95, _BUCKETS), "{{torch_run_id}} p95", exemplars=True),
         Query(quantile(0.99, _BUCKETS), "{{torch_run_id}} p99"),
         Query(by_run("avg", STEP_TIME), "{{torch_run_id}} mean"),
+        sparse=True,
     ),
     histogram(
         "Steps by their duration",
@@ -102,6 +103,7 @@ _TIME = [
         "waits most. One rank alone points at its disk or its host.",
         Query(by_run("avg", _DATA_WAIT), "{{torch_run_id}} mean"),
         Query(by_run("max", _DATA_WAIT), "{{torch_run_id}} worst rank"),
+        sparse=True,
     ),
 ]
 _THROUGHPUT = [
