@@ -2,9 +2,10 @@
 
 import fcntl
 import os
+import subprocess
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from prometheus_server import until
@@ -30,6 +31,25 @@ def test_a_start_is_not_lost_beside_one_who_asks(tmp_path: Path, monkeypatch: py
         tried.wait()
     starting.join()
     try:
+        assert process.pid
+    finally:
+        process.stop()
+
+
+def test_the_pid_of_before_is_gone_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another's by now, and whoever stops the server then would end that."""
+    process, popen = Process(tmp_path), subprocess.Popen
+    seen: list[int | None] = []
+
+    def looked(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        seen.append(process.pid)
+        return popen(*words, **options)
+
+    (tmp_path / "pid").write_text("1")
+    monkeypatch.setattr(subprocess, "Popen", looked)
+    process.start(["sleep", "600"], {})
+    try:
+        assert seen == [None]
         assert process.pid
     finally:
         process.stop()

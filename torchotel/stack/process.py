@@ -50,6 +50,7 @@ class Process:
                 time.sleep(_EVERY_S)  # somebody asked for the pid, and is done in a moment
             if self.log.exists():
                 self.log.replace(self.log.with_name("log.1"))  # it may say why the last one ended
+            file.truncate(0)  # nobody may take it for this one's
             with self.log.open("wb") as log:
                 started = subprocess.Popen(  # noqa: S603 - the caller says what is run
                     command,
@@ -60,7 +61,6 @@ class Process:
                     start_new_session=True,  # a Ctrl-C in this terminal is not meant for it
                     pass_fds=[file.fileno()],  # the lock goes with it
                 )
-            file.truncate(0)
             file.write(str(started.pid).encode())
             file.flush()
             started.returncode = 0  # it is not ours to wait for; Popen would warn of it
