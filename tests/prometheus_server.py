@@ -61,12 +61,13 @@ def until(ask: Callable[[], Found], good: Callable[[Found], bool]) -> Found:
 
 
 @contextmanager
-def prometheus_server(config: str, folder: Path) -> Iterator[Prometheus]:
+def prometheus_server(config: str, folder: Path, *words: str) -> Iterator[Prometheus]:
     """Run a server with a configuration, its data in a folder.
 
     Args:
         config: Text of its `prometheus.yml`.
         folder: Where it and the data are.
+        words: Further arguments.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -78,7 +79,7 @@ def prometheus_server(config: str, folder: Path) -> Iterator[Prometheus]:
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
-        "--web.enable-otlp-receiver",
+        *words,
     ]
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
+from backend_binaries import built
 from commands import environment
 from kustomized import config, of_kind
 from loopback import free_ports
-from prometheus_server import Prometheus, binary, prometheus_server, until
+from prometheus_server import Prometheus, prometheus_server, until
 from receiver import Receiver
 from test_alerts import alerts
 from test_kubernetes_configs import with_targets
+
+from torchotel.stack.backends import PROMETHEUS
 
 RANKS = 2
 CREATED = "batch.kubernetes.io"
@@ -60,19 +63,19 @@ def test_each_pod_is_a_rank() -> None:
     assert told["RANK"] == "3"
 
 
-@pytest.mark.skipif(binary() is None, reason="there is no prometheus, neither built nor on the path")
 def test_a_rank_that_died_is_told_from_one_that_ended(server: Receiver, tmp_path: Path) -> None:
     """By the metrics that the Job's ranks push: a target in Kubernetes goes with its pod, however that ends."""
-    config_text = yaml.safe_dump(with_targets(config("base", "prometheus")))
-    with prometheus_server(config_text, tmp_path) as prometheus, ExitStack() as stack:
+    built(PROMETHEUS)
+    read = yaml.safe_dump(with_targets(config("base", "prometheus")))
+    with ExitStack() as stack:
+        prometheus = stack.enter_context(prometheus_server(read, tmp_path, "--web.enable-otlp-receiver"))
         ranks = [stack.enter_context(pushing(rank, server, prometheus, tmp_path)) for rank in range(RANKS)]
         until(lambda: prometheus.query("count(torch_run_finished == 0) == 2"), bool)
         (tmp_path / "end-0").write_text("normally")
         ranks[1].kill()
         until(lambda: prometheus.query("torch_run_finished == 1"), bool)
-        (found,) = prometheus.get("query", query=alerts()["TorchRunDied"]["expr"], time=str(time.time() + 600))[
-            "result"
-        ]
+        died, later = alerts()["TorchRunDied"]["expr"], str(time.time() + 600)
+        (found,) = prometheus.get("query", query=died, time=later)["result"]
     assert (found["metric"]["torch_run_id"], found["metric"]["torch_rank"]) == (UID, "1")
 
 
