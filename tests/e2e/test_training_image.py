@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,24 @@ from torchotel.stack.places import shipped
 
 CHECKOUT = Path(__file__).parents[2]
 TRAINING = shipped() / "kubernetes" / "training"
+IMAGE = "localhost/torchotel-test-training:latest"
 NEEDED = {"pyproject.toml", "README.md", "LICENSE", "torchotel", "deploy", "examples"}
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path: Path) -> Iterator[Path]:
     """Give what `COPY . /src` copies of the checkout, of a build with the ignored files of the real one."""
     need_podman()
     (tmp_path / "Containerfile").write_text("FROM scratch\nCOPY . /src\n")
     shutil.copy(TRAINING / "Containerfile.dockerignore", tmp_path)
-    words = ("podman", "build", "-q", "--output", str(tmp_path / "made"), "-f", str(tmp_path / "Containerfile"))
-    done = subprocess.run([*words, str(CHECKOUT)], capture_output=True, text=True, check=False)
+    call("podman", "build", "-t", IMAGE, "-o", str(tmp_path / "made"), "-f", str(tmp_path / "Containerfile"), ".")
+    yield tmp_path / "made" / "src"
+    call("podman", "rmi", "-f", IMAGE)
+
+
+def call(*words: str, folder: Path = CHECKOUT) -> None:
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return tmp_path / "made" / "src"
 
 
 def test_no_more_is_copied_than_the_package_is_built_of(copied: Path, tmp_path: Path) -> None:
@@ -36,8 +42,6 @@ def test_no_more_is_copied_than_the_package_is_built_of(copied: Path, tmp_path: 
 
 
 def wheel(sources: Path, folder: Path) -> set[str]:
-    words = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder))
-    done = subprocess.run(words, cwd=sources, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    call(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), folder=sources)
     (made,) = folder.iterdir()
     return set(zipfile.ZipFile(made).namelist())
