@@ -15,7 +15,7 @@ from grafana import FILES, FOLDER, GLOBALS, SELECTOR, VARIABLE, dashboard, panel
 from tools.dashboards.generated import generated
 from torchotel.telemetry.instruments import TABLE
 
-UNITS = {"short", "s", "percentunit", "bytes", "sci", "none"}
+UNITS = {"short", "cps", "s", "percentunit", "bytes", "sci", "none"}
 SOURCE = {"type": "prometheus", "uid": "$datasource"}
 OTHERS = {"target_info", "up", "scrape_duration_seconds", "scrape_samples_scraped"}
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -153,6 +153,17 @@ def test_no_heatmap_hides_what_its_query_gives(made: dict[str, Any]) -> None:
         hidden = panel["options"]["filterValues"]
         assert hidden["le"] < (smallest_log if "log10(" in query["expr"] else 1e-6), panel["title"]
         assert "ge" not in hidden
+
+
+COUNTED = re.compile(r"\w+ by \([^)]+\) \(rate\((?!\w+_seconds)[^/]+")
+
+
+@each_dashboard
+def test_what_is_counted_in_a_second_has_a_unit_that_says_so(made: dict[str, Any]) -> None:
+    """A count's rate is /s; seconds in a second are a share, as are counts by another count."""
+    for panel in (one for one in panels(made) if one["type"] != "heatmap"):
+        counted = all(COUNTED.fullmatch(query["expr"]) for query in panel["targets"])
+        assert (panel["fieldConfig"]["defaults"]["unit"] == "cps") == counted, panel["title"]
 
 
 @each_dashboard

@@ -49,14 +49,14 @@ _GLANCE = [
 _TRACES = [
     stacked(
         "Spans by outcome",
-        "short",
+        "cps",
         "Spans a second. `sampled_out` is OTEL_TRACES_SAMPLER's decision, dropped_queue a worker that can't keep up, "
         "dropped_export an endpoint that fails for too long.",
         Query(by_run("sum", rate("torchotel_spans_total"), "outcome"), "{{torch_run_id}} {{outcome}}"),
     ),
     lines(
         "Export errors",
-        "short",
+        "cps",
         "Failed attempts a second by the error; one that is retried counts at each. `torchotel doctor` says why.",
         Query(by_run("sum", rate("torchotel_export_errors_total"), "error_type"), "{{torch_run_id}} {{error_type}}"),
     ),

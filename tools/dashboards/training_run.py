@@ -42,7 +42,7 @@ _GLANCE = [
     number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", STEP_TIME))),
     number(
         "Samples per second",
-        "short",
+        "cps",
         "What the program logs with torchotel.log(samples=…), over all ranks.",
         Query(by_run("sum", rate("torch_samples_total"))),
     ),
@@ -109,14 +109,14 @@ _TIME = [
 _THROUGHPUT = [
     lines(
         "Steps per second",
-        "short",
+        "cps",
         "The mean of the ranks.",
         Query(by_run("avg", _STEPS)),
         width=THIRD,
     ),
     lines(
         "Samples and tokens per second",
-        "short",
+        "cps",
         "What the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
         Query(by_run("sum", rate("torch_samples_total")), "{{torch_run_id}} samples"),
         Query(by_run("sum", rate("torch_tokens_total")), "{{torch_run_id}} tokens"),
@@ -140,7 +140,7 @@ _LEARNING = [
     ),
     lines(
         "Learning rate",
-        "short",
+        "sci",
         "As logged, else the first parameter group's of the optimizer.",
         Query(by_run("max", series("torch_learning_rate"))),
         width=THIRD,
@@ -155,7 +155,7 @@ _LEARNING = [
     ),
     lines(
         "Steps gone NaN",
-        "short",
+        "cps",
         "Steps a second whose loss or gradients were NaN or infinite, of those looked at. With a GradScaler a "
         "gradient overflows now and then, and it skips that step.",
         Query(by_run("sum", rate("torch_loss_nonfinite_total")), "{{torch_run_id}} loss"),
