@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ COUNTERS = [
     f"torch_module_time_seconds_total{{%s{LAYER}}}",
     f"torch_module_calls_total{{%s{LAYER}}}",
 ]
+SINCE = [target for target in targets() if "since the last step" in target.panel.lower()]
 FAR_BACK = [target for target in targets() if "$__range" in target.expr or "_over_time" in target.expr]
 
 
@@ -42,13 +44,35 @@ def test_no_run_is_given_what_the_one_before_did(target: Target, tmp_path: Path)
     expr = filled(target.expr, __range="2h", __interval="30s")
     of_next = "and on (torch_run_id) target_info"
     strange = f"count(({expr}) > 20 {of_next}) or count(({expr}) < 0.5 {of_next})"
-    claims = [
-        {"expr": f"count(({expr}) {of_next})", "eval_time": AT, "exp_samples": [{"labels": "{}", "value": 1}]},
-        {"expr": strange, "eval_time": AT, "exp_samples": []},
-    ]
-    told = [{"series": name, "values": values} for name, values in two_runs().items()]
-    case = {"tests": [{"interval": "1m", "input_series": told, "promql_expr_test": claims}]}
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps(case))
+    promtool(tmp_path, two_runs(), {f"count(({expr}) {of_next})": [1], strange: []})
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+@pytest.mark.parametrize("target", SINCE, ids=lambda target: target.where)
+def test_a_run_that_has_finished_is_not_overdue(target: Target, tmp_path: Path) -> None:
+    """Its process may live on for long after its last step; one that has not finished is."""
+    told = {}
+    for run, finished in {"done": 1, "hangs": 0}.items():
+        process = f'job="train", instance="{run}"'
+        told[f'target_info{{{process}, torch_run_id="{run}", torch_rank="0"}}'] = "1x80"
+        told[f"torch_step_last_end_time_seconds{{{process}}}"] = "60x80"
+        told[f"torch_run_finished{{{process}}}"] = f"{finished}x80"
+    expr = filled(target.expr)
+    of_hanging = f'sum(({expr}) and on (torch_run_id) target_info{{torch_run_id="hangs"}})'
+    promtool(tmp_path, told, {f"count({expr})": [1], of_hanging: [70 * 60]})
+
+
+def promtool(folder: Path, told: Mapping[str, str], claims: Mapping[str, Sequence[float]]) -> None:
+    """Hold what expressions give against what is told of each minute."""
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in told.items()],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": AT, "exp_samples": [{"labels": "{}", "value": value} for value in values]}
+            for expr, values in claims.items()
+        ],
+    }
+    file = folder / "case.json"
+    file.write_text(json.dumps({"tests": [case]}))
     done = subprocess.run([str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -91,7 +91,8 @@ _RANKS = [
     lines(
         "Time since the last step",
         "s",
-        "Of the twenty ranks where it is longest. When a run hangs, the rank that stopped first stands on top.",
+        "Of the twenty ranks where it is longest. When a run hangs, the rank that stopped first stands on top. A run "
+        "that has finished has none.",
         Query(most(20, by_rank("max", QUIET)), _RANK),
     ),
     lines(

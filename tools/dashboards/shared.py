@@ -8,7 +8,8 @@ from tools.dashboards.panels import lines, number
 from tools.dashboards.queries import Query, by_run, of_process, rate, series
 
 STEP_TIME = of_process(rate("torch_step_duration_seconds_sum"), rate("torch_step_duration_seconds_count"))
-QUIET = f"(time() - {series('torch_step_last_end_time_seconds')})"
+_UNFINISHED = f"on (job, instance) {series('torch_run_finished')} == 0"
+QUIET = f"(time() - {series('torch_step_last_end_time_seconds')} and {_UNFINISHED})"
 _OVERHEAD = series("torchotel_overhead_ratio")
 
 
@@ -18,7 +19,7 @@ def since_the_last_step() -> stat.Panel:
         "Since the last step",
         "s",
         "Time since the last step ended, on the rank where it is longest. It grows while a run hangs, evaluates or "
-        "saves.",
+        "saves, and no more once it has finished.",
         Query(by_run("max", QUIET)),
         orange=60,
         red=300,
