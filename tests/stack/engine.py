@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -9,10 +10,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-ANSWERING = ("JAEGER_PORT", "PROMETHEUS_PORT", "COLLECTOR_HEALTH_PORT", "GRAFANA_PORT")
+ANSWERING = {
+    "jaeger": "JAEGER_PORT",
+    "prometheus": "PROMETHEUS_PORT",
+    "collector": "COLLECTOR_HEALTH_PORT",
+    "grafana": "GRAFANA_PORT",
+}
 
 
-class _Fine(BaseHTTPRequestHandler):
+class Fine(BaseHTTPRequestHandler):
+    """Whoever asks is told that all is well."""
+
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
@@ -40,8 +48,17 @@ class Engine:
         """Give what `compose` was told, by whose name it was called."""
         return (self.folder / "told").read_text().splitlines()
 
+    def end_containers(self) -> None:
+        """End them, though nobody has taken the stack down."""
+        _end(self.folder)
+
 
 def _main(folder: Path, system: str, name: str, *words: str) -> None:
+    if words[0] == "ps":
+        project = (folder / "project").read_text() if (folder / "pid").exists() else None
+        if f"label=com.docker.compose.project={project}" in words:
+            sys.stdout.writelines(f"{project}-{one}-1 running\n" for one in ANSWERING)
+        return
     if words[-1] not in {"--detach", "down"}:
         sys.stdout.write(system)
         return
@@ -49,19 +66,27 @@ def _main(folder: Path, system: str, name: str, *words: str) -> None:
         print(name, "up" if "up" in words else "down", os.environ["STACK_FILES"], file=told)
     serving = folder / "pid"
     if "up" not in words:
-        os.kill(int(serving.read_text()), signal.SIGTERM)
-        serving.unlink()
+        _end(folder)
     elif not serving.exists():
-        ports = json.dumps([int(os.environ[one]) for one in ANSWERING])
+        ports = json.dumps([int(os.environ[one]) for one in ANSWERING.values()])
         words = (sys.executable, __file__, "serve", ports)
         nothing = subprocess.DEVNULL
         started = subprocess.Popen(words, stdout=nothing, stderr=nothing, start_new_session=True)
         serving.write_text(str(started.pid))
+        (folder / "project").write_text(os.environ.get("COMPOSE_PROJECT_NAME", "torchotel"))
+
+
+def _end(folder: Path) -> None:
+    process = os.pidfd_open(int((folder / "pid").read_text()))
+    signal.pidfd_send_signal(process, signal.SIGTERM)
+    select.select([process], [], [])  # until it has ended
+    os.close(process)
+    (folder / "pid").unlink()
 
 
 def _serve(ports: list[int]) -> None:
     for port in ports:
-        server = ThreadingHTTPServer(("127.0.0.1", port), _Fine)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Fine)
         Thread(target=server.serve_forever).start()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,13 @@ from pathlib import Path
 
 from torchotel.stack import places, written
 from torchotel.stack.errors import StackError
-from torchotel.stack.servers import Ports
+from torchotel.stack.servers import Ports, Server
 
+_PROJECT = "torchotel"
+"""As compose.yaml names it."""
+_CONTAINER = re.compile(rf"(?P<name>{_PROJECT}[-_](?P<service>\w+?)[-_]\d+) (?P<state>\w+)")
+_LINES = 30
+"""Of a log."""
 _ANSWER_S = 30.0
 _UP_S = 1800.0
 """For fetching images; podman-compose would wait for ever for a container that died at once."""
@@ -25,6 +31,11 @@ class Engine:
     command: tuple[str, ...]
     reaches_loopback: bool
     """Whether a container in the host's network is on the loopback of this machine."""
+
+    @property
+    def program(self) -> str:
+        """The one that knows of containers."""
+        return self.command[0].removesuffix("-compose")
 
 
 def find_engine() -> Engine:
@@ -58,6 +69,20 @@ def down(engine: Engine, ports: Ports) -> None:
     _compose(engine, ports, ["compose.yaml"], "down")
 
 
+def running(engine: Engine) -> set[str]:
+    """Name the servers whose containers run."""
+    return {found["service"] for found in _containers(engine) if found["state"] == "running"}
+
+
+def last_words(engine: Engine, server: Server) -> str | None:
+    """Give the end of the log of a server whose container does not run."""
+    if server.name in running(engine):
+        return None
+    names = [found["name"] for found in _containers(engine) if found["service"] == server.name]
+    said = [_ask(engine.program, "logs", "--tail", str(_LINES), name) for name in names]
+    return "".join(one.stdout + one.stderr for one in said)
+
+
 def variables(ports: Ports) -> dict[str, str]:
     """Say to the compose file what it is to take from this machine."""
     return {
@@ -71,7 +96,7 @@ def variables(ports: Ports) -> dict[str, str]:
 def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> None:
     folder = places.shipped()
     command = [*engine.command, *(word for file in files for word in ("-f", str(folder / file))), *words]
-    environ = {**os.environ, **variables(ports)}
+    environ = {**os.environ, **variables(ports), "COMPOSE_PROJECT_NAME": _PROJECT}
     try:
         done = subprocess.run(command, env=environ, timeout=_UP_S, check=False)  # noqa: S603 - found above
     except subprocess.TimeoutExpired as error:
@@ -92,6 +117,12 @@ def _write(ports: Ports) -> Path:
         (folder / path).write_text(text)
         (folder / path).chmod(0o644)  # servers in containers are other users
     return folder
+
+
+def _containers(engine: Engine) -> list[re.Match[str]]:
+    of_ours = ("--filter", f"label=com.docker.compose.project={_PROJECT}")
+    listed = _ask(engine.program, "ps", "--all", *of_ours, "--format", "{{.Names}} {{.State}}").stdout
+    return list(_CONTAINER.finditer(listed))
 
 
 def _docker(missing: list[str]) -> Engine | None:
@@ -128,6 +159,8 @@ def _ask(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603 - above
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"no answer in {_ANSWER_S:g} s")
+    except OSError as error:  # it is gone
+        return subprocess.CompletedProcess(words, 1, "", str(error))
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from torchotel._listening import owner_of
 from torchotel.stack import containers, kept, native, places
 from torchotel.stack.errors import StackError
 from torchotel.stack.health import answers, await_all
 from torchotel.stack.kept import Kind, Stack
 from torchotel.stack.servers import Ports, Server
+from torchotel.stack.taken import check_ports
 
 _PATIENCE_S = 180.0
 """Until the servers answer: Jaeger opens what it stored first."""
 _PUSH_MS = "5000"
 """Grafana reckons with a point as often as Prometheus scrapes."""
+
+_NO_STACK = "no stack is up that torchotel has brought up"
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,16 @@ class State:
     """How a server is."""
 
     server: Server
-    healthy: bool
+    runs: bool
+    """As a process or a container of the stack."""
+    answers: bool
     pid: int | None
     """Of a plain process that runs."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it can be used, and is no other that answers in its place."""
+        return self.runs and self.answers
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
         StackError: Something is missing, or a port is taken.
     """
     stack = _same_or_new(kind)
+    check_ports(stack, _running(stack))
     binaries = native.binaries(stack.servers, say) if kind.native else {}
     stack.keep()  # from here on there is something to take down
     if stack.engine is None:
@@ -53,8 +61,7 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
     else:
         containers.up(stack.engine, stack.ports, small=kind.small)
     say("waiting until all answer")
-    gone = native.last_words if kind.native else lambda _: None
-    await_all(stack.servers, _PATIENCE_S, gone)
+    await_all(stack.servers, _PATIENCE_S, lambda server: _last_words(stack, server))
     return Ready(stack.servers, _variables(stack))
 
 
@@ -66,7 +73,7 @@ def take_down() -> Kind:
     """
     stack = kept.kept()
     if stack is None:
-        raise StackError("no stack is up that torchotel has brought up")
+        raise StackError(_NO_STACK)
     if stack.engine is None:
         native.stop()
     else:
@@ -76,21 +83,24 @@ def take_down() -> Kind:
 
 
 def states() -> list[State]:
-    """Ask every server of the stack that is up, in containers where none was brought up by us."""
-    stack = kept.kept() or Stack(Kind(), Ports.read(), None)
-    return [
-        State(server, answers(server), native.process(server).pid if stack.kind.native else None)
-        for server in stack.servers
-    ]
+    """Ask every server of the stack that is up.
+
+    Raises:
+        StackError: No stack is up; it says what answers all the same.
+    """
+    stack = kept.kept()
+    if stack is None:
+        others = [server for server in Stack(Kind(), Ports.read(), None).servers if answers(server)]
+        raise StackError("\n".join([_NO_STACK, *(f"  something else answers at {one.health}" for one in others)]))
+    running, pids = _running(stack), native.pids(stack.servers) if stack.kind.native else {}
+    return [State(server, server.name in running, answers(server), pids.get(server.name)) for server in stack.servers]
 
 
 def _same_or_new(kind: Kind) -> Stack:
-    """Give the stack that is up, if it is the one that is wanted, else a new one whose ports are free."""
+    """Give the stack that is up, if it is the one that is wanted, else a new one."""
     up = kept.kept()
     if up is None:
-        new = Stack(kind, Ports.read(), None if kind.native else containers.find_engine())
-        _check_ports(new)
-        return new
+        return Stack(kind, Ports.read(), None if kind.native else containers.find_engine())
     if up.kind != kind:
         raise StackError(f"the stack is up {up.kind}: take that down first (torchotel stack down)")
     if Ports.read(otherwise=up.ports) != up.ports:
@@ -98,29 +108,14 @@ def _same_or_new(kind: Kind) -> Stack:
     return up
 
 
-def _check_ports(stack: Stack) -> None:
-    chosen_by = {int(port): variable for variable, port in stack.ports.variables().items()}
-    needed = [(server, port, _owner(port)) for server in stack.servers for port in server.ports]
-    taken = [
-        f"  {port} of {server.name}: {owner}; {chosen_by[port]} chooses another"
-        for server, port, owner in needed
-        if owner
-    ]
-    if taken:
-        raise StackError(
-            "\n".join(["these ports of 127.0.0.1 are taken:", *taken, "End what has them, or choose others."])
-        )
+def _running(stack: Stack) -> Collection[str]:
+    """Name the servers that run as processes or containers of the stack."""
+    return native.pids(stack.servers) if stack.engine is None else containers.running(stack.engine)
 
 
-def _owner(port: int) -> str | None:
-    """Name who has a port; None where it is free."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers themselves do
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            return (owner_of(port) or "another program") if error.errno == errno.EADDRINUSE else str(error)
-    return None
+def _last_words(stack: Stack, server: Server) -> str | None:
+    """Give the end of the log of a server that does not run."""
+    return native.last_words(server) if stack.engine is None else containers.last_words(stack.engine, server)
 
 
 def _variables(stack: Stack) -> dict[str, str]:

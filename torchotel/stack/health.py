@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from urllib.request import ProxyHandler, build_opener
 
@@ -26,8 +26,8 @@ def answers(server: Server) -> bool:
         return False
 
 
-def await_all(servers: Iterable[Server], patience_s: float, gone: Callable[[Server], str | None]) -> None:
-    """Wait until all servers can be used.
+def await_all(servers: Sequence[Server], patience_s: float, gone: Callable[[Server], str | None]) -> None:
+    """Wait until all servers can be used: what answers in the place of one that has ended is another's.
 
     Args:
         servers: Whom to wait for.
@@ -40,9 +40,15 @@ def await_all(servers: Iterable[Server], patience_s: float, gone: Callable[[Serv
     deadline_s = time.monotonic() + patience_s
     for server in servers:
         while not answers(server):
-            last_words = gone(server)
-            if last_words is not None:
-                raise StackError(f"{server.name} ended at once; its log says:\n{last_words}")
+            _check_lives(server, gone)
             if time.monotonic() > deadline_s:
                 raise StackError(f"{server.name} did not answer at {server.health} within {patience_s:g} s")
             time.sleep(_EVERY_S)
+    for server in servers:
+        _check_lives(server, gone)
+
+
+def _check_lives(server: Server, gone: Callable[[Server], str | None]) -> None:
+    last_words = gone(server)
+    if last_words is not None:
+        raise StackError(f"{server.name} ended at once; its log says:\n{last_words}")

@@ -39,9 +39,10 @@ def stop() -> None:
         _process(name).stop()
 
 
-def process(server: Server) -> Process:
-    """Give the process of a server."""
-    return _process(server.name)
+def pids(servers: list[Server]) -> dict[str, int]:
+    """Give the processes of the servers that run."""
+    asked = {server.name: _process(server.name).pid for server in servers}
+    return {name: pid for name, pid in asked.items() if pid is not None}
 
 
 def last_words(server: Server) -> str | None:
