@@ -15,10 +15,15 @@ def stack_folder(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(home) / "torchotel" / "stack"
 
 
+def own_targets(folder: Path) -> Path:
+    """Name the one that the stack's Prometheus reads where no other was chosen."""
+    return folder / "targets"
+
+
 def stack_targets(environ: Mapping[str, str]) -> Path | None:
     """Give the folder that the stack's Prometheus reads; None where no stack of this user's was ever up."""
     try:
-        folder = stack_folder(environ) / "targets"
+        folder = own_targets(stack_folder(environ))
     except RuntimeError:
         return None
     return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None

@@ -21,11 +21,16 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     made("down")
 
 
+@pytest.fixture
+def _built() -> None:
+    for backend in BACKENDS:
+        built(backend)
+
+
+@pytest.mark.usefixtures("_built")
 @pytest.mark.parametrize("small", [False, True], ids=["through the Collector", "straight to Jaeger"])
 def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, small: bool) -> None:
     """`up` prints what the training needs, and nothing else is needed; `down` ends all that it began."""
-    for backend in BACKENDS:
-        built(backend)
     up = stack("up", "--native", *(["--small"] if small else []))
     assert up.returncode == 0, up.stderr
     said = dict(line.split()[1].split("=", 1) for line in up.stdout.splitlines() if line.startswith("  export "))
@@ -48,10 +53,9 @@ def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, smal
         socket.create_server(("127.0.0.1", int(port))).close()
 
 
+@pytest.mark.usefixtures("_built")
 def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
     """And a second `up` leaves the others alone."""
-    for backend in BACKENDS:
-        built(backend)
     assert stack("up", "--native").returncode == 0
     before = {line.split()[0]: line.split()[-1] for line in stack("status").stdout.splitlines()}
     stack.kill("collector")
@@ -60,7 +64,10 @@ def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
     assert {name for name in after if after[name] != before[name]} == {"collector"}
     other = stack("up", "--native", "--small")
     assert other.returncode == 1
-    assert other.stderr.startswith("the stack is up as plain processes: take that down first")
+    assert other.stderr == (
+        "the stack is up as plain processes: torchotel stack up --native goes on with it; "
+        "for another take that down first (torchotel stack down)\n"
+    )
 
 
 def test_a_taken_port_is_named_with_who_has_it(stack: Stack) -> None:
@@ -85,3 +92,43 @@ def test_a_port_that_is_none_is_refused(stack: Stack) -> None:
     up = stack("up", JAEGER_PORT="http")
     assert up.returncode == 1
     assert up.stderr == "JAEGER_PORT: got 'http', takes a port between 1 and 65535\n"
+
+
+@pytest.mark.usefixtures("_built")
+def test_what_a_failed_up_has_started_is_ended(stack: Stack) -> None:
+    """And nothing has to be taken down."""
+    up = stack("up", "--native", JAEGER_TTL="foo")
+    assert up.returncode == 1
+    assert "jaeger ended at once" in up.stderr
+    for port in stack.ports.values():
+        socket.create_server(("127.0.0.1", int(port))).close()
+    assert stack("down").stderr.startswith("no stack is up")
+
+
+@pytest.mark.usefixtures("_built")
+def test_a_failed_second_up_leaves_what_ran_before(stack: Stack) -> None:
+    assert stack("up", "--native").returncode == 0
+    stack.kill("jaeger")
+    assert stack("up", "--native", JAEGER_TTL="foo").returncode == 1
+    words = [line.split()[:2] for line in stack("status").stdout.splitlines()]
+    assert words == [["jaeger", "down"], ["prometheus", "healthy"], ["collector", "healthy"]]
+
+
+@pytest.mark.parametrize("variable", ["TORCHOTEL_DISCOVERY_DIR", "XDG_STATE_HOME"])
+@pytest.mark.usefixtures("_built")
+def test_a_folder_that_cannot_be_made_is_named_by_its_variable(stack: Stack, tmp_path: Path, variable: str) -> None:
+    """Before anything is started or kept."""
+    (tmp_path / "file").touch()
+    up = stack("up", "--native", **{variable: str(tmp_path / "file" / "inside")})
+    assert up.returncode == 1
+    assert f"can't be made (Not a directory): {variable} chooses another\n" in up.stderr
+    assert stack("down").stderr.startswith("no stack is up")
+
+
+@pytest.mark.usefixtures("_built")
+def test_a_stack_of_which_nothing_runs_is_in_nobodys_way(stack: Stack) -> None:
+    """As after the machine was started anew."""
+    assert stack("up", "--native").returncode == 0
+    stack.kill("jaeger", "prometheus", "collector")
+    up = stack("up", "--native", "--small")
+    assert up.returncode == 0, up.stderr

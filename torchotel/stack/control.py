@@ -53,15 +53,21 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
         StackError: Something is missing, or a port is taken.
     """
     stack = _same_or_new(kind)
-    check_ports(stack, _running(stack))
+    before = _running(stack)
+    check_ports(stack, before)
+    places.targets()  # where that can't be made nothing is started
     binaries = native.binaries(stack.servers, say) if kind.native else {}
     stack.keep()  # from here on there is something to take down
-    if stack.engine is None:
-        native.start(binaries, stack.ports, small=kind.small)
-    else:
-        containers.up(stack.engine, stack.ports, small=kind.small)
-    say("waiting until all answer")
-    await_all(stack.servers, _PATIENCE_S, lambda server: _last_words(stack, server))
+    try:
+        if stack.engine is None:
+            native.start(binaries, stack.ports, small=kind.small)
+        else:
+            containers.up(stack.engine, stack.ports, small=kind.small)
+        say("waiting until all answer")
+        await_all(stack.servers, _PATIENCE_S, lambda server: _last_words(stack, server))
+    except BaseException:
+        _clear_up(stack, before, say)
+        raise
     return Ready(stack.servers, _variables(stack))
 
 
@@ -99,13 +105,30 @@ def states() -> list[State]:
 def _same_or_new(kind: Kind) -> Stack:
     """Give the stack that is up, if it is the one that is wanted, else a new one."""
     up = kept.kept()
+    if up is not None and up.engine is None and not _running(up):
+        kept.forget()  # it went with the machine, or was killed
+        up = None
     if up is None:
         return Stack(kind, Ports.read(), None if kind.native else containers.find_engine())
     if up.kind != kind:
-        raise StackError(f"the stack is up {up.kind}: take that down first (torchotel stack down)")
+        raise StackError(
+            f"the stack is up {up.kind}: {up.kind.command} goes on with it; "
+            "for another take that down first (torchotel stack down)"
+        )
     if Ports.read(otherwise=up.ports) != up.ports:
         raise StackError("the stack is up on other ports: take that down first (torchotel stack down)")
     return up
+
+
+def _clear_up(stack: Stack, before: Collection[str], say: Callable[[str], None]) -> None:
+    """End what was started in vain; of containers only say so, since their logs would go with them."""
+    if stack.engine is not None:
+        say("some of it may run all the same: torchotel stack down ends it")
+        return
+    say("ending what was started")
+    native.stop(but=before)
+    if not before:
+        kept.forget()
 
 
 def _running(stack: Stack) -> Collection[str]:

@@ -18,6 +18,11 @@ class Kind:
     native: bool = False
     small: bool = False
 
+    @property
+    def command(self) -> str:
+        """What brings it up."""
+        return f"torchotel stack up{' --native' if self.native else ''}{' --small' if self.small else ''}"
+
     def __str__(self) -> str:
         words = "as plain processes" if self.native else "in containers"
         return f"{words}, without the Collector" if self.small else words

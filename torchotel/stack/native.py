@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torchotel.stack import backends, places, written
@@ -33,10 +33,11 @@ def start(binaries: Mapping[str, Path], ports: Ports, *, small: bool) -> None:
         _process(name).start([str(binary), *_arguments(name, ports, small=small)], environ)
 
 
-def stop() -> None:
-    """Stop all, the Collector first: what it holds still goes to Jaeger."""
+def stop(but: Collection[str] = ()) -> None:
+    """Stop all but some, the Collector first: what it holds still goes to Jaeger."""
     for name in reversed(_BACKENDS):
-        _process(name).stop()
+        if name not in but:
+            _process(name).stop()
 
 
 def pids(servers: list[Server]) -> dict[str, int]:

@@ -6,6 +6,9 @@ import os
 import secrets
 from pathlib import Path
 
+from torchotel._stack_folder import own_targets, stack_folder
+from torchotel.stack.errors import StackError
+
 _PRIVATE = 0o700
 
 
@@ -18,17 +21,17 @@ def shipped() -> Path:
 
 def state() -> Path:
     """Make the folder of what outlives a command."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    folder = Path(home) / "torchotel" / "stack"
-    folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-    return folder
+    try:
+        return _made(stack_folder(), "XDG_STATE_HOME", mode=_PRIVATE)
+    except RuntimeError as error:
+        raise StackError(f"{error}: XDG_STATE_HOME names a folder for what the stack keeps") from error
 
 
 def targets() -> Path:
     """Make the folder in which ranks name their endpoints: TORCHOTEL_DISCOVERY_DIR, as for the training itself."""
-    folder = Path(os.environ.get("TORCHOTEL_DISCOVERY_DIR") or state() / "targets").absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    chosen = os.environ.get("TORCHOTEL_DISCOVERY_DIR")
+    folder = Path(chosen).absolute() if chosen else own_targets(state())
+    return _made(folder, "TORCHOTEL_DISCOVERY_DIR")
 
 
 def grafana_password() -> str:
@@ -40,3 +43,11 @@ def grafana_password() -> str:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             opened.write(secrets.token_urlsafe(12))
     return file.read_text()
+
+
+def _made(folder: Path, variable: str, mode: int = 0o777) -> Path:
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StackError(f"{folder} can't be made ({error.strerror}): {variable} chooses another") from error
+    return folder
