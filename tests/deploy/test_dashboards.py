@@ -106,6 +106,13 @@ def test_each_query_keeps_to_the_chosen() -> None:
         ), target
 
 
+def test_what_is_asked_for_once_looks_back() -> None:
+    """At the end of the time that is shown a run may have ended."""
+    for target in (one for one in targets() if one.query.get("instant")):
+        assert "[$__range:$__interval]" in target.expr, target
+        assert not RATE.search(target.expr), target
+
+
 def test_no_metric_goes_without_matchers() -> None:
     """Which the tests above would not see."""
     for target in targets():

@@ -54,13 +54,13 @@ def expected_labels(target: Target) -> set[str]:
     return kept
 
 
-def answer(training: Trained, target: Target, **chosen: str) -> list[dict[str, Any]]:
+def answer(training: Trained, target: Target, back_s: int = 10, /, **chosen: str) -> list[dict[str, Any]]:
     """Ask as Grafana does: for the present, or for some time up to it."""
     expr = filled(target.expr, **chosen)
     if target.query.get("instant"):
         return training.prometheus.query(expr)
     now_s = time.time()
-    span = {"start": str(now_s - 10), "end": str(now_s), "step": "1"}
+    span = {"start": str(now_s - back_s), "end": str(now_s), "step": "1"}
     found: list[dict[str, Any]] = training.prometheus.get("query_range", query=expr, **span)["result"]
     return found
 
@@ -170,7 +170,7 @@ def all_rules(training: Trained) -> list[Mapping[str, Any]]:
 def test_a_death_is_told_from_a_normal_end(training: Trained) -> None:
     """One rank ends well and takes its target away, the other raises: the rule sees that one alone.
 
-    The last test here, since it ends the run.
+    The last test but one here, since it ends the run.
     """
     rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
     (died,) = [rule["expr"] for rule in rules if rule.get("alert") == "TorchRunDied"]
@@ -182,3 +182,13 @@ def test_a_death_is_told_from_a_normal_end(training: Trained) -> None:
     until(lambda: [one["value"][1] for one in training.prometheus.query("up")], lambda found: found == ["0"])
     (found,) = training.prometheus.query(died)
     assert found["metric"]["instance"] == instances["1"]
+
+
+def test_what_a_run_has_shown_stays_when_it_has_ended(training: Trained) -> None:
+    """Whoever looks at the last minutes when nothing trains any more finds each panel that had data."""
+    for rank in range(2):
+        training.end(rank, "normally")
+    until(partial(training.prometheus.query, "target_info"), lambda found: not found)
+    for target in targets():
+        if target.panel not in GPU_PANELS:
+            assert answer(training, target, 600, __range="600s"), target

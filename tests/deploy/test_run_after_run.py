@@ -16,6 +16,9 @@ COUNTERS = [
     "torch_steps_total{%s}",
     "torch_loss_nonfinite_total{%s}",
     "torch_gradient_nonfinite_total{%s}",
+    "torch_step_duration_seconds_sum{%s}",
+    "torch_step_duration_seconds_count{%s}",
+    'torch_phase_time_seconds_total{%s, phase="forward"}',
     'torchotel_spans_total{%s, outcome="exported"}',
     'torchotel_spans_total{%s, outcome="dropped_queue"}',
     f"torch_module_time_seconds_total{{%s{LAYER}}}",
@@ -32,6 +35,8 @@ def two_runs() -> dict[str, str]:
         f'target_info{{{process}, torch_run_id="first", torch_rank="0"}}': "1x60 stale",
         f'target_info{{{process}, torch_run_id="next", torch_rank="0"}}': "_x62 1x10",
         f"torch_module_gradient_norm{{{process}{LAYER}}}": "2000x60 stale 2x10",
+        f"torch_step_last_end_time_seconds{{{process}}}": "0x60 stale 3710+60x10",
+        f"torch_run_finished{{{process}}}": "0x60 stale 0x10",
         **{name % process: "0+100x60 stale 0+1x10" for name in COUNTERS},
     }
 

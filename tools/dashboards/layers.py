@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import chosen, framed
 from tools.dashboards.panels import THIRD, Column, lines, listed, rows
-from tools.dashboards.queries import Query, against_median, by_run, grown, least, most, rate, ratio, series
+from tools.dashboards.queries import Query, against_median, by_run, grown, latest, least, most, rate, ratio, series
 
 UID = "torchotel-layers"
 _CHOSEN = 'module=~"$module"'
@@ -15,7 +15,8 @@ _NAME = "{{torch_run_id}} {{model}} {{module}}"
 _CALL = (*_LAYER, "type", "direction")
 _NORM = series("torch_module_gradient_norm", _CHOSEN)
 _NORMS = by_run("max", _NORM, *_LAYER)
-_AGAINST_BEFORE = against_median("max", _NORM, *_LAYER)
+_LAST_NORMS = latest("max", _NORM, *_LAYER)
+_AGAINST_MEDIAN = against_median("max", _NORM, *_LAYER)
 
 
 def layers() -> Dashboard:
@@ -100,15 +101,15 @@ _GRADIENTS = [
     ),
     listed(
         "Exploding layers",
-        "Layers whose gradients have grown most: the norm now against its median of the last hour.",
-        Column("times the last hour", "short", most(15, _AGAINST_BEFORE)),
-        Column("norm", "sci", f"{_NORMS} and {most(15, _AGAINST_BEFORE)}"),
+        "Layers whose gradients have grown most: the last norm against its median in the range shown.",
+        Column("times the median", "short", most(15, _AGAINST_MEDIAN)),
+        Column("norm", "sci", f"{_LAST_NORMS} and {most(15, _AGAINST_MEDIAN)}"),
     ),
     listed(
         "Vanishing layers",
-        "Layers whose gradients have shrunk most: the norm now against its median of the last hour.",
-        Column("times the last hour", "short", least(15, _AGAINST_BEFORE)),
-        Column("norm", "sci", f"{_NORMS} and {least(15, _AGAINST_BEFORE)}"),
+        "Layers whose gradients have shrunk most: the last norm against its median in the range shown.",
+        Column("times the median", "short", least(15, _AGAINST_MEDIAN)),
+        Column("norm", "sci", f"{_LAST_NORMS} and {least(15, _AGAINST_MEDIAN)}"),
         ascending=True,
     ),
     lines(

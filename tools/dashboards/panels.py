@@ -21,6 +21,8 @@ WHOLE, HALF, THIRD = 24, 12, 8
 """Widths of a panel."""
 _HEIGHT = 8
 _STAT_WIDTH, _STAT_HEIGHT = 3, 4
+_POINTS = 200
+"""How finely what looks back over the range is looked at; a point for each pixel would be too much for many ranks."""
 _SPARSE_MS = 300_000
 _BELOW_ALL = -1e9
 """A heatmap hides values up to a bound; by default that is what suits counts, and hides negative values."""
@@ -126,7 +128,7 @@ def rows(title: str, unit: str, description: str, query: Query, *, low: float, h
 
 
 def listed(title: str, description: str, *columns: Column, width: int = HALF, ascending: bool = False) -> table.Panel:
-    """List the present values, a row for each set of labels, in the order of the first column."""
+    """List values of the whole range that is shown, a row for each set of labels, in the order of the first column."""
     queries = [
         _target(name, Query(column.expr)).instant().format(PromQueryFormat.TABLE)
         for name, column in zip(ascii_uppercase, columns, strict=False)
@@ -136,6 +138,7 @@ def listed(title: str, description: str, *columns: Column, width: int = HALF, as
     panel = (
         _framed(table.Panel(), title, columns[0].unit, description, width)
         .targets([*queries])
+        .max_data_points(_POINTS)
         .transformations(
             [models.DataTransformerConfig("merge", options={}), models.DataTransformerConfig("organize", options=shown)]
         )
@@ -146,7 +149,7 @@ def listed(title: str, description: str, *columns: Column, width: int = HALF, as
 
 
 def bars(title: str, unit: str, description: str, expr: str, x: str, parts: str, width: int = WHOLE) -> barchart.Panel:
-    """Draw the present values as stacked bars.
+    """Draw values of the whole range that is shown as stacked bars.
 
     Args:
         title: Of the panel.
@@ -160,6 +163,7 @@ def bars(title: str, unit: str, description: str, expr: str, x: str, parts: str,
     matrix = {"rowField": x, "columnField": parts, "valueField": "Value"}
     panel = _framed(barchart.Panel(), title, unit, description, width)
     panel = panel.targets([_target("A", Query(expr)).instant().format(PromQueryFormat.TABLE)])
+    panel = panel.max_data_points(_POINTS)
     panel = panel.with_transformation(models.DataTransformerConfig("groupingToMatrix", options=matrix))
     return panel.x_field(f"{x}\\{parts}").stacking(common_models.StackingMode.NORMAL).legend(_legend())
 

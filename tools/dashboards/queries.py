@@ -2,7 +2,8 @@
 
 No label of a series says it, so a query narrows to the chosen ones by the join, and the job alone stands in every
 selector. One port serves run after run, so what looks far back is joined inside its window: joined from outside, a run
-would be given what the one before it did.
+would be given what the one before it did. What is asked for once, at the end of the range that is shown, looks back
+over it: the run may have ended.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def of_chosen(expr: str, *labels: str) -> str:
 def by(labels: Iterable[str], how: str, expr: str) -> str:
     """Aggregate over the chosen processes, apart by labels; the host's name may be one."""
     kept = tuple(labels)
-    return f"{how} by ({', '.join(kept)}) {of_chosen(expr, *({'host_name'} & {*kept}))}"
+    return f"{how} by ({', '.join(kept)}) {of_chosen(expr, *_of_process(kept))}"
 
 
 def by_run(how: str, expr: str, *labels: str) -> str:
@@ -59,15 +60,30 @@ def by_rank(how: str, expr: str, *labels: str) -> str:
 
 def grown(how: str, expr: str, *labels: str) -> str:
     """Aggregate over the chosen ranks what counters grew by in the whole range that is shown."""
-    growth = f"increase({of_chosen(expr)}[{RANGE}:$__interval])"
-    return f"{how} by ({', '.join(('torch_run_id', *labels))}) ({growth})"
+    return _each_run(how, f"increase({_shown(expr, labels)})", labels)
+
+
+def latest(how: str, expr: str, *labels: str) -> str:
+    """Aggregate over the chosen ranks the last that gauges were in the whole range that is shown."""
+    return _each_run(how, f"last_over_time({_shown(expr, labels)})", labels)
 
 
 def against_median(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks how gauges compare with their medians of the last hour."""
-    now = of_chosen(expr)
-    compared = ratio(now, f"quantile_over_time(0.5, {now}[1h:30s])")
-    return f"{how} by ({', '.join(('torch_run_id', *labels))}) ({compared})"
+    """Aggregate over the chosen ranks how the last that gauges were compares with their medians of the whole range."""
+    shown = _shown(expr, labels)
+    return _each_run(how, ratio(f"last_over_time({shown})", f"quantile_over_time(0.5, {shown})"), labels)
+
+
+def _shown(expr: str, labels: Iterable[str]) -> str:
+    return f"{of_chosen(expr, *_of_process(labels))}[{RANGE}:$__interval]"
+
+
+def _each_run(how: str, expr: str, labels: Iterable[str]) -> str:
+    return f"{how} by ({', '.join(('torch_run_id', *labels))}) ({expr})"
+
+
+def _of_process(labels: Iterable[str]) -> set[str]:
+    return {"host_name"} & {*labels}
 
 
 def quantile(share: float, buckets: str) -> str:

@@ -6,18 +6,27 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import WHOLE, Column, bars, lines, listed, number
-from tools.dashboards.queries import Query, by_rank, by_run, most, of_process, rate, series
+from tools.dashboards.queries import Query, by_rank, by_run, grown, latest, most, of_process, rate, ratio, series
 from tools.dashboards.shared import QUIET, STEP_TIME, since_the_last_step
 
 UID = "torchotel-ranks"
 _RANK = "{{torch_run_id}} rank {{torch_rank}}"
 _STEPS = rate("torch_steps_total")
-_PHASES = of_process(rate("torch_phase_time_seconds_total"), _STEPS)
 _OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'phase!="backward"'), _STEPS))
 _LATE = " - ".join(f"{how} by (torch_run_id) ({_OWN})" for how in ("max", "avg"))
 _OTHERS = f"clamp_min(1 - 1 / count by (torch_run_id) ({_OWN}), 0.5)"  # (max - avg) / (1 - 1 / count): 0 of one rank
 _SKEW = f"({_LATE}) / {_OTHERS} / ({by_run('avg', STEP_TIME)} > 0)"
-_SLOWEST = most(16, by_rank("sum", STEP_TIME, "host_name"))
+_STEPS_SHOWN = grown("sum", series("torch_steps_total"), "torch_rank")
+_PHASES_SHOWN = grown("sum", series("torch_phase_time_seconds_total"), "torch_rank", "phase")
+_OWN_TIME_SHOWN = grown("sum", series("torch_phase_time_seconds_total", 'phase!="backward"'), "torch_rank")
+_HOST = "torch_rank", "host_name"
+_SLOWEST = most(
+    16,
+    ratio(
+        grown("sum", series("torch_step_duration_seconds_sum"), *_HOST),
+        grown("sum", series("torch_step_duration_seconds_count"), *_HOST),
+    ),
+)
 
 
 def ranks() -> Dashboard:
@@ -67,18 +76,20 @@ _RANKS = [
     bars(
         "Phases by rank",
         "s",
-        "On what the time of a step goes on each rank, for the 32 that need longest outside of backward. A long "
-        "backward beside short other phases is a rank that waits. Choose one run.",
-        f"{by_rank('sum', _PHASES, 'phase')} and on (torch_run_id, torch_rank) {most(32, _OWN)}",
+        "On what the time of a step went on each rank in the range shown, for the 32 that needed longest outside of "
+        "backward. A long backward beside short other phases is a rank that waits. Choose one run.",
+        f"{_PHASES_SHOWN} / on (torch_run_id, torch_rank) group_left () ({_STEPS_SHOWN} > 0) "
+        f"and on (torch_run_id, torch_rank) {most(32, ratio(_OWN_TIME_SHOWN, _STEPS_SHOWN))}",
         x="torch_rank",
         parts="phase",
         width=WHOLE,
     ),
     listed(
         "Slowest ranks",
-        "The mean time of a step, of the sixteen ranks where it is longest, and the host that they run on.",
+        "The mean time of a step in the range shown, of the sixteen ranks where it was longest, and the host that "
+        "they run on. The time since the last step is that at the rank's end, where it has ended.",
         Column("step time", "s", _SLOWEST),
-        Column("since the last step", "s", f"{by_rank('max', QUIET, 'host_name')} and {_SLOWEST}"),
+        Column("since the last step", "s", f"{latest('max', QUIET, *_HOST)} and {_SLOWEST}"),
     ),
     lines(
         "Step time by rank",
