@@ -11,7 +11,7 @@ import pytest
 from backend_binaries import built
 
 from torchotel.stack import backends, building
-from torchotel.stack.backends import BACKENDS, COLLECTOR, Backend, ensure
+from torchotel.stack.backends import BACKENDS, COLLECTOR, JAEGER, PROMETHEUS, Backend, ensure
 from torchotel.stack.errors import StackError
 
 SAYS_ITS_VERSION = {"jaeger": "version", "otelcol": "--version", "prometheus": "--version", "promtool": "--version"}
@@ -79,13 +79,24 @@ def test_two_who_miss_a_server_build_it_once() -> None:
 
 
 @pytest.mark.usefixtures("_own_cache")
-def test_without_go_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_go_all_that_is_missing_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the files that do as well: not every release names them as we do."""
+    PROMETHEUS.folder.mkdir()
+    PROMETHEUS.binary().touch()
     monkeypatch.setenv("PATH", "")
     assert backends.main() == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("jaeger 2.13.0 is not in ")
-    assert "install Go" in said.err
+    first, *servers, last = said.err.splitlines()
+    assert first == "these servers are not there, and there is no Go to build them with:"
+    files = ("jaeger", "otelcol-contrib, renamed otelcol,", "prometheus and promtool")
+    assert [line.partition(" from ")[0] for line in servers] == [
+        f"  {backend.name} {backend.version}: into {tmp_path / backend.folder.name} goes {named}"
+        for backend, named in zip((JAEGER, COLLECTOR, PROMETHEUS), files, strict=True)
+    ]
+    assert last.startswith("Install Go")
 
 
 @pytest.mark.skipif(shutil.which("go") is None, reason="there is no go on the path")

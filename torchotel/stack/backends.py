@@ -9,7 +9,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,8 @@ class Backend:
     """The first one is the server."""
     build: Callable[[Path, Path], None]
     """Builds them into the second folder; the first is a place to work in."""
+    released: str = ""
+    """What of a release does as well."""
 
     @property
     def folder(self) -> Path:
@@ -38,6 +40,11 @@ class Backend:
     def is_there(self) -> bool:
         """Whether all its binaries are."""
         return all(self.binary(name).is_file() for name in self.binaries)
+
+    @property
+    def advice(self) -> str:
+        """Say where a release's binaries go."""
+        return f"into {self.folder} goes {self.released}"
 
     def binary(self, name: str | None = None) -> Path:
         """Give the path of a binary, the server's if none is named."""
@@ -55,8 +62,15 @@ JAEGER = Backend(
         {"jaeger": "cmd/jaeger"},
         says=("github.com/jaegertracing/jaeger/internal/version.latestVersion", "v2.13.0"),
     ),
+    "jaeger from https://github.com/jaegertracing/jaeger/releases",
 )
-COLLECTOR = Backend("otelcol", "0.155.0", ("otelcol",), collector_builder("0.155.0"))
+COLLECTOR = Backend(
+    "otelcol",
+    "0.155.0",
+    ("otelcol",),
+    collector_builder("0.155.0"),
+    "otelcol-contrib, renamed otelcol, from https://github.com/open-telemetry/opentelemetry-collector-releases/releases",
+)
 PROMETHEUS = Backend(
     "prometheus",
     "3.15.0",
@@ -69,6 +83,7 @@ PROMETHEUS = Backend(
         # Targets come from files or from Kubernetes; the clients of two dozen clouds are most of the build.
         tags="remove_all_sd,enable_kubernetes_sd",
     ),
+    "prometheus and promtool from https://github.com/prometheus/prometheus/releases",
 )
 BACKENDS = (JAEGER, COLLECTOR, PROMETHEUS)
 
@@ -79,6 +94,25 @@ def cache() -> Path:
     return Path(os.environ.get(BACKENDS_VARIABLE) or Path(home) / "torchotel" / "backends")
 
 
+def check_can_build(wanted: Iterable[Backend]) -> None:
+    """Look whether those that are not there can be built.
+
+    Raises:
+        StackError: Go is missing; it names all that is.
+    """
+    missing = [backend for backend in wanted if not backend.is_there]
+    if missing and shutil.which("go") is None:
+        raise StackError(
+            "\n".join(
+                [
+                    "these servers are not there, and there is no Go to build them with:",
+                    *(f"  {one.name} {one.version}: {one.advice}" for one in missing),
+                    "Install Go 1.25 or later (https://go.dev/dl), put releases' binaries there, or use containers.",
+                ]
+            )
+        )
+
+
 def ensure(backend: Backend, say: Callable[[str], None] = print) -> Path:
     """Build a server if it is not there, and give its binary's path.
 
@@ -86,11 +120,7 @@ def ensure(backend: Backend, say: Callable[[str], None] = print) -> Path:
         StackError: Go is missing, or the build failed.
     """
     if not backend.is_there:
-        if shutil.which("go") is None:
-            raise StackError(
-                f"{backend.name} {backend.version} is not in {backend.folder}, and there is no Go to build it with: "
-                "install Go 1.25 or later (https://go.dev/dl), put a release's binary there, or use containers"
-            )
+        check_can_build([backend])
         say(f"building {backend.name} {backend.version} from its Go modules, once: some minutes")
         _build(backend)
         say(f"{backend.name} {backend.version} is in {backend.folder}")
@@ -119,6 +149,7 @@ def _build(backend: Backend) -> None:
 def main() -> int:
     """Build all that is missing; `make backends` calls it."""
     try:
+        check_can_build(BACKENDS)
         for backend in BACKENDS:
             print(ensure(backend, lambda text: print(text, flush=True)))  # noqa: T201 - it is a command
     except StackError as error:

@@ -23,6 +23,7 @@ FLAGS = (
 
 def binaries(servers: list[Server], say: Callable[[str], None]) -> dict[str, Path]:
     """Find the servers' binaries, or build them."""
+    backends.check_can_build(_BACKENDS[server.name] for server in servers)
     return {server.name: backends.ensure(_BACKENDS[server.name], say) for server in servers}
 
 
