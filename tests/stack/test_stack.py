@@ -10,8 +10,11 @@ from backend_binaries import built
 from held_training import STEPS, held_training
 from prometheus_server import until
 from stack_command import Stack
+from stranger import stranger
 
-from torchotel.stack.backends import BACKENDS
+from torchotel.stack.backends import BACKENDS, JAEGER, PROMETHEUS
+from torchotel.stack.pages import shows_page
+from torchotel.stack.servers import Ports, servers
 
 
 @pytest.fixture
@@ -132,3 +135,22 @@ def test_a_stack_of_which_nothing_runs_is_in_nobodys_way(stack: Stack) -> None:
     stack.kill("jaeger", "prometheus", "collector")
     up = stack("up", "--native", "--small")
     assert up.returncode == 0, up.stderr
+
+
+@pytest.mark.usefixtures("_built")
+def test_a_server_without_pages_is_told(stack: Stack) -> None:
+    """Nobody is sent to look at them, but told where the release's binary goes."""
+    up = stack("up", "--native")
+    page = stack.ask("JAEGER", "/search")
+    if "not compiled with the UI assets" not in page:
+        pytest.skip("this Jaeger is a release's, and has pages")
+    assert "choose your program" not in up.stdout
+    assert f"  {JAEGER.advice}\n" in up.stdout
+    assert f"  {PROMETHEUS.advice}\n" in up.stdout
+
+
+def test_a_page_that_is_there_is_seen(stack: Stack) -> None:
+    (jaeger, *_) = servers(Ports.read(stack.ports), small=True, native=True)
+    assert not shows_page(jaeger)
+    with stranger(stack.ports["JAEGER_PORT"]):
+        assert shows_page(jaeger)

@@ -1,15 +1,13 @@
 """Another program that answers is never taken for a server of the stack."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from backend_binaries import built
-from engine import Engine, Fine
+from engine import Engine
 from stack_command import Stack
+from stranger import stranger
 
 from torchotel.stack.backends import BACKENDS
 
@@ -26,16 +24,6 @@ def native(stack: Stack) -> Stack:
     for backend in BACKENDS:
         built(backend)
     return stack
-
-
-@contextmanager
-def stranger(port: str) -> Iterator[None]:
-    with ThreadingHTTPServer(("127.0.0.1", int(port)), Fine) as server:
-        serving = Thread(target=server.serve_forever)
-        serving.start()
-        yield
-        server.shutdown()
-        serving.join()
 
 
 @pytest.mark.parametrize("killed", [["prometheus"], ["jaeger", "prometheus", "collector"]], ids="+".join)

@@ -50,7 +50,12 @@ def _up(*, native: bool, small: bool) -> int:
     ready = control.bring_up(kind, lambda text: print(text, flush=True))
     print(f"up, {kind}:")
     for server in ready.servers:
-        print(f"  {server.name:10} {server.address:44} {server.purpose}")
+        purpose = "answers its API, has no pages" if server.name in ready.pageless else server.purpose
+        print(f"  {server.name:10} {server.address:44} {purpose}")
+    if ready.pageless:
+        print("Servers that were built here have no pages. For those take the stack down, and up again once")
+        for advice in ready.pageless.values():
+            print(f"  {advice}")
     if not kind.native:
         print(
             f"Grafana's user is admin; the password is in {places.state() / 'grafana-password'}, or GRAFANA_PASSWORD."

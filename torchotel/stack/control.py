@@ -44,6 +44,8 @@ class Ready:
     servers: list[Server]
     variables: dict[str, str]
     """For its environment."""
+    pageless: dict[str, str]
+    """Servers that should show pages and have none, with what to do."""
 
 
 def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
@@ -68,7 +70,8 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
     except BaseException:
         _clear_up(stack, before, say)
         raise
-    return Ready(stack.servers, _variables(stack))
+    pageless = native.pageless(stack.servers) if kind.native else {}
+    return Ready(stack.servers, _variables(stack), pageless)
 
 
 def take_down() -> Kind:

@@ -19,11 +19,16 @@ _open = build_opener(ProxyHandler({})).open  # a proxy of the user's has no busi
 
 def answers(server: Server) -> bool:
     """Ask a server whether it can be used."""
+    return fetched(server.health) is not None
+
+
+def fetched(address: str) -> bytes | None:
+    """Give what is said at an address on this machine; None where it is no good answer."""
     try:
-        with _open(server.health, timeout=_ANSWER_S) as answer:
-            return bool(answer.status == _OK)
+        with _open(address, timeout=_ANSWER_S) as answer:
+            return bytes(answer.read()) if answer.status == _OK else None
     except (OSError, HTTPException):
-        return False
+        return None
 
 
 def await_all(servers: Sequence[Server], patience_s: float, gone: Callable[[Server], str | None]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torchotel.stack import backends, places, written
+from torchotel.stack.pages import shows_page
 from torchotel.stack.process import Process
 from torchotel.stack.servers import Ports, Server
 
@@ -45,6 +46,13 @@ def pids(servers: list[Server]) -> dict[str, int]:
     """Give the processes of the servers that run."""
     asked = {server.name: _process(server.name).pid for server in servers}
     return {name: pid for name, pid in asked.items() if pid is not None}
+
+
+def pageless(servers: list[Server]) -> dict[str, str]:
+    """Name the servers that should show pages and have none, and say where a release that has them goes."""
+    return {
+        server.name: _BACKENDS[server.name].advice for server in servers if server.has_page and not shows_page(server)
+    }
 
 
 def last_words(server: Server) -> str | None:

@@ -63,6 +63,8 @@ class Server:
     address: str
     """Where it is looked at, or sent to."""
     purpose: str
+    has_page: bool = True
+    """Whether the address is one for a browser."""
 
 
 def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
@@ -84,7 +86,7 @@ def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
     if not small:
         own = (ports.collector_health, ports.collector_metrics, ports.collector_telemetry)
         health = _url(ports.collector_health)
-        found.append(Server("collector", (*otlp, *own), health, _url(ports.otlp_http), "takes OTLP"))
+        found.append(Server("collector", (*otlp, *own), health, _url(ports.otlp_http), "takes OTLP", has_page=False))
     if not native:
         grafana = _url(ports.grafana)
         board = f"{grafana}/d/torchotel-training"
