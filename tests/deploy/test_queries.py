@@ -133,7 +133,7 @@ def tags_in_jaeger(training: Trained) -> dict[str, str]:
 
 
 def test_a_span_leads_to_its_layer(training: Trained) -> None:
-    """Both from Jaeger's own page and from Grafana's view of a trace; what they lead to is there."""
+    """Both from Jaeger's own page and from Grafana's view of a trace; what they lead to is there, of its run alone."""
     tags = tags_in_jaeger(training)
     urls = {made["uid"]: made for made in map(dashboard, FILES)}
     for pattern in json.loads((ROOT / "deploy/jaeger/ui.json").read_text())["linkPatterns"]:
@@ -141,6 +141,7 @@ def test_a_span_leads_to_its_layer(training: Trained) -> None:
         url = urlsplit(re.sub(r"#\{([^}]+)\}", lambda found: tags[found[1]], pattern["url"]))
         made = urls[url.path.removeprefix("/d/")]
         chosen = {name.removeprefix("var-"): value for name, (value,) in parse_qs(url.query).items()}
+        assert chosen["run"] == RUN
         assert set(chosen) <= {one["name"] for one in made["templating"]["list"]}
         shown = [target for target in targets() if target.dashboard == made["title"]]
         for target in (one for one in shown if one.panel not in GPU_PANELS | MAY_BE_EMPTY):
@@ -148,10 +149,18 @@ def test_a_span_leads_to_its_layer(training: Trained) -> None:
             assert "module" not in chosen or {one["metric"].get("module", "encoder") for one in found} == {"encoder"}
     sources = yaml.safe_load((FOLDER / "provisioning/datasources/torchotel.yaml").read_text())["datasources"]
     ways = sources[1]["jsonData"]["tracesToMetrics"]
-    labels = ", ".join(f'{way["value"]}="{tags[way["key"]]}"' for way in ways["tags"])
     for query in ways["queries"]:
-        expr = filled(query["query"].replace("$$__tags", labels).replace("$$", "$"))
-        assert training.prometheus.query(expr), expr
+        assert training.prometheus.query(of_span(query["query"], ways["tags"], tags)), query
+        of_another_run = of_span(query["query"], ways["tags"], {**tags, "torch.run.id": "another"})
+        assert not training.prometheus.query(of_another_run), query
+
+
+def of_span(query: str, ways: list[dict[str, str]], tags: Mapping[str, str]) -> str:
+    """Put tags of a span and its process in the place of variables, as Grafana does; provisioning doubles each $."""
+    labels = ", ".join(f'{way["value"]}="{tags[way["key"]]}"' for way in ways)
+    query = query.replace("$$__tags", labels)
+    query = re.sub(r'\$\$\{__span\.tags\["([^"]+)"\]\}', lambda found: tags[found[1]], query)
+    return filled(query.replace("$$", "$"))
 
 
 def test_the_rules_work_on_what_a_run_gives(training: Trained) -> None:
