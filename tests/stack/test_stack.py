@@ -62,6 +62,8 @@ def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
     assert stack("up", "--native").returncode == 0
     before = {line.split()[0]: line.split()[-1] for line in stack("status").stdout.splitlines()}
     stack.kill("collector")
+    (down,) = (line for line in stack("status").stdout.splitlines() if line.startswith("collector"))
+    assert "Everything is ready" in Path(down.rpartition(" log ")[2]).read_text()
     assert stack("up", "--native").returncode == 0
     after = {line.split()[0]: line.split()[-1] for line in stack("status").stdout.splitlines()}
     assert {name for name in after if after[name] != before[name]} == {"collector"}

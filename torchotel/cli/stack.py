@@ -80,6 +80,6 @@ def _status() -> int:
     states = control.states()
     for state in states:
         word = "healthy" if state.healthy else "runs, but does not answer" if state.runs else "down"
-        process = f" pid {state.pid}" if state.pid else ""
+        process = f" pid {state.pid}" if state.pid else f" log {state.log}" if state.log else ""
         print(f"{state.server.name:10} {word:8} {state.server.address}{process}")
     return 0 if all(state.healthy for state in states) else 1

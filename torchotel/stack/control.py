@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from torchotel.stack import containers, kept, native, places
 from torchotel.stack.errors import StackError
@@ -30,6 +31,8 @@ class State:
     answers: bool
     pid: int | None
     """Of a plain process that runs."""
+    log: Path | None
+    """Of a plain process that ought to run."""
 
     @property
     def healthy(self) -> bool:
@@ -101,8 +104,14 @@ def states() -> list[State]:
     if stack is None:
         others = [server for server in Stack(Kind(), Ports.read(), None).servers if answers(server)]
         raise StackError("\n".join([_NO_STACK, *(f"  something else answers at {one.health}" for one in others)]))
-    running, pids = _running(stack), native.pids(stack.servers) if stack.kind.native else {}
-    return [State(server, server.name in running, answers(server), pids.get(server.name)) for server in stack.servers]
+    if stack.engine is not None:
+        running = containers.running(stack.engine)
+        return [State(server, server.name in running, answers(server), None, None) for server in stack.servers]
+    pids = native.pids(stack.servers)
+    return [
+        State(server, server.name in pids, answers(server), pids.get(server.name), native.log(server))
+        for server in stack.servers
+    ]
 
 
 def _same_or_new(kind: Kind) -> Stack:

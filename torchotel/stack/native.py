@@ -55,6 +55,11 @@ def pageless(servers: list[Server]) -> dict[str, str]:
     }
 
 
+def log(server: Server) -> Path:
+    """Give the path of a server's log."""
+    return _process(server.name).log
+
+
 def last_words(server: Server) -> str | None:
     """Give the end of the log of a server that has ended."""
     return _process(server.name).last_words()
