@@ -90,6 +90,13 @@ def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
         assert not answer(training, target, run="another") or target.panel == "Targets down", target
 
 
+def test_rows_of_layers_come_in_the_order_of_their_names(training: Trained) -> None:
+    """As the panel says of them: Grafana draws rows in the order in which Prometheus gives the series."""
+    (target,) = [one for one in targets() if one.panel == "Gradient norms by layer"]
+    rows = [one["metric"]["module"] for one in until(partial(answer, training, target), lambda found: len(found) > 1)]
+    assert rows == sorted(rows) == ["decoder", "encoder"]
+
+
 def test_both_ranks_are_told_apart(training: Trained) -> None:
     """Where a panel tells ranks apart, it has both."""
     for target in targets():
