@@ -63,7 +63,13 @@ def _main(folder: Path, system: str, name: str, *words: str) -> None:
         sys.stdout.write(system)
         return
     with (folder / "told").open("a") as told:
-        print(name, "up" if "up" in words else "down", os.environ["STACK_FILES"], file=told)
+        print(
+            name,
+            "up" if "up" in words else "down",
+            os.environ["STACK_FILES"],
+            os.environ["TORCHOTEL_DISCOVERY_DIR"],
+            file=told,
+        )
     serving = folder / "pid"
     if "up" not in words:
         _end(folder)

@@ -1,6 +1,7 @@
 """`torchotel stack` as it is called in a terminal."""
 
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -36,6 +37,12 @@ class Stack:
         for name in names:
             os.kill(int(pids[name]), signal.SIGKILL)
         until(lambda: self("status").stdout, lambda text: all(f"{name:10} down" in text for name in names))
+
+    @staticmethod
+    def variables(said: str) -> dict[str, str]:
+        """Read what a shell would export that is told so."""
+        words = [shlex.split(line) for line in said.splitlines() if line.startswith("  export ")]
+        return {name: value for _, pair in words for name, _, value in [pair.partition("=")]}
 
     def ask(self, server: str, path: str) -> str:
         with urlopen(f"http://localhost:{self.ports[f'{server}_PORT']}{path}", timeout=10) as answer:  # http

@@ -57,11 +57,23 @@ def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engin
     ]
 
 
+def test_a_folder_that_was_chosen_is_told_and_kept(stack: Stack, engine: Engine, tmp_path: Path) -> None:
+    """As a shell reads it, and in a terminal that has not chosen it too."""
+    engine.install("docker")
+    chosen = str(tmp_path / "whose targets")
+    for up in (stack("up", TORCHOTEL_DISCOVERY_DIR=chosen), stack("up")):
+        assert stack.variables(up.stdout)["TORCHOTEL_DISCOVERY_DIR"] == chosen
+    assert [line.endswith(f" {chosen}") for line in engine.told()] == [True, True]
+    other = stack("up", TORCHOTEL_DISCOVERY_DIR=str(tmp_path))
+    assert other.returncode == 1
+    assert other.stderr.startswith(f"the stack that is up looks into {chosen}: take that down first")
+
+
 def test_what_knows_no_variables_is_written(stack: Stack, engine: Engine) -> None:
     """Prometheus is told where the Collector is, and Jaeger's page where Grafana is."""
     engine.install("docker")
     assert stack("up").returncode == 0
-    written = Path(engine.told()[0].split()[-1])
+    written = Path(engine.told()[0].split()[2])
     (found,) = json.loads((written / "prometheus" / "collector.json").read_text())
     ports = (stack.ports["COLLECTOR_METRICS_PORT"], stack.ports["COLLECTOR_TELEMETRY_PORT"])
     assert found == {"targets": [f"127.0.0.1:{port}" for port in ports]}
@@ -75,9 +87,8 @@ def test_where_nothing_is_scraped_metrics_are_pushed(stack: Stack, engine: Engin
     """As often as Grafana believes that they come: of rarer ones it would draw nothing."""
     engine.install("docker", system="Docker Desktop")
     up = stack("up", *(["--small"] if small else []))
-    said = dict(line.split()[1].split("=", 1) for line in up.stdout.splitlines() if line.startswith("  export "))
     receiver = f"http://localhost:{stack.ports['PROMETHEUS_PORT']}/api/v1/otlp/v1/metrics"
-    assert said == {
+    assert stack.variables(up.stdout) == {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://localhost:{stack.ports['OTLP_HTTP_PORT']}",
         "OTEL_METRICS_EXPORTER": "otlp",
         "OTEL_METRIC_EXPORT_INTERVAL": f"{1000 * grafana_reckons_with_s()}",

@@ -36,9 +36,9 @@ def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, smal
     """`up` prints what the training needs, and nothing else is needed; `down` ends all that it began."""
     up = stack("up", "--native", *(["--small"] if small else []))
     assert up.returncode == 0, up.stderr
-    said = dict(line.split()[1].split("=", 1) for line in up.stdout.splitlines() if line.startswith("  export "))
-    assert set(said) == {"TORCHOTEL_DISCOVERY_DIR", "OTEL_EXPORTER_OTLP_ENDPOINT"}
-    with held_training(tmp_path, **said):
+    said = stack.variables(up.stdout)
+    assert set(said) == {"OTEL_EXPORTER_OTLP_ENDPOINT"}  # the ports are not the usual ones
+    with held_training(tmp_path, XDG_STATE_HOME=stack.environ["XDG_STATE_HOME"], **said):
         query = f"/api/v1/query?query=torch_steps_total=={STEPS}"
         (steps,) = until(lambda: json.loads(stack.ask("PROMETHEUS", query))["data"]["result"], bool)
         assert steps["metric"]["job"] == "digits"

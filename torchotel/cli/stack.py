@@ -14,6 +14,7 @@ Exit codes: 0 all is well, 1 something is missing or does not answer.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from torchotel._text import printable
@@ -62,7 +63,7 @@ def _up(*, native: bool, small: bool) -> int:
         )
     print("Then, in the terminal of your training:")
     for name, value in ready.variables.items():
-        print(f"  export {name}={value}")
+        print(f"  export {name}={shlex.quote(value)}")
     print("  torchotel run train.py        # or your program with torchotel.instrument()")
     return 0
 

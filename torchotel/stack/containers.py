@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,17 +57,17 @@ def find_engine() -> Engine:
     return engine
 
 
-def up(engine: Engine, ports: Ports, *, small: bool) -> None:
+def up(engine: Engine, ports: Ports, targets: str, *, small: bool) -> None:
     """Start what does not run."""
     files = ["compose.yaml"]
     files += [] if engine.reaches_loopback else ["compose.desktop.yaml"]
     files += ["compose.small.yaml"] if small else []
-    _compose(engine, ports, files, "up", "--detach")
+    _compose(engine, variables(ports, targets), files, "up", "--detach")
 
 
-def down(engine: Engine, ports: Ports) -> None:
+def down(engine: Engine, ports: Ports, targets: str) -> None:
     """Stop all and keep the data."""
-    _compose(engine, ports, ["compose.yaml"], "down")
+    _compose(engine, variables(ports, targets), ["compose.yaml"], "down")
 
 
 def running(engine: Engine) -> set[str]:
@@ -83,20 +84,20 @@ def last_words(engine: Engine, server: Server) -> str | None:
     return "".join(one.stdout + one.stderr for one in said)
 
 
-def variables(ports: Ports) -> dict[str, str]:
+def variables(ports: Ports, targets: str) -> dict[str, str]:
     """Say to the compose file what it is to take from this machine."""
     return {
         **ports.variables(),
         "STACK_FILES": str(_write(ports)),
-        "TORCHOTEL_DISCOVERY_DIR": str(places.targets()),
+        "TORCHOTEL_DISCOVERY_DIR": targets,
         "GRAFANA_PASSWORD": places.grafana_password(),
     }
 
 
-def _compose(engine: Engine, ports: Ports, files: list[str], *words: str) -> None:
+def _compose(engine: Engine, variables: Mapping[str, str], files: list[str], *words: str) -> None:
     folder = places.shipped()
     command = [*engine.command, *(word for file in files for word in ("-f", str(folder / file))), *words]
-    environ = {**os.environ, **variables(ports), "COMPOSE_PROJECT_NAME": _PROJECT}
+    environ = {**os.environ, **variables, "COMPOSE_PROJECT_NAME": _PROJECT}
     try:
         done = subprocess.run(command, env=environ, timeout=_UP_S, check=False)  # noqa: S603 - found above
     except subprocess.TimeoutExpired as error:

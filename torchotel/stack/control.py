@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchotel._stack_folder import own_targets
 from torchotel.stack import containers, kept, native, places
 from torchotel.stack.errors import StackError
 from torchotel.stack.health import answers, await_all
 from torchotel.stack.kept import Kind, Stack
-from torchotel.stack.servers import Ports, Server
+from torchotel.stack.servers import Ports, Server, servers
 from torchotel.stack.taken import check_ports
 
 _PATIENCE_S = 180.0
@@ -60,14 +61,13 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
     stack = _same_or_new(kind)
     before = _running(stack)
     check_ports(stack, before)
-    places.targets()  # where that can't be made nothing is started
     binaries = native.binaries(stack.servers, say) if kind.native else {}
     stack.keep()  # from here on there is something to take down
     try:
         if stack.engine is None:
-            native.start(binaries, stack.ports, small=kind.small)
+            native.start(binaries, stack.ports, stack.targets, small=kind.small)
         else:
-            containers.up(stack.engine, stack.ports, small=kind.small)
+            containers.up(stack.engine, stack.ports, stack.targets, small=kind.small)
         say("waiting until all answer")
         await_all(stack.servers, _PATIENCE_S, lambda server: _last_words(stack, server))
     except BaseException:
@@ -89,7 +89,7 @@ def take_down() -> Kind:
     if stack.engine is None:
         native.stop()
     else:
-        containers.down(stack.engine, stack.ports)
+        containers.down(stack.engine, stack.ports, stack.targets)
     kept.forget()
     return stack.kind
 
@@ -102,7 +102,7 @@ def states() -> list[State]:
     """
     stack = kept.kept()
     if stack is None:
-        others = [server for server in Stack(Kind(), Ports.read(), None).servers if answers(server)]
+        others = [server for server in servers(Ports.read(), small=False, native=False) if answers(server)]
         raise StackError("\n".join([_NO_STACK, *(f"  something else answers at {one.health}" for one in others)]))
     if stack.engine is not None:
         running = containers.running(stack.engine)
@@ -121,7 +121,8 @@ def _same_or_new(kind: Kind) -> Stack:
         kept.forget()  # it went with the machine, or was killed
         up = None
     if up is None:
-        return Stack(kind, Ports.read(), None if kind.native else containers.find_engine())
+        targets = places.targets()  # where that can't be made nothing is started
+        return Stack(kind, Ports.read(), None if kind.native else containers.find_engine(), targets)
     if up.kind != kind:
         raise StackError(
             f"the stack is up {up.kind}: {up.kind.command} goes on with it; "
@@ -129,6 +130,8 @@ def _same_or_new(kind: Kind) -> Stack:
         )
     if Ports.read(otherwise=up.ports) != up.ports:
         raise StackError("the stack is up on other ports: take that down first (torchotel stack down)")
+    if places.targets(up.targets) != up.targets:
+        raise StackError(f"the stack that is up looks into {up.targets}: take that down first (torchotel stack down)")
     return up
 
 
@@ -156,7 +159,8 @@ def _last_words(stack: Stack, server: Server) -> str | None:
 def _variables(stack: Stack) -> dict[str, str]:
     """Say to a program where the stack is, as far as that is not what it takes for granted."""
     ports, pushed = stack.ports, stack.engine is not None and not stack.engine.reaches_loopback
-    variables = {} if pushed else {"TORCHOTEL_DISCOVERY_DIR": str(places.targets())}
+    found_unasked = pushed or stack.targets == str(own_targets(places.state()))
+    variables = {} if found_unasked else {"TORCHOTEL_DISCOVERY_DIR": stack.targets}
     if ports.otlp_http != Ports.otlp_http:
         variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://localhost:{ports.otlp_http}"
     if pushed:

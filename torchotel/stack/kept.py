@@ -36,6 +36,8 @@ class Stack:
     ports: Ports
     engine: Engine | None
     """None for plain processes."""
+    targets: str
+    """The folder in which ranks name their endpoints to it."""
 
     @property
     def servers(self) -> list[Server]:
@@ -53,7 +55,7 @@ def kept() -> Stack | None:
         return None
     read = json.loads(_file().read_text())
     engine = read["engine"] and Engine(tuple(read["engine"]["command"]), read["engine"]["reaches_loopback"])
-    return Stack(Kind(**read["kind"]), Ports(**read["ports"]), engine)
+    return Stack(Kind(**read["kind"]), Ports(**read["ports"]), engine, read["targets"])
 
 
 def forget() -> None:

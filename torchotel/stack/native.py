@@ -28,11 +28,11 @@ def binaries(servers: list[Server], say: Callable[[str], None]) -> dict[str, Pat
     return {server.name: backends.ensure(_BACKENDS[server.name], say) for server in servers}
 
 
-def start(binaries: Mapping[str, Path], ports: Ports, *, small: bool) -> None:
+def start(binaries: Mapping[str, Path], ports: Ports, targets: str, *, small: bool) -> None:
     """Start what does not run."""
     environ = _environ(ports, small=small)
     for name, binary in binaries.items():
-        _process(name).start([str(binary), *_arguments(name, ports, small=small)], environ)
+        _process(name).start([str(binary), *_arguments(name, ports, targets, small=small)], environ)
 
 
 def stop(but: Collection[str] = ()) -> None:
@@ -73,9 +73,9 @@ def _folder(name: str) -> Path:
     return places.state() / "native" / name
 
 
-def _arguments(name: str, ports: Ports, *, small: bool) -> list[str]:
+def _arguments(name: str, ports: Ports, targets: str, *, small: bool) -> list[str]:
     if name == "prometheus":
-        return prometheus_arguments(_folder(name), places.targets(), ports, small=small)
+        return prometheus_arguments(_folder(name), Path(targets), ports, small=small)
     return [f"--config={places.shipped() / name / f'{name}.yaml'}"]
 
 

@@ -27,11 +27,15 @@ def state() -> Path:
         raise StackError(f"{error}: XDG_STATE_HOME names a folder for what the stack keeps") from error
 
 
-def targets() -> Path:
-    """Make the folder in which ranks name their endpoints: TORCHOTEL_DISCOVERY_DIR, as for the training itself."""
-    chosen = os.environ.get("TORCHOTEL_DISCOVERY_DIR")
+def targets(otherwise: str | None = None) -> str:
+    """Make the folder in which ranks name their endpoints.
+
+    Args:
+        otherwise: The one where TORCHOTEL_DISCOVERY_DIR names none; None: that in which they do so unasked.
+    """
+    chosen = os.environ.get("TORCHOTEL_DISCOVERY_DIR") or otherwise
     folder = Path(chosen).absolute() if chosen else own_targets(state())
-    return _made(folder, "TORCHOTEL_DISCOVERY_DIR")
+    return str(_made(folder, "TORCHOTEL_DISCOVERY_DIR"))
 
 
 def grafana_password() -> str:
