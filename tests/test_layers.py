@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
     "stack": WORDS | {"stack"},
-    "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "doctor"},
+    "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "stack", "doctor"},
     **dict.fromkeys(
         FRONT, WORDS | WAIST | REPORT | FRONT | SESSION | {"capture", "telemetry", "exporters", "doctor", "stack"}
     ),

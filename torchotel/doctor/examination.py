@@ -38,6 +38,7 @@ def examine(
     yield from _guarded("spans", lambda: _part("spans").check(config))
     yield from _guarded("endpoint", lambda: _part("endpoint").check(config))
     yield from _guarded("prometheus", lambda: _part("ports").check(config, environ))
+    yield from _guarded("stack", lambda: _part("stack").check(config, environ))
     yield from _guarded("folders", lambda: _part("folders").check(config, environ))
     if model is not None:
         yield from _guarded("model", lambda: _part("model").check(config, model, inputs))

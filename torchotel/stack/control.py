@@ -94,6 +94,12 @@ def take_down() -> Kind:
     return stack.kind
 
 
+def stack_that_runs() -> Stack | None:
+    """Give the stack that was brought up, if any server of it runs."""
+    stack = kept.kept()
+    return stack if stack is not None and _running(stack) else None
+
+
 def states() -> list[State]:
     """Ask every server of the stack that is up.
 

@@ -1,0 +1,91 @@
+"""Where a stack is up, the doctor says whether it will find what trains, and what to do."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchotel._config import Config
+from torchotel.doctor import stack
+from torchotel.doctor.finding import Finding, Level
+from torchotel.stack import places
+from torchotel.stack.containers import Engine
+from torchotel.stack.kept import Kind, Stack
+from torchotel.stack.process import Process
+from torchotel.stack.servers import Ports
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def up() -> Iterator[Stack]:
+    """Keep a stack of which one process runs."""
+    made = Stack(Kind(native=True), Ports(), None, places.targets())
+    made.keep()
+    process = Process(places.state() / "native" / "prometheus")
+    process.start(["sleep", "600"], os.environ)
+    yield made
+    process.stop()
+
+
+def found(**said: str) -> Finding:
+    environ = {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **said}
+    (finding,) = stack.check(Config.read({}, environ), environ)
+    return finding
+
+
+def test_says_nothing_of_a_stack_that_is_not_up(tmp_path: Path) -> None:
+    """And makes no folder for it."""
+    assert list(stack.check(Config.read({}, {}), os.environ)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("up")
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"OTEL_METRICS_EXPORTER": "otlp"},
+        {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://localhost:9090/api/v1/otlp"},
+    ],
+    ids=["scraped", "through the Collector", "into Prometheus"],
+)
+def test_knows_the_ways_to_it(said: dict[str, str]) -> None:
+    assert found(**said) == Finding("stack", Level.OK, "up as plain processes; its Prometheus finds what trains")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"OTEL_METRICS_EXPORTER": "none"}, "metrics_exporter is none"),
+        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://far:1"}, "metrics_exporter is otlp"),
+        ({"OTEL_EXPORTER_PROMETHEUS_PORT": "none"}, "prometheus_port is none"),
+        ({"TORCHOTEL_DISCOVERY_DIR": "elsewhere"}, "discovery_dir is elsewhere, and it looks into {up.targets}"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value.split(",")[0],
+)
+def test_says_what_is_in_the_way(up: Stack, said: dict[str, str], why: str) -> None:
+    finding = found(**said)
+    assert finding.level is Level.WARNING
+    assert finding.text.endswith(f"its Prometheus will not find what trains: {why.format(up=up)}")
+    assert finding.advice
+
+
+def test_what_it_says_to_do_helps(up: Stack) -> None:
+    advice = found(TORCHOTEL_DISCOVERY_DIR="elsewhere").advice
+    assert found(TORCHOTEL_DISCOVERY_DIR=advice.rpartition("=")[2]).level is Level.OK
+
+
+def test_without_a_collector_jaeger_takes_no_metrics(up: Stack) -> None:
+    Stack(Kind(native=True, small=True), up.ports, None, up.targets).keep()
+    assert found(OTEL_METRICS_EXPORTER="otlp").level is Level.WARNING
+
+
+def test_a_container_that_is_not_there_finds_nothing() -> None:
+    """Its engine is gone: nothing is up."""
+    Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), places.targets()).keep()
+    assert list(stack.check(Config.read({}, {}), os.environ)) == []
