@@ -57,7 +57,7 @@ def _main(folder: Path, system: str, name: str, *words: str) -> None:
     if words[0] == "ps":
         project = (folder / "project").read_text() if (folder / "pid").exists() else None
         if f"label=com.docker.compose.project={project}" in words:
-            sys.stdout.writelines(f"{project}-{one}-1 running\n" for one in ANSWERING)
+            sys.stdout.writelines(f"{project}-{one}-1\n" for one in ANSWERING)
         return
     if words[-1] not in {"--detach", "down"}:
         sys.stdout.write(system)

@@ -17,7 +17,8 @@ from torchotel.stack.servers import Ports, Server
 
 _PROJECT = "torchotel"
 """As compose.yaml names it."""
-_CONTAINER = re.compile(rf"(?P<name>{_PROJECT}[-_](?P<service>\w+?)[-_]\d+) (?P<state>\w+)")
+_CONTAINER = re.compile(rf"{_PROJECT}[-_](?P<server>\w+?)[-_]\d+")
+"""Docker writes hyphens."""
 _LINES = 30
 """Of a log."""
 _ANSWER_S = 30.0
@@ -72,16 +73,19 @@ def down(engine: Engine, ports: Ports, targets: str) -> None:
 
 def running(engine: Engine) -> set[str]:
     """Name the servers whose containers run."""
-    return {found["service"] for found in _containers(engine) if found["state"] == "running"}
+    # By the filter: what Podman shows as a state is not what Docker shows.
+    return set(_containers(engine, "--filter", "status=running"))
 
 
 def last_words(engine: Engine, server: Server) -> str | None:
     """Give the end of the log of a server whose container does not run."""
     if server.name in running(engine):
         return None
-    names = [found["name"] for found in _containers(engine) if found["service"] == server.name]
-    said = [_ask(engine.program, "logs", "--tail", str(_LINES), name) for name in names]
-    return "".join(one.stdout + one.stderr for one in said)
+    name = _containers(engine, "--all").get(server.name)
+    if name is None:
+        return ""
+    said = _ask(engine.program, "logs", "--tail", str(_LINES), name)
+    return said.stdout + said.stderr
 
 
 def variables(ports: Ports, targets: str) -> dict[str, str]:
@@ -120,10 +124,11 @@ def _write(ports: Ports) -> Path:
     return folder
 
 
-def _containers(engine: Engine) -> list[re.Match[str]]:
-    of_ours = ("--filter", f"label=com.docker.compose.project={_PROJECT}")
-    listed = _ask(engine.program, "ps", "--all", *of_ours, "--format", "{{.Names}} {{.State}}").stdout
-    return list(_CONTAINER.finditer(listed))
+def _containers(engine: Engine, *which: str) -> dict[str, str]:
+    """Give the containers of the stack by their servers."""
+    of_ours = ("--filter", f"label=com.docker.compose.project={_PROJECT}", *which)
+    listed = _ask(engine.program, "ps", *of_ours, "--format", "{{.Names}}").stdout
+    return {found["server"]: found[0] for found in _CONTAINER.finditer(listed)}
 
 
 def _docker(missing: list[str]) -> Engine | None:
