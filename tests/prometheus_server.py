@@ -15,7 +15,8 @@ from urllib.request import urlopen
 
 from torchotel.stack import backends
 
-PATIENCE_S = 60
+PATIENCE_S = 150
+"""Recordings look back in steps of half a minute, of which they want two."""
 Found = TypeVar("Found")
 
 
