@@ -2,14 +2,15 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
 from fidelity.subjects import tensors
 
@@ -31,8 +32,6 @@ class Call:
     outputs: list[torch.Size] | None = None
     """Shapes of the tensors that it gave out; None where it raised."""
     children: list["Call"] = field(default_factory=list)
-    backward: bool = False
-    """Whether a graph that runs backward has nodes that were made in it: the loss's, or one of a checkpoint."""
 
 
 @dataclass
@@ -40,6 +39,10 @@ class Counted:
     """The calls of a training, in the order of their start."""
 
     calls: list[Call] = field(default_factory=list)
+    runs: list[set[Call]] = field(default_factory=list)
+    """Of each run of the autograd engine the calls that it goes through: those that made nodes of its graph."""
+    in_part: bool = False
+    """Whether a run was asked for some gradients only."""
     building: list[Call] = field(default_factory=list)
     """Those before the model stood, as parametrizations have them: where in the trace they are is not asked."""
     not_identical: list[str] = field(default_factory=list)
@@ -49,13 +52,14 @@ class Counted:
         """Begin with the training."""
         self.building, self.calls = self.calls, []
 
-    def reach(self, roots: Iterable[Tensor]) -> None:
-        """Mark the calls that a backward goes through, before it runs."""
-        numbers = sorted({node._sequence_nr() for root in roots for node in nodes_of(root)})
-        for call in self.calls:
-            if call.last >= 0 and not call.backward:
-                place = bisect_left(numbers, call.first)
-                call.backward = place < len(numbers) and numbers[place] < call.last
+    def reach(self, roots: Iterable[Tensor], inputs: Iterable[Tensor] | None) -> None:
+        """Note the calls that a backward goes through, before it runs; what made the inputs it does not."""
+        nodes = {node for root in roots for node in nodes_of(root)}
+        if inputs is not None:
+            self.in_part = True
+            nodes = _leading(nodes, {get_gradient_edge(tensor).node for tensor in inputs})
+        numbers = sorted({node._sequence_nr() for node in nodes})
+        self.runs.append({call for call in self.calls if call.last >= 0 and _any(numbers, call.first, call.last)})
 
 
 def number() -> int:
@@ -75,6 +79,21 @@ def nodes_of(root: Tensor) -> set[Node]:
     return {node for node in seen if node._sequence_nr() < 2**63}
 
 
+def _leading(nodes: Iterable[Node], ends: set[Node]) -> set[Node]:
+    """Choose the nodes that lead to some."""
+    leading: set[Node] = set()
+    for node in sorted(nodes, key=Node._sequence_nr):  # younger than those that it leads to
+        if any(following in ends or following in leading for following, _ in node.next_functions):
+            leading.add(node)
+    return leading
+
+
+def _any(numbers: Sequence[int], first: int, last: int) -> bool:
+    """Tell whether one of the numbers, which are sorted, is in a range."""
+    place = bisect_left(numbers, first)
+    return place < len(numbers) and numbers[place] < last
+
+
 def _shapes(value: Any) -> list[torch.Size]:
     return [tensor.shape for tensor in tensors(value)]
 
@@ -84,7 +103,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
     """Count the calls of this thread in the block; `see_roots` gets what a backward starts from, before it runs."""
     counted, stack = Counted(), list[Call]()
     original: Callable[..., Any] = nn.Module.__call__
-    run_backward: Callable[..., None] = torch.autograd.backward
+    engine = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -108,13 +127,17 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
             counted.not_identical.append(type(module).__qualname__)
         return output
 
-    def backward(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        roots = [tensors] if isinstance(tensors, Tensor) else tensors
-        counted.reach(roots)
+    def run(name: str, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = list(tensors(outputs))
+        inputs = args[0] if name == "grad" and args else kwargs.get("inputs")
+        counted.reach(roots, None if inputs is None else tensors(inputs))
         see_roots(roots)
-        run_backward(tensors, *args, **kwargs)
+        return engine[name](outputs, *args, **kwargs)
 
-    with patch.object(nn.Module, "__call__", call), patch.object(torch.autograd, "backward", backward):
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(nn.Module, "__call__", call))
+        for name in engine:
+            patches.enter_context(patch.object(torch.autograd, name, partial(run, name)))
         yield counted
 
 

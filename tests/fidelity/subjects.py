@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Loop = Callable[..., Iterator[tuple[Any, Tensor]]]
+"""Trains a model with the inputs that follow it; after each backward it hands out what the model gave, and the loss."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -23,6 +26,8 @@ class Subject:
     steps: int = 2
     momentum: float = 0.9
     """Of SGD; 0 where gradients are sparse, which momentum can't take."""
+    loop: Loop | None = None
+    """How it is trained, where that is not plainly by SGD."""
 
     def make(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """Build the model and its inputs, the same each time."""

@@ -17,11 +17,12 @@ def faults(counted: Counted, captured: Captured) -> list[str]:
     found += [f"an Identity gave out another object: {name}" for name in counted.not_identical]
     spans = [span for root in captured.roots for span in root.walk()]
     found += [f"{span.name} is longer than what holds it" for span in spans if not _inside(span)]
-    found += [f"{span.name} has an estimated end" for span in spans if names.ESTIMATED in span.attributes]
+    if not counted.in_part:
+        found += [f"{span.name} has an estimated end" for span in spans if names.ESTIMATED in span.attributes]
     forwards = sorted(_of(spans, "forward"), key=lambda span: span.start_ns)[len(counted.building) :]
     if len(forwards) != len(counted.calls):
         return [*found, f"{len(forwards)} forward spans of {len(counted.calls)} calls"]
-    return [*found, *_misplaced(counted.calls, forwards), *_backwards(counted.calls, forwards, spans)]
+    return [*found, *_misplaced(counted.calls, forwards), *_backwards(counted, forwards, spans)]
 
 
 def _of(spans: Sequence[CapturedSpan], direction: str) -> list[CapturedSpan]:
@@ -85,10 +86,12 @@ def _may_hold_outermost(span: CapturedSpan | None, call: Call) -> bool:
     return span.name == names.SPAN_FORWARD
 
 
-def _backwards(calls: Sequence[Call], forwards: Sequence[CapturedSpan], spans: Sequence[CapturedSpan]) -> Iterator[str]:
-    """Compare the backward spans with the calls that the loss's graph goes through."""
-    key_of = {call: _key(span) for call, span in zip(calls, forwards, strict=True) if call.backward}
-    expected = Counter((key, key_of.get(call.parent) if call.parent else None) for call, key in key_of.items())
+def _backwards(counted: Counted, forwards: Sequence[CapturedSpan], spans: Sequence[CapturedSpan]) -> Iterator[str]:
+    """Compare the backward spans with the calls that the runs of the engine go through."""
+    key_of = {call: _key(span) for call, span in zip(counted.calls, forwards, strict=True)}
+    expected = Counter(
+        (key_of[call], key_of[call.parent] if call.parent in run else None) for run in counted.runs for call in run
+    )
     seen = Counter((_key(span), _key_of_parent(span)) for span in _of(spans, "backward"))
     for (key, parent), count in (expected - seen).items():
         yield f"{count} backward spans of {key} are not below {parent or names.SPAN_BACKWARD}"

@@ -1,7 +1,8 @@
 """A short training, and everything that it left behind, compared bit for bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,20 +27,26 @@ def train(subject: Subject, built: Callable[[], object] = lambda: None) -> Outco
     """Train a subject for its few steps; `built` is called when the model stands."""
     model, args, kwargs = subject.make()
     built()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=subject.momentum)
     torch.manual_seed(1)
     outcome = Outcome()
-    for step in range(subject.steps):
-        optimizer.zero_grad()
-        output = model(*args, **kwargs)
-        loss = loss_of(output)
-        loss.backward()
+    loop = subject.loop or partial(_plain, subject)
+    for step, (output, loss) in enumerate(loop(model, *args, **kwargs)):
         _note(outcome, model, step, output, loss)
-        optimizer.step()
     outcome.numbers |= {f"parameter {name}": value.detach().clone() for name, value in model.named_parameters()}
     outcome.numbers |= {f"buffer {name}": value.clone() for name, value in model.named_buffers()}
     outcome.numbers["random state"] = torch.get_rng_state()
     return outcome
+
+
+def _plain(subject: Subject, model: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, Tensor]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=subject.momentum)
+    for _ in range(subject.steps):
+        optimizer.zero_grad()
+        output = model(*args, **kwargs)
+        loss = loss_of(output)
+        loss.backward()
+        yield output, loss
+        optimizer.step()
 
 
 def _note(outcome: Outcome, model: nn.Module, step: int, output: Any, loss: Tensor) -> None:
