@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from fidelity.subjects import tensors
 
@@ -52,12 +52,12 @@ class Counted:
         """Begin with the training."""
         self.building, self.calls = self.calls, []
 
-    def reach(self, roots: Iterable[Tensor], inputs: Iterable[Tensor] | None) -> None:
-        """Note the calls that a backward goes through, before it runs; what made the inputs it does not."""
+    def reach(self, roots: Iterable[Tensor], ends: set[Node] | None) -> None:
+        """Note the calls that a backward goes through, before it runs; it stops before nodes that are asked for."""
         nodes = {node for root in roots for node in nodes_of(root)}
-        if inputs is not None:
+        if ends is not None:
             self.in_part = True
-            nodes = _leading(nodes, {get_gradient_edge(tensor).node for tensor in inputs})
+            nodes = _leading(nodes, ends)
         numbers = sorted({node._sequence_nr() for node in nodes})
         self.runs.append({call for call in self.calls if call.last >= 0 and _any(numbers, call.first, call.last)})
 
@@ -82,10 +82,16 @@ def nodes_of(root: Tensor) -> set[Node]:
 def _leading(nodes: Iterable[Node], ends: set[Node]) -> set[Node]:
     """Choose the nodes that lead to some."""
     leading: set[Node] = set()
-    for node in sorted(nodes, key=Node._sequence_nr):  # younger than those that it leads to
+    for node in sorted(nodes, key=lambda node: node._sequence_nr()):  # younger than those that it leads to
         if any(following in ends or following in leading for following, _ in node.next_functions):
             leading.add(node)
     return leading
+
+
+def _made_by(inputs: Any) -> set[Node]:
+    """Collect the nodes of tensors, or of edges of the graph that stand for them."""
+    several = [inputs] if isinstance(inputs, Tensor | GradientEdge) else inputs
+    return {(get_gradient_edge(one) if isinstance(one, Tensor) else one).node for one in several}
 
 
 def _any(numbers: Sequence[int], first: int, last: int) -> bool:
@@ -130,7 +136,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
     def run(name: str, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         roots = list(tensors(outputs))
         inputs = args[0] if name == "grad" and args else kwargs.get("inputs")
-        counted.reach(roots, None if inputs is None else tensors(inputs))
+        counted.reach(roots, None if inputs is None else _made_by(inputs))
         see_roots(roots)
         return engine[name](outputs, *args, **kwargs)
 

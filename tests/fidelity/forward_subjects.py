@@ -74,13 +74,13 @@ def subjects() -> Iterator[Subject]:
     kinds = {"give out": _outputs(), "change in place": _in_place(), "call": _calls(), "run again": _again()}
     for kind, forwards in kinds.items():
         for name, run in forwards.items():
-            yield subject(f"what forwards {kind}", name, partial(_model, run))
+            yield subject(f"what forwards {kind}", name, partial(model_of, run))
     of = partial(subject, "what forwards take")
-    yield of("keywords alone", partial(_model, _of_keywords), inputs=_keywords)
-    yield of("a tensor that requires grad", partial(_model, _plain), inputs=_requiring)
+    yield of("keywords alone", partial(model_of, _of_keywords), inputs=_keywords)
+    yield of("a tensor that requires grad", partial(model_of, _plain), inputs=_requiring)
 
 
-def _model(run: Forward) -> nn.Module:
+def model_of(run: Forward) -> nn.Module:
     torch.manual_seed(2)
     choices = nn.ModuleDict({"left": linear(), "right": nn.ModuleList([linear(), nn.Identity(), block()])})
     return Applied(run, a=linear(), b=block(), norm=nn.BatchNorm1d(SIDE), choices=choices, same=nn.Identity())
