@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from fidelity.subjects import tensors
@@ -91,7 +92,11 @@ def _leading(nodes: Iterable[Node], ends: set[Node]) -> set[Node]:
 def _made_by(inputs: Any) -> set[Node]:
     """Collect the nodes of tensors, or of edges of the graph that stand for them."""
     several = [inputs] if isinstance(inputs, Tensor | GradientEdge) else inputs
-    return {(get_gradient_edge(one) if isinstance(one, Tensor) else one).node for one in several}
+    edges = [one for one in several if isinstance(one, GradientEdge)]
+    with torch.enable_grad():  # without which a leaf's can't be asked for
+        # Nor can those of a transform of torch.func's that has ended.
+        edges += [get_gradient_edge(one) for one in several if isinstance(one, Tensor) and unwrap_if_dead(one) is one]
+    return {edge.node for edge in edges}
 
 
 def _any(numbers: Sequence[int], first: int, last: int) -> bool:
