@@ -180,6 +180,18 @@ def test_a_loader_that_is_only_read_makes_nothing() -> None:
     assert Program().play("DDDDD. DFBO").end() == _steps("DFBO")
 
 
+def test_what_was_fetched_ahead_of_the_iterators_end_is_the_steps() -> None:
+    """Trainer fetches all batches of its last update, and looks for one more, before it forwards the first."""
+    program = Program().play("DDDFBFBO DD. FBFBO")
+    assert program.end() == _steps("DDDFBFBO", "DDFBFBO")
+    assert program.times[1][0] == 170  # the first fetch's start
+
+
+def test_a_validation_takes_in_no_fetches_of_another_iterator() -> None:
+    """What was only read stays dropped: a request may be served by the forward, hours later."""
+    assert Program().play("DD. f").end() == [("evaluation", "")]
+
+
 def test_nested_optimizers_count_once() -> None:
     """A wrapper's step around the optimizer's own is one optimizer step."""
     assert Program().play("FB(P) FB(P)").end() == _steps("FBO", "FBO")

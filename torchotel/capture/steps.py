@@ -39,6 +39,7 @@ class StepMachine:
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
+        self._ahead: Part | None = None  # only fetched when its iterator ended
 
     # ---- events
 
@@ -48,7 +49,7 @@ class StepMachine:
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """Take in a fetch that yielded."""
-        part = self._pending.open
+        part, self._ahead = self._pending.open, None
         inside = self._inside()
         if part is None or self._fetch_opens(part):
             self._pending.close_open()
@@ -70,6 +71,8 @@ class StepMachine:
         part = self._pending.open
         if part is not None and not part.trained and not self._inside():
             self._pending.close_open()
+            if _only_fetched(part) and part.identity.reference is None:
+                self._ahead = part
         self.hand_over_finished()
         self._pending.fetch_ended(start_ns, end_ns)
 
@@ -78,7 +81,9 @@ class StepMachine:
         part = self._pending.open
         if part is None or not (self._stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
-        if not (grad or part.explicit):
+        if grad:
+            self._take_in_ahead(part)
+        elif not part.explicit:
             self._pending.keep_apart(part)
         part.forwards += 1
         part.forwards_with_grad += grad
@@ -259,6 +264,13 @@ class StepMachine:
             self._pending.close_open()
             part = self._pending.begin(now_ns)
         return part
+
+    def _take_in_ahead(self, part: Part) -> None:
+        """Give a part that begins what was fetched for it before its iterator ended, as accumulating loops do."""
+        ahead, self._ahead = self._ahead, None
+        begins = _only_fetched(part) and not part.phases
+        if ahead is not None and begins and ahead.user_span == part.user_span:
+            part.phases, part.start_ns = ahead.phases, ahead.start_ns
 
     def _is_another_evaluation(self, part: Part) -> bool:
         """Tell whether a part that only forwards belongs to another request, or has grown too long to be a step."""
