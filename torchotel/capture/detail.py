@@ -19,7 +19,7 @@ class Detail:
     """
 
     def __init__(self, setting: str | int) -> None:
-        self.always = setting == "all"
+        self.always = setting in {"all", 1}
         self.steered = setting == "auto"
         """Whether somebody measures what detail costs and sets `every`."""
         self.every = setting if isinstance(setting, int) else {"auto": WHILE_MEASURING, "all": 1}.get(setting, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torchotel.capture.seams import ENDS_ARE_SEEN, forget_kwargs_hook, hooks_of, see_end
+from torchotel.capture.seams import ENDS_ARE_SEEN, forget_end, forget_kwargs_hook, hooks_of, new_hook_id, see_end
 from torchotel.capture.thread import ThreadState
 
 Hook = Callable[..., None]
@@ -84,7 +84,7 @@ class ModuleHooks:
     def __init__(self, before: Hook, after: Hook, first: Hook, left: Hook) -> None:
         self._before, self._after = before, after
         self._handles: list[RemovableHandle] = []
-        self._one_shot, self._exit = OneShot(first), ExitHook(left)
+        self._one_shot, self._exit, self._exit_id = OneShot(first), ExitHook(left), new_hook_id()
         self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
         self._wanted = self._armed = self._installed = False
         self._suspended = 0
@@ -155,19 +155,32 @@ class ModuleHooks:
         """See the end of this one call of the outermost module; False where it must not have a hook."""
         if not ENDS_ARE_SEEN or isinstance(module, UNHOOKED):
             return False
-        thread.hooked = weakref.ref(module)
-        see_end(module, thread.exit_id, self._exit)
+        with self._lock:
+            thread.hooked = weakref.ref(module)
+            see_end(module, self._exit_id, self._exit)
         return True
+
+    def unwatch_exit(self, thread: ThreadState, threads: Iterable[ThreadState]) -> None:
+        """Take that hook off, unless one of the threads is inside a call of the same module.
+
+        It is one for all of them: where a call raised PyTorch reads the module's hooks, and they must not change then.
+        """
+        with self._lock:
+            hooked, thread.hooked = thread.hooked, None
+            module = None if hooked is None else hooked()
+            watched = (other.hooked() for other in threads if other.hooked is not None)
+            if module is not None and all(other is not module for other in watched):
+                forget_end(module, self._exit_id)
 
     def _apply(self) -> None:
         with self._lock:  # of two threads that find no hooks in, one puts them there
             free = self._installed and not self._suspended
             all_in, one_shot = self._wanted and free, self._armed and not self._wanted and free
+            if one_shot and not self._one_shot.is_in:
+                self._one_shot.put()  # before the others go: a thread may begin a forward in between
             if all_in != self.all_in:
                 self._put_all(wanted=all_in)
-            if one_shot and not self._one_shot.is_in:
-                self._one_shot.put()
-            elif self._one_shot.is_in and not one_shot:
+            if self._one_shot.is_in and not one_shot:
                 self._one_shot.take()
 
     def _put_all(self, *, wanted: bool) -> None:

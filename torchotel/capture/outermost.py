@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from torchotel.capture.parts import Part
 from torchotel.capture.seams import (
     called_because_forward_raised,
     calls_in_progress,
-    forget_end,
     graph_task,
     innermost_call,
     is_generated,
@@ -30,6 +30,9 @@ from torchotel.capture.thread import MOST_CALLS, ThreadState
 
 if TYPE_CHECKING:
     from torchotel.capture.capture import Capture
+
+NEVER_FORWARD = ("torchotel", "Otel")
+"""How the names of threads begin that are ours or the SDK's."""
 
 
 class Outermost:
@@ -72,7 +75,8 @@ class Outermost:
                 self._capture.model = self._capture.paths.describe(module)
         if self._capture.paths.enter(module):  # also without detail: registrations need the names
             self._capture.compiling.learn(module)
-        if not self._capture.hooks.want(thread, detailed=detailed):
+        self._capture.hooks.want(thread, detailed=detailed)
+        if not detailed:  # other threads' hooks may go out before it ends
             thread.hooked_call = innermost_call()
             if not watch or self._capture.hooks.watch_exit(thread, module):
                 return False
@@ -92,8 +96,8 @@ class Outermost:
         self._capture.device_marks.look()
         self._capture.live.enter(thread, forward=True)
         self._capture.forwarding.add(thread)
-        if len(self._capture.forwarding) == 1:  # with several the one-shot stays, so that none misses its forward
-            self._capture.hooks.disarm()
+        if len(self._capture.forwarding) == 1 and (thread.trains or _is_alone()):
+            self._capture.hooks.disarm()  # else the one-shot stays, so that no thread's forward is missed
         if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
             part.detailed = self._is_detailed(part, grad=grad)
         return part.detailed
@@ -120,6 +124,8 @@ class Outermost:
             self._capture.live.leave_forward(thread)
             thread.machine.forward_ends(now_ns, error)
             self._capture.live.leave_step(thread)
+            if not (thread.machine.in_step or self._capture.detail.always):
+                self._capture.hooks.want(thread, detailed=False)  # the thread of a server may idle for long
         self._capture.hooks.arm()
 
     def _recompute(self, thread: ThreadState) -> None:
@@ -156,8 +162,8 @@ class Outermost:
         raised = True  # as long as it is not known
         try:
             thread = self._capture.thread()
-            if is_inside(thread.hooked_call):
-                return  # a call of the module inside its own
+            if thread.hooked is None or thread.hooked() is not module or is_inside(thread.hooked_call):
+                return  # another thread watches for it, or a call of the module inside its own
             error = None
             raised = called_because_forward_raised()
             if raised:  # its dictionary is being read: the hook goes at the next event
@@ -198,9 +204,13 @@ class Outermost:
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault()
 
-    @staticmethod
-    def drop_exit_hook(thread: ThreadState) -> None:
+    def drop_exit_hook(self, thread: ThreadState) -> None:
         """Take the hook off the module whose end was watched for."""
-        hooked, thread.hooked = thread.hooked, None
-        if hooked is not None and (module := hooked()) is not None:
-            forget_end(module, thread.exit_id)
+        if thread.hooked is not None:
+            self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
+
+
+def _is_alone() -> bool:
+    """Tell whether no other Python thread is there that may call modules."""
+    own = threading.current_thread()
+    return all(one is own or one.name.startswith(NEVER_FORWARD) for one in threading.enumerate())

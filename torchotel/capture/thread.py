@@ -16,7 +16,6 @@ from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.held import HeldSteps
 from torchotel.capture.parts import Identity, Part
 from torchotel.capture.scaling import Scaling
-from torchotel.capture.seams import new_hook_id
 from torchotel.capture.steps import StepMachine
 from torchotel.capture.watch import PendingGradient
 
@@ -67,7 +66,6 @@ class ThreadState:
         self.unordered = False
         """Nodes of the call that runs need not run in the order of their numbers."""
         self.device: str | None = None
-        self.exit_id = new_hook_id()
         self.hooked: weakref.ref[Module] | None = None
         """The outermost module while the hook is on it that sees the end of its call."""
         self.hooked_call: int | None = None
