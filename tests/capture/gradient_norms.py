@@ -1,11 +1,11 @@
 """Training under a capture of its own, and its gradients in double precision."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from fidelity.norms import true_norm
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,21 +69,10 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def true_norm(tensors: Iterable[Tensor | None]) -> float:
-    """Give the L2 norm over all tensors in double precision."""
-    found = [torch.linalg.vector_norm(_exact(tensor)).item() for tensor in tensors if tensor is not None]
-    return math.hypot(*found)
-
-
 def gradient_norm(*models: nn.Module) -> float:
     """Give the norm of all gradients that models have."""
     parameters = {id(p): p for model in models for p in model.parameters()}
     return true_norm(p.grad for p in parameters.values())
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-    return dense.to(torch.complex128 if dense.is_complex() else torch.float64)
 
 
 def net(*, dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_norms import Operations, captured, gradient_norm, net, trained, true_norm
+from fidelity.norms import true_norm
+from gradient_norms import Operations, captured, gradient_norm, net, trained
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint

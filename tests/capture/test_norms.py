@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradient_norms import captured, gradient_norm, net, trained, true_norm
+from fidelity.norms import true_norm
+from gradient_norms import captured, gradient_norm, net, trained
 from torch import Tensor, nn
 
 from torchotel.capture.norms import combined, norms_later

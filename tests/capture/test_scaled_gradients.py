@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_norms import captured, gradient_norm, net, true_norm
+from fidelity.norms import true_norm
+from gradient_norms import captured, gradient_norm, net
 from torch import Tensor, nn
 
 ROWS = torch.linspace(-1, 1, 20).reshape(5, 4)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_norms import Recorded, captured, net, trained, true_norm
+from fidelity.norms import true_norm
+from gradient_norms import Recorded, captured, net, trained
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

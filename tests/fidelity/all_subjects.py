@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fidelity import forward_subjects, layer_subjects, torchvision_subjects, transformers_subjects
+from fidelity import forward_subjects, layer_subjects, norm_subjects, torchvision_subjects, transformers_subjects
 from fidelity.subjects import Subject
 
 
@@ -10,5 +10,7 @@ def subjects() -> Iterator[Subject]:
     """Yield all."""
     yield from layer_subjects.subjects()
     yield from forward_subjects.subjects()
+    yield from norm_subjects.subjects()
+    yield from norm_subjects.large()
     yield from torchvision_subjects.subjects()
     yield from transformers_subjects.subjects()

@@ -4,6 +4,7 @@ import time
 from typing import NamedTuple
 
 from fidelity.counted import counting
+from fidelity.norms import NormErrors, norm_errors
 from fidelity.subjects import Subject
 from fidelity.traces import faults
 from fidelity.training import differences, train
@@ -23,6 +24,8 @@ class Row(NamedTuple):
     """What is not bit for bit what it was without torchotel."""
     faults: list[str]
     """What is wrong in the trace."""
+    norms: NormErrors | None
+    """None where they are not compared."""
     seconds: float
 
 
@@ -36,4 +39,6 @@ def check(subject: Subject) -> Row:
     repeats = not changed or not differences(plain, train(subject))
     spans = sum("torch.direction" in span.attributes for root in captured.roots for span in root.walk())
     found = faults(counted, captured)
-    return Row(subject, len(counted.calls), spans, repeats, changed, found, time.monotonic() - began_s)
+    wanted = subject.loop is None if subject.norms is None else subject.norms
+    norms = norm_errors(watched, captured) if wanted and subject.device == "cpu" else None
+    return Row(subject, len(counted.calls), spans, repeats, changed, found, norms, time.monotonic() - began_s)

@@ -28,6 +28,8 @@ class Subject:
     """Of SGD; 0 where gradients are sparse, which momentum can't take."""
     loop: Loop | None = None
     """How it is trained, where that is not plainly by SGD."""
+    norms: bool | None = None
+    """Whether norms are compared: of the gradients that its steps leave. None: where it is trained plainly."""
 
     def make(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """Build the model and its inputs, the same each time."""

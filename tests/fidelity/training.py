@@ -16,11 +16,19 @@ class Outcome:
     """What a training computed."""
 
     numbers: dict[str, Tensor] = field(default_factory=dict)
-    """Losses and gradients of every step, parameters and buffers at the end, the state of the random numbers."""
-    strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of gradients."""
+    """Losses of every step, parameters and buffers at the end, the state of the random numbers."""
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    """Of every step, by the names of their parameters."""
+    strides: list[dict[str, tuple[int, ...]]] = field(default_factory=list)
+    """Of these; copies may have others."""
     types: list[str] = field(default_factory=list)
     """Of what the model gave out: a hook that hands its outputs on must not wrap them."""
+
+    @property
+    def all_numbers(self) -> dict[str, Tensor]:
+        """Give the gradients among the others."""
+        steps = enumerate(self.gradients)
+        return self.numbers | {f"gradient {name} of step {n}": one for n, own in steps for name, one in own.items()}
 
 
 def train(subject: Subject, built: Callable[[], object] = lambda: None) -> Outcome:
@@ -52,10 +60,9 @@ def _plain(subject: Subject, model: nn.Module, *args: Any, **kwargs: Any) -> Ite
 def _note(outcome: Outcome, model: nn.Module, step: int, output: Any, loss: Tensor) -> None:
     outcome.types.append(type(output).__qualname__)
     outcome.numbers[f"loss of step {step}"] = loss.detach().clone()
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            outcome.numbers[f"gradient {name} of step {step}"] = parameter.grad.detach().clone()
-            outcome.strides[f"{name} of step {step}"] = _strides(parameter.grad)
+    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    outcome.gradients.append({name: gradient.detach().clone() for name, gradient in found.items()})
+    outcome.strides.append({name: _strides(gradient) for name, gradient in found.items()})
 
 
 def _strides(gradient: Tensor) -> tuple[int, ...]:
@@ -64,10 +71,11 @@ def _strides(gradient: Tensor) -> tuple[int, ...]:
 
 def differences(one: Outcome, other: Outcome) -> list[str]:
     """Name what is not the same in both, bit for bit; NaN is NaN's equal."""
-    if one.numbers.keys() != other.numbers.keys():
-        return sorted(one.numbers.keys() ^ other.numbers.keys())
-    found = [name for name, value in one.numbers.items() if not _same(value, other.numbers[name])]
-    found += [f"strides of {name}" for name, strides in one.strides.items() if strides != other.strides.get(name)]
+    numbers, others = one.all_numbers, other.all_numbers
+    if numbers.keys() != others.keys():
+        return sorted(numbers.keys() ^ others.keys())
+    found = [name for name, value in numbers.items() if not _same(value, others[name])]
+    found += [] if one.strides == other.strides else ["strides of gradients"]
     return found + ([] if one.types == other.types else ["types of outputs"])
 
 
