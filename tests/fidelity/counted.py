@@ -33,6 +33,7 @@ class Call:
     outputs: list[torch.Size] | None = None
     """Shapes of the tensors that it gave out; None where it raised."""
     children: list["Call"] = field(default_factory=list)
+    with_grad: bool = field(default_factory=torch.is_grad_enabled)
 
 
 @dataclass
@@ -117,7 +118,7 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
     engine = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return original(module, *args, **kwargs)
         again = torch._C._current_graph_task_id() != -1
         # PyTorch runs global hooks before a module's own: what those call is called by the forward around.

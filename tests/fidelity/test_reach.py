@@ -2,13 +2,20 @@
 
 import pytest
 
-from fidelity import amp_subjects, func_subjects, graph_subjects, run_subjects
+from fidelity import (
+    amp_subjects,
+    func_subjects,
+    graph_module_subjects,
+    graph_subjects,
+    loop_subjects,
+    run_subjects,
+)
 from fidelity.checked import check
 from fidelity.subjects import Subject
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own, of what it calls a prototype or deprecated
 
-KINDS = (graph_subjects, run_subjects, amp_subjects, func_subjects)
+KINDS = (graph_subjects, run_subjects, amp_subjects, func_subjects, loop_subjects, graph_module_subjects)
 SUBJECTS = [subject for kind in KINDS for subject in kind.subjects()]
 PARTLY_SEEN = [*run_subjects.entered_in_the_midst(), *func_subjects.beyond()]
 

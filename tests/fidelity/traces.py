@@ -83,7 +83,7 @@ def _may_hold_outermost(span: CapturedSpan | None, call: Call) -> bool:
         return False
     if call.in_backward:
         return span.name == names.SPAN_BACKWARD or span.attributes.get(names.DIRECTION) == "backward"
-    return span.name == names.SPAN_FORWARD
+    return span.name == (names.SPAN_FORWARD if call.with_grad else names.SPAN_EVALUATION)
 
 
 def _backwards(counted: Counted, forwards: Sequence[CapturedSpan], spans: Sequence[CapturedSpan]) -> Iterator[str]:

@@ -21,6 +21,7 @@
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
+| `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
 
@@ -221,8 +222,8 @@ def _frames_of(code: CodeType | None) -> int | None:
 
 def is_generated(module: torch.nn.Module) -> bool:
     """Tell whether a module is a graph that Dynamo or AOTAutograd made: part of a region, no module of the user's."""
-    if not isinstance(module, GraphModule):
-        return False
+    if not isinstance(module, GraphModule) or "_in_spec" in vars(module):
+        return False  # an exported one takes what the user's took
     return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
 
 
