@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -121,7 +121,13 @@ class Worker:
         answer()
 
     def _send_folded(self) -> None:
-        for unit in self._fold.rest():
+        self._build_each(self._fold.rest())
+
+    def _send_quiet(self) -> None:
+        self._build_each(self._fold.quiet(time.perf_counter_ns()))
+
+    def _build_each(self, units: Iterable[Unit]) -> None:
+        for unit in units:
             self._or_lost(self._build, unit)
 
     def _answer_flushes(self) -> None:
@@ -139,6 +145,7 @@ class Worker:
             elif isinstance(record, Unit):
                 self._count(record)
                 self._lost(record.span_estimate())
+        self.guard.guarded(self._send_quiet)()
         self._lost(self._buffer.take_dropped())
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()

@@ -11,6 +11,7 @@ from torchotel.telemetry.calls import Directions, Templates
 from torchotel.telemetry.events import gradient_events, registered_events
 from torchotel.telemetry.layout import Node, fold, lay_out
 from torchotel.telemetry.phases import enclosing
+from torchotel.telemetry.room import Room
 from torchotel.telemetry.roots import root_name, root_parent
 from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanTemplate, Trace
 from torchotel.telemetry.timing import Timed
@@ -33,12 +34,14 @@ class TraceBuilder:
 
     Args:
         templates: What spans have in common, and which modules are shown.
-        max_spans: Most spans of a trace; deeper modules fold into their parents. None: no limit.
+        max_spans: Most spans of a trace, which evaluations of one request share; deeper modules fold into their
+            parents. None: no limit.
         run: The span that every step links to.
     """
 
     def __init__(self, templates: Templates, max_spans: int | None, run: SpanReference | None = None) -> None:
         self._templates, self._max_spans, self._run = templates, max_spans, run
+        self._room = Room(max_spans)
         self._optimizers: dict[str, SpanTemplate] = {}
 
     def build(self, unit: Unit, timed: Timed, root: SpanReference, attributes: Attributes) -> Trace:
@@ -61,11 +64,14 @@ class TraceBuilder:
         for node in nodes:
             node.start_ns += unit.unix_offset_ns
             node.end_ns += unit.unix_offset_ns
-        fold(nodes, self._max_spans)
+        fold(nodes, self._max_spans if parent is None else self._room.left(root.trace_id))
         lay_out(nodes)
+        spans = _spans(nodes, parent.span_id if parent is not None else 0)
+        if parent is not None:
+            self._room.take(root.trace_id, len(spans))
         return Trace(
             root.trace_id,
-            _spans(nodes, parent.span_id if parent is not None else 0),
+            spans,
             trace_attributes(unit),
             parent is not None and parent.remote,
             root.state,
