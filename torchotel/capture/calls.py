@@ -31,7 +31,7 @@ from torchotel.capture.sites import Sites, tensors_in
 if TYPE_CHECKING:
     from torchotel._records import CallSite
     from torchotel.capture.device_times import DeviceMarks
-    from torchotel.capture.thread import Frame, ThreadState
+    from torchotel.capture.thread import Frame, Here, ThreadState
 
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
@@ -65,7 +65,7 @@ class CallRecorder:
         paths: Names of modules.
         sites: What calls look like.
         device_marks: Marks on the clocks of devices.
-        find_thread: The calling thread's state.
+        here: The calling thread's state.
         enter: Called before an outermost call; False where the call is not to be recorded.
         leave: Called after it.
         fault: Called for an internal error, in its `except` block, with whether PyTorch reads its hooks meanwhile.
@@ -76,12 +76,12 @@ class CallRecorder:
         paths: Paths,
         sites: Sites,
         device_marks: DeviceMarks,
-        find_thread: Callable[[], ThreadState],
+        here: Here,
         enter: Callable[[ThreadState, Module], bool],
         leave: Callable[[ThreadState, int, Error | None], None],
         fault: Callable[..., None],
     ) -> None:
-        self._paths, self._sites, self._find_thread = paths, sites, find_thread
+        self._paths, self._sites, self._here = paths, sites, here
         self._device_marks = device_marks
         self._enter, self._leave, self._fault = enter, leave, fault
         self._states = paths.states
@@ -91,7 +91,7 @@ class CallRecorder:
         if is_compiling():
             return
         try:
-            thread = self._find_thread()
+            thread = self._here.thread
             stack = thread.stack
             if stack:
                 state = self._states.get(id(module))
@@ -113,7 +113,7 @@ class CallRecorder:
             return
         end_ns = perf_counter_ns()
         try:
-            thread = self._find_thread()
+            thread = self._here.thread
             stack = thread.stack
             if not stack:
                 return
@@ -201,7 +201,8 @@ class CallRecorder:
         self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
     ) -> None:
         module, first, start_ns, _ = frame
-        thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
+        backward = thread.backward
+        backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
         state = self._state_of(thread, module)
         starts = ends = NO_SLOTS
         if (
@@ -214,12 +215,13 @@ class CallRecorder:
         ):
             node = node_of(output)
             site = self._site_of_one(state, module, tensor, output, has_node=node is not None)
-            self._note_device(thread, site)
+            if site.device is not thread.device:
+                self._note_device(thread, site)
             if node is not None:
                 if thread.unordered:
-                    starts, ends = thread.backward.hook_unordered([output], [tensor], first)
+                    starts, ends = backward.hook_unordered([output], [tensor], first)
                 else:
-                    starts, ends = thread.backward.hook_one(output, node, first, state)
+                    starts, ends = backward.hook_one(output, node, first, state)
         else:
             with without_torch_function():  # subclasses of Tensor may have their own
                 site, starts, ends = self._look_closely(thread, state, frame, args, kwargs, output)

@@ -29,7 +29,7 @@ from torchotel.capture.parts import Part, join
 from torchotel.capture.paths import Paths
 from torchotel.capture.rates import LearningRates
 from torchotel.capture.sites import Sites
-from torchotel.capture.thread import ThreadState
+from torchotel.capture.thread import Here, ThreadState
 from torchotel.capture.watch import Watches
 
 
@@ -60,7 +60,6 @@ class Capture:
         clock: Clock | None = None,
     ) -> None:
         self._hand_over, self.detail, self._user_span = hand_over, detail, user_span
-        self._local = threading.local()
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
@@ -74,6 +73,7 @@ class Capture:
         self.memory, self.rates = Memory(), LearningRates()
         self.gate = Gate()
         self.device_marks = DeviceMarks(clock or CudaClock())
+        self._here = Here(self._new_thread)
         self.live = LiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
         self.outermost = outermost = Outermost(self)
@@ -81,7 +81,7 @@ class Capture:
             self.paths,
             Sites(shapes=shapes),
             self.device_marks,
-            self.thread,
+            self._here,
             outermost.enter,
             outermost.leave,
             self.guard.fault,
@@ -200,15 +200,15 @@ class Capture:
 
     def thread(self) -> ThreadState:
         """Return the calling thread's state."""
-        try:
-            return self._local.state  # type: ignore[no-any-return] # threading.local holds anything
-        except AttributeError:
-            self._retire_ended()
-            thread = self._local.state = ThreadState(
-                self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins
-            )
-            self.threads.add(thread)
-            return thread
+        return self._here.thread
+
+    def _new_thread(self) -> ThreadState:
+        self._retire_ended()
+        thread = ThreadState(
+            self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins
+        )
+        self.threads.add(thread)
+        return thread
 
     def _retire_ended(self) -> None:
         """Hand over what threads have left that are gone: their last step waits for an event that never comes."""

@@ -110,3 +110,14 @@ class ThreadState:
             part.registrations, self.registrations = self.registrations, []
         if self.watched:
             part.watched, self.watched = self.watched, []
+
+
+class Here(threading.local):
+    """What belongs to the calling thread: module hooks ask at every call, and an attribute is the cheapest answer.
+
+    Args:
+        new_thread: Makes the state of a thread that asks for the first time.
+    """
+
+    def __init__(self, new_thread: Callable[[], ThreadState]) -> None:
+        self.thread = new_thread()

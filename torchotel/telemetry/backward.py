@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from torchotel._records import Error, ModuleCall, Phase, Slots, Stamp
 
@@ -48,44 +50,53 @@ def backward_calls(
         phases: Those of the step; the backward ones bound the runs.
         stamps: In the order that they were written.
     """
-    users: dict[int, list[int]] = {}
-    for index, call in enumerate(calls):
-        starts, ends = call.starts, call.ends
-        if type(starts) is int and type(ends) is int:  # nearly all
-            users.setdefault(starts, []).append(index)
-            if ends != starts:
-                users.setdefault(ends, []).append(index)
-        else:
-            for slot in {*each_slot(starts), *each_slot(ends)}:
-                users.setdefault(slot, []).append(index)
+    tasks = tasks_of(stamps)
     found: list[BackwardCall] = []
-    for number, task in tasks_of(stamps).items():
+    for (number, task), candidates in zip(tasks.items(), _candidates(calls, list(tasks.values())), strict=True):
         run = _run_of(task, phases)
-        touched = sorted({index for slot in task.first for index in users.get(slot, ())})
-        spans = _time(touched, calls, parents, task, phases[run] if run >= 0 else None)
+        spans = _time(calls, parents, candidates, task, phases[run] if run >= 0 else None)
         for span in spans:
             span.run, span.task = run, number
         found += spans
     return found
 
 
-def each_slot(slots: Slots) -> tuple[int, ...]:
-    """Return them as a tuple in any case."""
-    return (slots,) if isinstance(slots, int) else slots
+def earliest(times_ns: Mapping[int, int], slots: Slots) -> int | None:
+    """Return the first of the times at these slots; None where there is none."""
+    if isinstance(slots, int):
+        return times_ns.get(slots)
+    return min((times_ns[slot] for slot in slots if slot in times_ns), default=None)
+
+
+def latest(times_ns: Mapping[int, int], slots: Slots) -> int | None:
+    """Return the last of the times at these slots; None where there is none."""
+    if isinstance(slots, int):
+        return times_ns.get(slots)
+    return max((times_ns[slot] for slot in slots if slot in times_ns), default=None)
 
 
 def tasks_of(stamps: Sequence[Stamp]) -> dict[int, Task]:
     """Sort stamps by the graph task that they were written in."""
     tasks: dict[int, Task] = {}
-    task, current = Task({}, {}, []), None
-    for slot, time_ns, number in stamps:
-        if number != current:
-            current = number
-            task = tasks.setdefault(number, Task({}, {}, []))
-        task.first.setdefault(slot, time_ns)
-        task.last[slot] = time_ns
-        task.times.append(time_ns)
+    for number, run in groupby(stamps, key=itemgetter(2)):
+        task = tasks.setdefault(number, Task({}, {}, []))
+        slots, times_ns, _ = zip(*run, strict=True)
+        task.first = dict(zip(reversed(slots), reversed(times_ns), strict=True)) | task.first
+        task.last.update(zip(slots, times_ns, strict=True))
+        task.times += times_ns
     return tasks
+
+
+def _candidates(calls: Sequence[ModuleCall], tasks: Sequence[Task]) -> list[Sequence[int]]:
+    """Find the calls that each task may have run through, in their order."""
+    if len(tasks) == 1:  # nearly always
+        return [range(len(calls))]
+    users: dict[int, list[int]] = {}
+    for index, call in enumerate(calls):
+        for slots in (call.starts, call.ends):
+            for slot in (slots,) if isinstance(slots, int) else slots:
+                users.setdefault(slot, []).append(index)
+    return [sorted({index for slot in task.first for index in users.get(slot, ())}) for task in tasks]
 
 
 def _run_of(task: Task, phases: Sequence[Phase]) -> int:
@@ -99,45 +110,47 @@ def _run_of(task: Task, phases: Sequence[Phase]) -> int:
 
 
 def _time(
-    touched: Sequence[int], calls: Sequence[ModuleCall], parents: Sequence[int], task: Task, run: Phase | None
+    calls: Sequence[ModuleCall], parents: Sequence[int], candidates: Sequence[int], task: Task, run: Phase | None
 ) -> list[BackwardCall]:
-    """Time the calls that a task touched; a container holds at least what its children took."""
-    among = set(touched)
-    spans: dict[int, BackwardCall] = {}
+    """Time the calls that a task ran through; a container holds at least what its children took."""
+    stamped: dict[int, tuple[int | None, int | None]] = {}
+    for index in candidates:
+        start_ns, end_ns = earliest(task.first, calls[index].starts), latest(task.last, calls[index].ends)
+        if start_ns is not None or end_ns is not None:
+            stamped[index] = start_ns, end_ns
+    spans: list[BackwardCall] = []
     children: dict[int, list[BackwardCall]] = {}
-    for index in touched:  # children first
-        inner = children.get(index, [])
-        span = spans[index] = _time_one(index, calls[index], inner, task, run)
+    for index, (start_ns, end_ns) in stamped.items():  # children first
+        inner = children.pop(index, [])
+        if start_ns is None or end_ns is None:
+            span = _estimate(index, start_ns, end_ns, inner, task, run)
+        else:
+            for child in inner:
+                start_ns, end_ns = min(start_ns, child.start_ns), max(end_ns, child.end_ns)
+            span = BackwardCall(index, -1, start_ns, end_ns)
         for child in inner:
             child.parent = span
         parent = parents[index]
-        while parent >= 0 and parent not in among:
+        while parent >= 0 and parent not in stamped:
             parent = parents[parent]
         if parent >= 0:
             children.setdefault(parent, []).append(span)
-    return sorted(spans.values(), key=lambda span: (span.start_ns, -span.end_ns, -span.call))
+        spans.append(span)
+    return sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, -span.call))
 
 
-def _time_one(
-    index: int, call: ModuleCall, inner: Sequence[BackwardCall], task: Task, run: Phase | None
+def _estimate(
+    index: int, start_ns: int | None, end_ns: int | None, inner: Sequence[BackwardCall], task: Task, run: Phase | None
 ) -> BackwardCall:
-    if type(call.starts) is int and type(call.ends) is int:
-        start_ns, end_ns = task.first.get(call.starts), task.last.get(call.ends)
-        if start_ns is not None and end_ns is not None:  # nearly all
-            for child in inner:
-                start_ns, end_ns = min(start_ns, child.start_ns), max(end_ns, child.end_ns)
-            return BackwardCall(index, -1, start_ns, end_ns)
-    starts = [task.first[slot] for slot in each_slot(call.starts) if slot in task.first]
-    ends = [task.last[slot] for slot in each_slot(call.ends) if slot in task.last]
-    ended = bool(ends)
-    starts += [child.start_ns for child in inner]
-    ends += [child.end_ns for child in inner]
+    """Time a call that lacks its own start or end."""
+    starts = [child.start_ns for child in inner] + ([] if start_ns is None else [start_ns])
+    ends = [child.end_ns for child in inner] + ([] if end_ns is None else [end_ns])
     estimated = error = None
     if not starts:
         # An in-place operation took the output's node away: whatever ran before is the bound.
         starts = [max((t for t in task.times if t < ends[0]), default=ends[0])]
         estimated = "start"
-    if run is not None and run.error is not None and not ended:
+    if run is not None and run.error is not None and end_ns is None:
         ends, error = [run.end_ns], run.error
     elif not ends:
         # Only part of the graph was asked for: whatever ran next is the bound.

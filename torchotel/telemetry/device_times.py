@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from torchotel._records import ModuleCall, Stamp
-from torchotel.telemetry.backward import BackwardCall, Task, each_slot, tasks_of
+from torchotel.telemetry.backward import BackwardCall, Task, earliest, latest, tasks_of
 
 Bounds: TypeAlias = tuple[int, int]
 
@@ -31,9 +31,8 @@ def time_on_device(runs: Sequence[BackwardCall], calls: Sequence[ModuleCall], st
 
 
 def _bounds(call: ModuleCall, task: Task, inner: Sequence[Bounds]) -> Bounds | None:
-    starts = [task.first[slot] for slot in each_slot(call.starts) if slot in task.first]
-    ends = [task.last[slot] for slot in each_slot(call.ends) if slot in task.last]
-    starts += [start_ns for start_ns, _ in inner]
-    ends += [end_ns for _, end_ns in inner]
+    own = earliest(task.first, call.starts), latest(task.last, call.ends)
+    starts = [start_ns for start_ns in (own[0], *(bounds[0] for bounds in inner)) if start_ns is not None]
+    ends = [end_ns for end_ns in (own[1], *(bounds[1] for bounds in inner)) if end_ns is not None]
     # Where nodes ran on several streams one may end before another has begun.
     return (min(starts), max(ends)) if starts and ends and min(starts) <= max(ends) else None
