@@ -118,6 +118,36 @@ def test_a_model_that_is_called_alone_and_as_a_part_ends_for_each_by_itself() ->
     assert ("torch.evaluation", [("forward Model", [("forward part", ["forward part.linear"]), "forward b"])]) in trees
 
 
+class Interrupted(nn.Linear):
+    """A layer at which another thread's call comes in between, whenever it is asked for its mode."""
+
+    between: Callable[[], object] | None = None
+
+    @property
+    def training(self) -> bool:
+        between, self.between = self.between, None
+        if between is not None:
+            thread = threading.Thread(target=between)
+            thread.start()
+            thread.join(WAIT_S)
+        return False
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        """Leave it as it is."""
+
+
+def test_shapes_are_those_of_the_call_whatever_another_thread_calls_it_with() -> None:
+    """What a layer's last call looked like is remembered, and another thread's may come in the midst of comparing."""
+    layer = Interrupted(4, 4)
+    with recorded() as run:
+        evaluate(layer)
+        layer.between = torch.inference_mode()(lambda: layer(ROW.repeat(3, 1)))
+        evaluate(layer)
+    shapes = [one.find("forward Interrupted").attributes["torch.output.shapes"] for one in run.evaluations]
+    assert sorted(shapes) == [["1x4"], ["1x4"], ["3x4"]]
+
+
 def test_an_exception_is_the_programs_own_while_others_come_and_go() -> None:
     """PyTorch reads a module's hooks when its forward has raised: another thread's call must not change them then."""
 

@@ -235,25 +235,33 @@ class CallRecorder:
         self, state: ModuleState, module: Module, tensor: Tensor, output: Tensor, *, has_node: bool
     ) -> CallSite:
         """Compare with the module's last call; only where something differs are its tensors looked at closely."""
-        if (
-            output.shape == state.output_shape
-            and tensor.shape == state.input_shape
-            and output.dtype is state.output_type
-            and tensor.dtype is state.input_type
-            and has_node == state.output_grad
-            and tensor.requires_grad == state.input_grad
-            and output.get_device() == state.device_index
-            and module.training == state.training
-            and _is_grad_enabled() == state.grad_enabled
-            and state.site is not None
-        ):
-            return state.site
-        site = state.site = self._sites.find(state, module, [tensor], [output])
-        state.input_shape, state.output_shape = tensor.shape, output.shape
-        state.input_type, state.output_type = tensor.dtype, output.dtype
-        state.input_grad, state.output_grad = tensor.requires_grad, has_node
-        state.device_index = output.get_device()
-        state.training, state.grad_enabled = module.training, _is_grad_enabled()
+        if (last := state.last) is not None:
+            site, to_shape, from_shape, to_type, from_type, to_grad, from_grad, device, training, grad_enabled = last
+            if (
+                output.shape == to_shape
+                and tensor.shape == from_shape
+                and output.dtype is to_type
+                and tensor.dtype is from_type
+                and has_node == to_grad
+                and tensor.requires_grad == from_grad
+                and output.get_device() == device
+                and module.training == training
+                and _is_grad_enabled() == grad_enabled
+            ):
+                return site
+        site = self._sites.find(state, module, [tensor], [output])
+        state.last = (
+            site,
+            output.shape,
+            tensor.shape,
+            output.dtype,
+            tensor.dtype,
+            has_node,
+            tensor.requires_grad,
+            output.get_device(),
+            module.training,
+            _is_grad_enabled(),
+        )
         return site
 
     def _look_closely(

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from torchotel._records import ModelInfo
+from torchotel._records import CallSite, ModelInfo, ModuleInfo
 from torchotel._text import shortened
 from torchotel.capture.seams import is_generated
 from torchotel.capture.tree import class_of, holds, modules_of, unwrapped, walk
-
-if TYPE_CHECKING:
-    from torchotel._records import CallSite, ModuleInfo
 
 
 class Place(NamedTuple):
@@ -36,33 +33,30 @@ class Place(NamedTuple):
     """Whether nothing but wrappers holds it: paths begin below."""
 
 
+LastCall: TypeAlias = tuple[
+    CallSite, torch.Size, torch.Size, torch.dtype, torch.dtype, bool, bool, int, bool, bool
+]  # fmt: skip
+"""A call's site and what of it is compared, output before input; whole, since other threads call the module too."""
+
+
 class ModuleState:
     """What is known of one living module; also keeps what its last call looked like."""
 
     __slots__ = (
         "__weakref__",
         "callers",
-        "device_index",
-        "grad_enabled",
         "holder",
         "info",
-        "input_grad",
-        "input_shape",
-        "input_type",
+        "last",
         "model",
         "name",
         "offset",
-        "output_grad",
-        "output_shape",
-        "output_type",
         "path",
         "reference",
         "root",
-        "site",
         "sites",
         "skipped",
         "span",
-        "training",
         "way",
     )
 
@@ -78,14 +72,8 @@ class ModuleState:
         self.model, self.path, self.holder, self.name, self.root = place
         self.info: ModuleInfo | None = None
         self.sites: dict[object, CallSite] = {}
-        # The last call with one tensor in and one out, compared before anything is built.
-        self.site: CallSite | None = None
-        self.input_shape: torch.Size | None = None
-        self.output_shape: torch.Size | None = None
-        self.input_type: torch.dtype | None = None
-        self.output_type: torch.dtype | None = None
-        self.input_grad = self.output_grad = self.training = self.grad_enabled = False
-        self.device_index = -2
+        self.last: LastCall | None = None
+        """The last call with one tensor in and one out, compared before anything is built."""
         # The remembered way from its output node to its lowest node, checked by sequence numbers.
         self.way: tuple[int, ...] | None = None
         self.offset = self.span = 0
@@ -122,7 +110,7 @@ class Paths:
         """Forget what the module's calls looked like: it has been compiled in place."""
         state = self.states.get(id(module))
         if state is not None:
-            state.site = None
+            state.last = None
             state.sites.clear()
 
     def describe(self, module: Module) -> ModelInfo:
@@ -185,7 +173,7 @@ class Paths:
             place = Place(model, below or title, reference, name, root=not below)
             state = self.states.get(id(module))
             if state is None:
-                self._add(module, place)
+                self.add(module, place)
             elif not (_same(state, place) and state.in_place(module)) and not self._belongs_elsewhere(module, top):
                 if below:
                     self._roots.pop(id(module), None)
@@ -199,7 +187,8 @@ class Paths:
             self._hidden.clear()
         return self.states[id(top)]
 
-    def _add(self, module: Module, place: Place) -> None:
+    def add(self, module: Module, place: Place) -> ModuleState:
+        """Name a module that is unknown."""
         key = id(module)
 
         def gone(_: object) -> None:
@@ -209,6 +198,7 @@ class Paths:
 
         state = self.states[key] = ModuleState(weakref.ref(module, gone), place)
         state.skipped = is_generated(module)
+        return state
 
     def _belongs_elsewhere(self, module: Module, top: Module) -> bool:
         """Tell whether a module is still part of another living model, whose name for it stays."""
