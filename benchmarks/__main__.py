@@ -1,5 +1,106 @@
-"""Run the one benchmark that there is."""
+"""Measure what torchotel costs, beside what else there is: `make bench`.
 
-from benchmarks.overhead import main
+Prints a table for each part, what had to be reached, and the shares of the baseline beside those of now; exits with 1
+where one of them got worse. All of it takes a quarter of an hour, and a machine that does nothing else.
+"""
 
-main()
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler's own words, read when torch is loaded
+
+import torch
+
+from benchmarks import pages
+from benchmarks.all_parts import parts
+from benchmarks.gate import compare
+from benchmarks.parts import Conditions, Part, Table
+from benchmarks.sink import Sink
+from benchmarks.targets import reached
+
+BASELINE = Path(__file__).with_name("baseline.json")
+say = partial(print, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, or read what was, and print; 1 where something got worse."""
+    options = _parse(words)
+    chosen = [part for part in parts(quick=options.quick) if re.search(options.pattern, part.name)]
+    found = json.loads(options.read.read_text(encoding="utf-8")) if options.read else _measure_all(chosen, options)
+    tables: dict[str, Table] = found["parts"]
+    sections = [pages.section(part, tables[part.name]) for part in chosen if part.name in tables]
+    if options.read:
+        say("\n\n".join(sections))
+    if not options.quick:  # a few steps of a tiny model reach nothing
+        sections.append(pages.targets_section(list(reached(tables))))
+        say(f"\n{sections[-1]}\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.write:
+        pages.write([found["machine"], *sections])
+    return _hold_against(options.baseline, tables)
+
+
+def _parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("pattern", nargs="?", default="", help="of the parts to measure, such as transformer or worker")
+    parser.add_argument("--quick", action="store_true", help="as short as it can be, on a tiny model: does it run?")
+    parser.add_argument("--memory-steps", type=int, default=3000, help="of the training looked at (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, and take the figures from there")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/overhead.md")
+    parser.add_argument("--baseline", type=Path, default=BASELINE, help="figures to compare with (%(default)s)")
+    return parser.parse_args(words)
+
+
+def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(1)  # backward then runs on the thread that measures
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it loses is counted
+    gc.collect()
+    gc.freeze()  # what the libraries brought along: to look through it before each block takes longer than the block
+    tables: dict[str, Table] = {}
+    say(_machine(), "\n")
+    with Sink() as sink:
+        conditions = Conditions(sink, options.quick, options.memory_steps)
+        for part in chosen:
+            tables[part.name] = part.measure(conditions)
+            sink.count()  # so that nobody counts what another has sent
+            say(f"{pages.section(part, tables[part.name])}\n")
+    return {"machine": _machine(), "parts": tables}
+
+
+def _hold_against(baseline: Path, tables: dict[str, Table]) -> int:
+    if not baseline.exists():
+        say(f"there is no {baseline} to compare with: --json writes one")
+        return 0
+    compared = list(compare(tables, json.loads(baseline.read_text(encoding="utf-8"))["parts"]))
+    say(pages.gate_section(compared))
+    return 1 if any(one.worse for one in compared) else 0
+
+
+def _machine() -> str:
+    return (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} CPUs, 1 torch thread"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 import torchotel
-from benchmarks import models
+from benchmarks import workloads
 from torchotel._stats import Stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -61,12 +61,12 @@ def _counted() -> Iterator[_Count]:
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=models.MODELS, default="tiny")
+    parser.add_argument("--model", choices=workloads.WORKLOADS, default="tiny")
     parser.add_argument("--steps", type=int, default=300, help="of each run (default: %(default)s)")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     os.environ["OTEL_METRIC_EXPORT_INTERVAL"] = "100"
-    workload = models.make(options.model)
+    workload = workloads.make(options.model)
     good = FAULTS[0]
     print("| endpoint | protocol | median step beside a good one's | longest step | warnings | arrived | shutdown |")
     print("|---|---|---|---|---|---|---|")
@@ -79,7 +79,7 @@ def main(words: Sequence[str] | None = None) -> None:
         before = after
 
 
-def _run(workload: models.Workload, fault: Fault, steps: int) -> Figures:
+def _run(workload: workloads.Workload, fault: Fault, steps: int) -> Figures:
     lengths_ns = []
     with faulty(fault) as endpoint, _counted() as warnings:
         handle = torchotel.instrument(

@@ -4,62 +4,97 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from opentelemetry.sdk.trace import TracerProvider
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.profiler import ProfilerActivity, profile
 
-import torchotel
-from benchmarks.models import Workload
-from benchmarks.naive import NaiveInstrument
+from benchmarks.interleave import NOTHING, Mode, Running
+from benchmarks.naive import NaiveInstrument, sdk_provider
+from benchmarks.nowhere import Nowhere
 from benchmarks.sink import Sink
+from benchmarks.wandb_watch import wandb_modes
+from benchmarks.workloads import Workload
 from torchotel._config import Config
 from torchotel._exporting import REST_S
 from torchotel._session import Session
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import RequestExporter
-from torchotel.exporters.otlp.transport import Reply
 
 FLUSH_S = 60.0
 
-
-@dataclass(frozen=True)
-class Running:
-    """An instrument that is in."""
-
-    drain: Callable[[], object] = lambda: None
-    """Finish what goes on beside the training; its time counts."""
-    made: Callable[[], int] = lambda: 0
-    """Spans that were meant for the sink."""
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A row of the table."""
-
-    name: str
-    enter: Callable[[], AbstractContextManager[Running]]
-    sends: bool = False
-
-
-def modes(workload: Workload, sink: Sink) -> list[Mode]:
-    """Return what is compared with no instrument at all."""
-    return [
-        Mode("empty global hooks", _empty_hooks),
-        Mode('torchotel, hooks out (detail="off")', lambda: _whole(sink, "off"), sends=True),
-        Mode("torchotel, capture alone", _capture),
-        Mode("torchotel, capture + build + encode", _encode),
-        Mode("torchotel, the whole with export", lambda: _whole(sink, "all"), sends=True),
-        Mode("naive instrumentation on the SDK", lambda: _naive(workload, sink), sends=True),
-    ]
+AGAIN = "no instrument, again"
+EMPTY = "empty hooks"
+OFF = 'torchotel, `detail="off"`'
+DEFAULT = "torchotel, as it comes"
+ALL = 'torchotel, `detail="all"`'
+SDK = 'torchotel, `detail="all"`, your TracerProvider'
+NAIVE = "naive: live SDK spans"
+PROFILER = "torch.profiler"
 
 
 @contextmanager
-def no_instrument() -> Iterator[Running]:
-    """Train and do nothing else."""
-    yield Running()
+def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
+    """Give all that can be compared with no instrument; each keeps its threads and connections between its blocks."""
+    with ExitStack() as stack:
+
+        def ours(**settings: Any) -> Callable[[], AbstractContextManager[Running]]:
+            session = stack.enter_context(paused_session(sink, **settings))
+            return lambda: resumed(session)
+
+        replayed, live = (stack.enter_context(_provider(sink)) for _ in range(2))
+        naive = NaiveInstrument(workload.model, live)
+        watched = stack.enter_context(wandb_modes(workload.model))
+        yield [
+            Mode(AGAIN, NOTHING.enter, times=2),
+            Mode(EMPTY, _empty_hooks),
+            Mode(OFF, ours(detail="off"), times=2),
+            Mode(DEFAULT, ours(), times=4),
+            # Beyond the default of 2,000 spans in a trace the deepest would be folded, and fewer than naive's compared.
+            Mode(ALL, ours(detail="all", max_spans=None), times=2),
+            Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),
+            Mode(NAIVE, lambda: _naive(naive, live), times=2),
+            Mode("torchotel, its hooks alone", _capture),
+            Mode("torchotel, all but sending", _encode),
+            Mode(PROFILER, _profiler),
+            *watched,
+        ]
+
+
+@contextmanager
+def paused_session(sink: Sink, **settings: Any) -> Iterator[Session]:
+    """Start torchotel with its hooks out; several may be there at a time, of which one has them in."""
+    session = Session(Config(**{"endpoint": sink.endpoint, "prometheus_port": 0, **settings}), None)
+    session.pause()
+    yield session
+    session.stop(FLUSH_S)
+
+
+@contextmanager
+def resumed(session: Session) -> Iterator[Running]:
+    """Put the hooks in meanwhile."""
+    before = session.stats()["spans_recorded"]
+    session.resume()
+    yield Running(lambda: session.flush(FLUSH_S), lambda: session.stats()["spans_recorded"] - before)
+    session.pause()
+
+
+@contextmanager
+def _provider(sink: Sink) -> Iterator[TracerProvider]:
+    provider = sdk_provider(sink.traces)
+    yield provider
+    provider.shutdown()
+
+
+@contextmanager
+def _naive(instrument: NaiveInstrument, provider: TracerProvider) -> Iterator[Running]:
+    before = instrument.spans
+    instrument.install()
+    yield Running(provider.force_flush, lambda: instrument.spans - before)
+    instrument.remove()
 
 
 @contextmanager
@@ -88,43 +123,18 @@ def _capture() -> Iterator[Running]:
     capture.end()
 
 
-class _Nowhere:
-    """A transport that takes all and keeps nothing."""
-
-    endpoint = "nowhere"
-
-    def prepare(self) -> None:
-        pass
-
-    def pack(self, body: bytes) -> bytes:
-        return body
-
-    def send(self, body: bytes, timeout_s: float | None) -> Reply:
-        return Reply()
-
-    def close(self) -> None:
-        pass
-
-
 @contextmanager
 def _encode() -> Iterator[Running]:
     exporter = RequestExporter(
-        _Nowhere(), resource={"service.name": "bench"}, version="0", rest=lambda: time.sleep(REST_S)
+        Nowhere(), resource={"service.name": "bench"}, version="0", rest=lambda: time.sleep(REST_S)
     )
-    session = Session(Config(detail="all"), None, lambda _: [exporter])
-    yield Running(lambda: session.flush(10))
-    session.stop(10)
+    session = Session(Config(detail="all", max_spans=None, prometheus_port=0), None, lambda _: [exporter])
+    yield Running()
+    session.stop(FLUSH_S)
 
 
 @contextmanager
-def _whole(sink: Sink, detail: Any) -> Iterator[Running]:
-    handle = torchotel.instrument(endpoint=sink.endpoint, detail=detail, traces_exporter="otlp", record=None)
-    yield Running(lambda: handle.flush(FLUSH_S), lambda: handle.stats()["spans_recorded"])
-    handle.shutdown()
-
-
-@contextmanager
-def _naive(workload: Workload, sink: Sink) -> Iterator[Running]:
-    instrument = NaiveInstrument(workload, f"{sink.endpoint}/v1/traces")
-    yield Running(instrument.flush, lambda: instrument.spans)
-    instrument.remove()
+def _profiler() -> Iterator[Running]:
+    """Record operators with their shapes, on the CPU; making a file of them comes after the block, unmeasured."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True):
+        yield Running()

@@ -1,59 +1,60 @@
-"""The instrumentation that one writes first: a live SDK span for each call, hooks as the manual has them."""
+"""The instrumentation that one writes first: a live SDK span for each call, hooks on its tensors for the backward."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Iterator
 from typing import Any
 
+from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, set_span_in_context
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-    register_module_full_backward_hook,
-    register_module_full_backward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from benchmarks.models import Workload
+
+def sdk_provider(endpoint: str) -> TracerProvider:
+    """Return a provider as the manual has it, its default processor and all; requests are compressed.
+
+    Args:
+        endpoint: Full URL that traces are posted to.
+    """
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, compression=Compression.Gzip)))
+    return provider
 
 
 class NaiveInstrument:
-    """Make spans of every forward and backward call while they run.
+    """Make spans of every forward and backward call between `install` and `remove`.
+
+    A backward span lasts from the gradient of the output to that of the input. Where no input needs a gradient, as in
+    the first layer, it ends when the next step begins.
 
     Args:
-        workload: What is traced.
-        endpoint: Full URL that traces are posted to.
+        model: What is traced.
+        provider: Where the spans go.
     """
 
-    def __init__(self, workload: Workload, endpoint: str) -> None:
-        # The first layers' inputs need no gradient, and torch says so at every step.
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    def __init__(self, model: nn.Module, provider: TracerProvider) -> None:
         self.spans = 0
-        self._paths = {module: path or "root" for path, module in workload.model.named_modules()}
-        self._provider = TracerProvider()
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-        self._tracer = self._provider.get_tracer("naive")
-        self._forward: list[Span] = []
+        self._model = model
+        self._paths = {module: path or "root" for path, module in model.named_modules()}
+        self._tracer = provider.get_tracer("naive")
+        self._stack: list[Span] = []
         self._backward: dict[nn.Module, Span] = {}
-        self._handles = [
-            register_module_forward_pre_hook(self._forward_begins),
-            register_module_forward_hook(self._forward_ends),
-            register_module_full_backward_pre_hook(self._backward_begins),
-            register_module_full_backward_hook(self._backward_ends),
-        ]
+        self._handles: list[RemovableHandle] = []
 
-    def flush(self) -> None:
-        """Export all spans that the processor still holds."""
-        self._provider.force_flush()
+    def install(self) -> None:
+        """Put the hooks in."""
+        self._handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after)]
 
     def remove(self) -> None:
-        """Take the hooks out and end the processor's thread."""
+        """Take the hooks out."""
         for handle in self._handles:
             handle.remove()
-        self._provider.shutdown()
+        self._end_left()
 
     def _start(self, direction: str, module: nn.Module, parent: Span | None) -> Span:
         self.spans += 1
@@ -69,26 +70,44 @@ class NaiveInstrument:
             },
         )
 
-    def _forward_begins(self, module: nn.Module, args: Any) -> None:
-        span = self._start("forward", module, self._forward[-1] if self._forward else None)
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if module is self._model:
+            self._end_left()
+        span = self._start("forward", module, self._stack[-1] if self._stack else None)
         span.set_attribute("torch.input.shapes", _shapes(args))
-        self._forward.append(span)
+        self._stack.append(span)
+        for tensor in _tensors(args):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self._backward_ends(module, gradient))
 
-    def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        span = self._forward.pop()
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        span = self._stack.pop()
         span.set_attribute("torch.output.shapes", _shapes(output))
         span.end()
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self._backward_begins(module, gradient, span))
 
-    def _backward_begins(self, module: nn.Module, grad_output: Any) -> None:
-        span = self._backward[module] = self._start("backward", module, None)
-        span.set_attribute("torch.grad_output.shapes", _shapes(grad_output))
+    def _backward_begins(self, module: nn.Module, gradient: Tensor, forward: Span) -> None:
+        span = self._backward[module] = self._start("backward", module, forward)
+        span.set_attribute("torch.grad_output.shapes", _shapes(gradient))
 
-    def _backward_ends(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        span = self._backward.pop(module)
-        span.set_attribute("torch.grad_input.shapes", _shapes(grad_input))
-        span.end()
+    def _backward_ends(self, module: nn.Module, gradient: Tensor) -> None:
+        span = self._backward.pop(module, None)
+        if span is not None:
+            span.set_attribute("torch.grad_input.shapes", _shapes(gradient))
+            span.end()
+
+    def _end_left(self) -> None:
+        for span in self._backward.values():
+            span.end()
+        self._backward.clear()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    values = value if isinstance(value, tuple) else (value,)
+    return (one for one in values if isinstance(one, Tensor))
 
 
 def _shapes(value: Any) -> list[str]:
-    tensors = value if isinstance(value, tuple) else (value,)
-    return ["x".join(map(str, tensor.shape)) for tensor in tensors if isinstance(tensor, Tensor)]
+    return ["x".join(map(str, tensor.shape)) for tensor in _tensors(value)]

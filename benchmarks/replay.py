@@ -1,4 +1,4 @@
-"""The two ways out, whole: from traces that are built to the answer of a receiver in another process."""
+"""The ways out, whole: from records to the answer of a receiver in another process."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from benchmarks.naive import sdk_provider
+from benchmarks.records import Builder
 from torchotel._receiver import Receiver
+from torchotel._records import Unit
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine
-from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.telemetry.spans import TraceExporter
 
 FLUSH_S = 60.0
 
+SENT = "built, encoded, compressed and sent"
+
 
 @contextmanager
-def ways_out(traces: Sequence[Trace], endpoint: str) -> Iterator[dict[str, Callable[[], None]]]:
-    """Give what exports all traces and waits until they have arrived, by each engine; neither rests meanwhile.
+def ways_out(units: Sequence[Unit], endpoint: str) -> Iterator[dict[str, Callable[[], None]]]:
+    """Give what exports all records and waits until they have arrived, by each engine; none rests meanwhile.
 
     Replaying alone goes to a provider without processors: the rest is the SDK's own queue, encoder and request.
     """
-    transport = HttpTransport(Receiver(endpoint), version="0")
-    ours = RequestExporter(transport, resource={"service.name": "bench"}, version="0")
-    provider, silent = TracerProvider(shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    ours = RequestExporter(
+        HttpTransport(Receiver(endpoint), version="0"), resource={"service.name": "bench"}, version="0"
+    )
+    provider, silent = sdk_provider(endpoint), TracerProvider(shutdown_on_exit=False)
     exporters = {
-        "encode and send, whole": ours,
-        "replay through the SDK's tracer": SdkEngine(silent, version="0"),
-        "replay, and the SDK sends, whole": SdkEngine(provider, version="0"),
+        SENT: ours,
+        "built, replayed through the SDK's tracer": SdkEngine(silent, version="0"),
+        "built, replayed, and sent by the SDK": SdkEngine(provider, version="0"),
     }
-    yield {name: partial(_send, exporter, traces) for name, exporter in exporters.items()}
+    builder = Builder()
+    yield {name: partial(_send, exporter, builder, units) for name, exporter in exporters.items()}
     ours.shutdown(time.monotonic() + FLUSH_S)
     provider.shutdown()
 
 
-def _send(exporter: TraceExporter, traces: Sequence[Trace]) -> None:
-    for trace in traces:
-        exporter.export(trace)
+def _send(exporter: TraceExporter, builder: Builder, units: Sequence[Unit]) -> None:
+    for unit in units:
+        exporter.export(builder.build(unit))
     assert exporter.flush(time.monotonic() + FLUSH_S)

@@ -22,15 +22,17 @@ class Sink:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
         assert self._process.stdout is not None
         self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
+        self.traces = f"{self.endpoint}/v1/traces"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate()  # closes its input, and then it ends
 
-    def count(self) -> int:
-        """Return how many spans have come since the last call."""
+    def count(self) -> tuple[int, int]:
+        """Return how many spans have come since the last call, and in how many bytes."""
         with urlopen(f"{self.endpoint}/count") as answer:  # noqa: S310  # ours, on loopback
-            return int(json.load(answer))
+            spans, wire_bytes = json.load(answer)
+            return spans, wire_bytes
 
 
 class _Server(ThreadingHTTPServer):
@@ -40,10 +42,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[tuple[bytes, bool]] = []
 
-    def count(self) -> int:
+    def count(self) -> tuple[int, int]:
         """Decode what has come: here, because nobody measures while somebody asks."""
         requests, self.requests = self.requests, []
-        return sum(_spans(gzip.decompress(body) if packed else body) for body, packed in requests)
+        spans = sum(_spans(gzip.decompress(body) if packed else body) for body, packed in requests)
+        return spans, sum(len(body) for body, _ in requests)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -51,12 +54,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:  # the name that http.server calls
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path != "/v1/traces":
+            self._answer(b"")
+            return
         packed = self.headers.get("Content-Encoding") == "gzip"
         cast("_Server", self.server).requests.append((body, packed))
         self._answer(b"")
 
     def do_GET(self) -> None:  # the name that http.server calls
-        self._answer(str(cast("_Server", self.server).count()).encode())
+        self._answer(json.dumps(cast("_Server", self.server).count()).encode())
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""

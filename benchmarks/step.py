@@ -19,40 +19,63 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
+from benchmarks.modes import OFF
+from benchmarks.parts import Conditions, Part, Table
+from benchmarks.spread import spread
 
 STEPS = 100
 """Of a block."""
 _WARM_UP_STEPS = 10
 _BATCH, _WIDTH = 16, 32
 
+PAUSED = "torchotel, paused"
+NO_LOADER, LOADER = "no loader", "with a DataLoader"
+CPU = "CPU µs a step"
+
 Batches = Iterable[tuple[Tensor, Tensor]]
 Train = Callable[[Batches], list[int]]
 """Trains, and returns the CPU time of the thread after each step."""
 
 
-def measure(rounds: int, endpoint: str) -> dict[str, list[float]]:
-    """Return the µs of CPU that a step takes longer, round by round, for each instrument and way to train."""
+def part() -> Part:
+    """Train a tiny model with all hooks out."""
+    return Part(
+        "step",
+        "A step without detail",
+        "CPU time of the training thread alone, on top of the same step without torchotel, in the smallest training"
+        " there is. A step with a DataLoader has one more phase.",
+        _measure,
+    )
+
+
+def row_name(mode: str, way: str) -> str:
+    """Name the row of an instrument and a way to train."""
+    return f"{mode}, {way}"
+
+
+def _measure(conditions: Conditions) -> Table:
     modes: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
         "": nullcontext,
-        'detail="off"': lambda: _hooks_out(endpoint, paused=False),
-        "paused": lambda: _hooks_out(endpoint, paused=True),
+        OFF: lambda: _hooks_out(conditions.sink.endpoint, paused=False),
+        PAUSED: lambda: _hooks_out(conditions.sink.endpoint, paused=True),
     }
     times: dict[str, list[float]] = {}
     order = random.Random(0)  # noqa: S311  # no secret
     train = _make_training()
-    for _ in range(rounds):
+    for _ in range(conditions.rounds(15)):
         for way, batches in _batches().items():
             blocks = {name: _block(modes[name](), train, batches) for name in order.sample([*modes], len(modes))}
             for name in list(modes)[1:]:
-                times.setdefault(f"{name}, {way}", []).append(blocks[name] - blocks[""])
-    return times
+                times.setdefault(row_name(name, way), []).append(blocks[name] - blocks[""])
+    conditions.sink.count()
+    return {name: {CPU: spread(each)} for name, each in times.items()}
 
 
 def _batches() -> dict[str, Batches]:
     count = STEPS + _WARM_UP_STEPS
     inputs, targets = torch.ones(_BATCH, _WIDTH), torch.ones(_BATCH, 1)
     rows = TensorDataset(inputs.repeat(count, 1), targets.repeat(count, 1))
-    return {"no loader": [(inputs, targets)] * count, "with a loader": DataLoader(rows, _BATCH)}
+    return {NO_LOADER: [(inputs, targets)] * count, LOADER: DataLoader(rows, _BATCH)}
 
 
 def _make_training() -> Train:

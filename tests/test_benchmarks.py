@@ -1,4 +1,4 @@
-"""The benchmark runs; how long anything takes is nobody's claim here."""
+"""The benchmark runs, and tells worse from better; how long anything takes is nobody's claim here."""
 
 import json
 from collections.abc import Iterator
@@ -7,49 +7,125 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from benchmarks import memory, modes, overhead, pages, workloads
+from benchmarks.__main__ import main
+from benchmarks.all_parts import RESNET, TRANSFORMER, parts
+from benchmarks.naive import NaiveInstrument
+from benchmarks.spread import Spread, spread
+from benchmarks.targets import TARGETS
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_prints_a_figure_for_every_instrument(tmp_path: Path) -> None:
+def test_prints_a_figure_of_every_part(tmp_path: Path) -> None:
+    """And the spans of every instrument that sends some have arrived."""
     file = tmp_path / "figures.json"
     done = commands.python("-m", "benchmarks", "--quick", "--json", str(file), cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads(file.read_text(encoding="utf-8"))
-    assert list(result["modes"]) == [
-        "empty global hooks",
-        'torchotel, hooks out (detail="off")',
-        "torchotel, capture alone",
-        "torchotel, capture + build + encode",
-        "torchotel, the whole with export",
-        "naive instrumentation on the SDK",
-    ]
-    assert list(result["step_thread"]) == [
-        'detail="off", no loader',
-        "paused, no loader",
-        'detail="off", with a loader',
-        "paused, with a loader",
-    ]
-    assert list(result["worker"]) == [
-        "build the trace",
-        "encode as protobuf",
-        "compress with gzip",
-        "encode as JSON",
-        "the SDK's encoder, for comparison",
-        "encode and send, whole",
-        "replay through the SDK's tracer",
-        "replay, and the SDK sends, whole",
-    ]
-    rows = {line[:37].rstrip(): line[37:].split() for line in done.stdout.splitlines()}
-    for name, figures in {**result["modes"], **result["step_thread"], **result["worker"]}.items():
-        assert all(map(isfinite, _numbers(figures))), name
-        assert isfinite(float(rows[name][0])), name
-    assert result["modes"]["torchotel, the whole with export"]["delivered"] == {"share": 1.0}
+    found = json.loads(file.read_text(encoding="utf-8"))["parts"]
+    quick = parts(quick=True)
+    assert list(found) == [part.name for part in quick]
+    assert [part.title for part in quick if f"### {part.title}\n" not in done.stdout] == []
+    for table in found.values():
+        for row, cells in table.items():
+            assert f"| {row} |" in done.stdout
+            assert all(map(isfinite, _numbers(cells))), row
+    lost = {row: cells[overhead.LOST] for row, cells in found["tiny"].items()}
+    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SDK, modes.NAIVE)
+    assert {row: share for row, share in lost.items() if share != "-"} == dict.fromkeys(senders, "0.0%")
+    for target in TARGETS:  # each reads a figure that there is
+        part = "tiny" if target.part in {TRANSFORMER, RESNET} else target.part
+        row = {"wire": "tiny", "memory": memory.NONE}.get(part, target.row)
+        assert target.column in found[part][row], target
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, dict):
-        for inner in value.values():
-            yield from _numbers(inner)
-    else:
-        yield value
+    for one in value.values():
+        if isinstance(one, dict):
+            yield from _numbers(one)
+        elif not isinstance(one, str):
+            yield one
+
+
+@pytest.mark.parametrize(("name", "calls"), [("transformer", 124), ("resnet18", 76), ("vit", 74), ("2000", 2000)])
+def test_the_naive_way_makes_two_spans_of_each_call(name: str, calls: int) -> None:
+    """A forward one and a backward one below it, whatever is done in place."""
+    pytest.importorskip("torchvision")
+    kept, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    workload = workloads.make(name)
+    instrument = NaiveInstrument(workload.model, provider)
+    instrument.install()
+    workload.step()
+    instrument.remove()
+    spans = kept.get_finished_spans()
+    forwards = {span.context.span_id: span.name for span in spans if span.name.startswith("forward")}
+    above = [(span, span.parent) for span in spans if span.name.startswith("backward")]
+    assert (workload.calls, len(forwards), len({parent.span_id for _, parent in above if parent})) == (calls,) * 3
+    assert all(parent and forwards[parent.span_id][7:] == span.name[8:] for span, parent in above)
+
+
+@pytest.mark.parametrize("mode", [memory.DEFAULT, memory.ALL, memory.FULL, memory.NAIVE])
+def test_memory_is_looked_at_under_each_instrument(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    memory.main(mode, memory.LOOKS, memory.UNUSED)
+    peaks_mb = json.loads(capsys.readouterr().out)
+    assert len(peaks_mb) == memory.LOOKS
+    assert peaks_mb == sorted(peaks_mb)
+
+
+def test_bounds_are_those_of_the_binomial() -> None:
+    """As tables of the sign test have them; of few values all lie between."""
+    assert spread([1, 2, 3]) == Spread(median=2, low=1, high=3)
+    assert spread(range(1, 11)) == Spread(median=5.5, low=2, high=9)
+    assert spread(range(1, 101)) == Spread(median=50.5, low=40, high=61)
+
+
+# ---- the gate
+
+
+def _figures(folder: Path, name: str, share: float, *, wide: float = 0.01) -> Path:
+    """Write the figures of a run in which torchotel costs a share of what the naive way does."""
+    of = Spread(median=share, low=share - wide, high=share + wide)
+    row: dict[str, Any] = {overhead.STEP: of, overhead.SHARE: of, overhead.SHARE_CPU: of}
+    file = folder / f"{name}.json"
+    parts_ = {TRANSFORMER: dict.fromkeys((modes.EMPTY, modes.DEFAULT, modes.ALL, modes.NAIVE), row)}
+    file.write_text(json.dumps({"machine": name, "parts": parts_}))
+    return file
+
+
+@pytest.mark.parametrize(("now", "wide", "code"), [(0.14, 0.01, 1), (0.12, 0.01, 0), (0.05, 0.01, 0), (0.14, 0.05, 0)])
+def test_what_got_worse_by_a_quarter_fails(tmp_path: Path, now: float, wide: float, code: int) -> None:
+    """Less than that does not, nor what is better, nor what may be noise."""
+    words = ["--read", str(_figures(tmp_path, "now", now, wide=wide))]
+    assert main([*words, "--baseline", str(_figures(tmp_path, "then", 0.1))]) == code
+
+
+def test_without_a_baseline_nothing_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--read", str(_figures(tmp_path, "now", 0.1)), "--baseline", str(tmp_path / "none.json")]
+    assert main(words) == 0
+    assert f"there is no {tmp_path / 'none.json'} to compare with" in capsys.readouterr().out
+
+
+def test_the_page_has_what_was_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And keeps what stands around it, also when it is written again."""
+    page = tmp_path / "overhead.md"
+    page.write_text("# Above\n\n<!-- figures -->\n<!-- end of figures -->\n\nBelow.\n")
+    monkeypatch.setattr(pages, "PAGE", page)
+    words = ["--read", str(_figures(tmp_path, "now", 0.1)), "--baseline", str(tmp_path / "none.json"), "--write"]
+    main(words)
+    once = page.read_text(encoding="utf-8")
+    main(words)
+    assert page.read_text(encoding="utf-8") == once
+    assert once.startswith("# Above\n")
+    assert once.endswith("\n\nBelow.\n")
+    printed = capsys.readouterr().out
+    (line,) = [line for line in once.splitlines() if line.startswith(f"| {modes.ALL} |")]
+    assert line in printed
+    assert "0.100 (0.090 … 0.110)" in line

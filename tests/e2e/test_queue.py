@@ -8,7 +8,7 @@ from servers import collector, own_ports, running
 from test_sizing import PAGE
 
 import torchotel
-from benchmarks.models import make
+from benchmarks.workloads import make
 
 STEPS = 80
 

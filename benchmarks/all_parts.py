@@ -1,0 +1,29 @@
+"""Every part of the benchmark, in the order of its page."""
+
+from benchmarks import budget, growth, load, memory, overhead, scrape, startup, step, wire, worker
+from benchmarks.parts import Part
+
+TRANSFORMER, RESNET, VIT, CHAIN = "transformer", "resnet18", "vit", "2000"
+TINY = "tiny"
+
+
+def parts(*, quick: bool) -> list[Part]:
+    """Return what is measured; where it is quick, on a tiny model."""
+    compared = [
+        overhead.part(TRANSFORMER, "A transformer: 12 blocks, d = 64, 4x32 tokens, 124 calls a step", 250),
+        overhead.part(RESNET, "ResNet-18: batch 8, 3x64x64, 76 calls a step", 210),
+        overhead.part(VIT, "A small ViT: 6 layers, d = 64, batch 8, 3x32x32", 45),
+        overhead.part(CHAIN, "A chain of 2,000 small modules", 60),
+    ]
+    return [
+        *([overhead.part(TINY, "A transformer of two blocks", 0)] if quick else compared),
+        step.part(),
+        growth.part(),
+        worker.part(TINY if quick else TRANSFORMER),
+        wire.part(*([TINY] if quick else [TRANSFORMER, RESNET])),
+        load.part(TINY if quick else TRANSFORMER),
+        scrape.part(),
+        startup.part(),
+        memory.part(),
+        budget.part(),
+    ]

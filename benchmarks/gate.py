@@ -1,0 +1,41 @@
+"""Whether anything got worse: shares of what the naive way costs, which are alike on machines of any speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from benchmarks import overhead
+from benchmarks.modes import EMPTY
+from benchmarks.spread import Spread
+from benchmarks.targets import Tables
+
+MOST_WORSE = 1.25
+
+
+class Compared(NamedTuple):
+    """A share then and now."""
+
+    what: str
+    then: Spread
+    now: Spread
+    empty: float
+    """The share of hooks that do nothing, now: nothing that hooks modules comes below that."""
+
+    @property
+    def worse(self) -> bool:
+        """Whether it is, by more than a quarter and beyond doubt: the bounds of the two lie apart."""
+        return self.now["median"] > MOST_WORSE * self.then["median"] and self.now["low"] > self.then["high"]
+
+
+def compare(now: Tables, then: Tables) -> Iterator[Compared]:
+    """Set each of torchotel's shares beside that of the baseline, where both were measured."""
+    for part, table in now.items():
+        for row, cells in table.items():
+            before = then.get(part, {}).get(row, {})
+            for column in (overhead.SHARE, overhead.SHARE_CPU):
+                one, other = before.get(column), cells.get(column)
+                if row.startswith("torchotel") and isinstance(one, dict) and isinstance(other, dict):
+                    empty = table[EMPTY][column]
+                    assert isinstance(empty, dict)
+                    yield Compared(f"{part}, {row}: {column}", one, other, empty["median"])

@@ -1,0 +1,152 @@
+"""30,000 spans a second beside a training thread that never rests: what is lost, and how long the thread is held up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import torch
+
+from benchmarks import workloads
+from benchmarks.naive import sdk_provider
+from benchmarks.parts import Conditions, Part, Table
+from benchmarks.records import record
+from benchmarks.sink import Sink
+from benchmarks.spread import spread
+from benchmarks.stalls import longest_gap_ns
+from torchotel._buffer import Buffer
+from torchotel._exporting import REST_S
+from torchotel._receiver import Receiver
+from torchotel._worker import Worker
+from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.http_transport import HttpTransport
+from torchotel.telemetry.calls import Templates
+from torchotel.telemetry.identities import Identities
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.traces import TraceBuilder
+
+SPANS_PER_S = 30_000
+LEAST_NS = 500_000
+FLUSH_S = 60.0
+OURS, THEIRS, NOBODY = "torchotel", "the SDK's default processor", "no spans at all"
+OFFERED, LOST, STALL = "spans/s offered", "lost", "longest stall, ms"
+
+
+class Offer(NamedTuple):
+    """Where spans come from, some at a time, and what brings the last of them out."""
+
+    give: Callable[[], int]
+    """Makes some spans, and says about how many."""
+    drain: Callable[[], object]
+    made: Callable[[], int]
+    """Counts them all, once they are drained."""
+
+
+def part(workload: str) -> Part:
+    """Offer spans to torchotel's worker and to the SDK's batch processor at one pace."""
+    return Part(
+        "load",
+        "30,000 spans a second",
+        "The thread runs small operators without a pause, as a training does whose kernels are short. To torchotel it"
+        " hands records of the transformer's steps, to the SDK spans of three attributes each. The stall is the longest"
+        " wait between two operators in a second, the median second's: without spans it is the machine's doing.",
+        lambda conditions: _measure(workload, conditions),
+    )
+
+
+def _measure(workload: str, conditions: Conditions) -> Table:
+    rows: Table = {}
+    for name, opened in {
+        NOBODY: _nobody(),
+        OURS: _handed_over(workload, conditions.sink),
+        THEIRS: _started(conditions.sink),
+    }.items():
+        with opened as offer:
+            _run(offer, 0.1)  # loads what is loaded once, and connects
+            offer.drain()
+            conditions.sink.count()
+            before = offer.made()
+            seconds = [_run(offer, 0.1 if conditions.quick else 1.0) for _ in range(conditions.rounds(10))]
+            offer.drain()
+            made, (arrived, _) = offer.made() - before, conditions.sink.count()
+        rows[name] = {
+            OFFERED: made / sum(one.lasted_s for one in seconds),
+            LOST: 1 - arrived / made if made else 0.0,
+            STALL: spread([one.longest_ns / 1e6 for one in seconds]),
+        }
+    return rows
+
+
+class _Second(NamedTuple):
+    lasted_s: float
+    longest_ns: int
+
+
+def _run(offer: Offer, seconds: float) -> _Second:
+    """Give spans at the pace, and run operators until the next are due."""
+    longest_ns, small = 0, torch.zeros(8)
+    begin_ns = due_ns = perf_counter_ns()
+    while due_ns < begin_ns + seconds * 1e9:
+        due_ns += int((offer.give() or 300) / SPANS_PER_S * 1e9)
+        until_ns = max(due_ns, perf_counter_ns() + LEAST_NS)  # operators run also where the pace can't be kept
+        longest_ns = max(longest_ns, longest_gap_ns(small, until_ns))
+    return _Second((perf_counter_ns() - begin_ns) / 1e9, longest_ns)
+
+
+@contextmanager
+def _nobody() -> Iterator[Offer]:
+    yield Offer(lambda: 0, lambda: None, lambda: 0)
+
+
+@contextmanager
+def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
+    units = cycle(record(workloads.make(workload), 8))
+    transport = HttpTransport(Receiver(sink.traces), version="0")
+    exporter = RequestExporter(transport, resource={}, version="0", rest=lambda: time.sleep(REST_S))
+    buffer = Buffer()
+    worker = _worker(buffer, exporter)
+
+    def give() -> int:
+        unit = next(units)
+        buffer.put(unit)
+        return unit.span_estimate()
+
+    worker.start()
+    yield Offer(give, lambda: worker.flush(FLUSH_S), lambda: worker.spans_recorded)
+    worker.stop(FLUSH_S)
+    exporter.shutdown(time.monotonic() + FLUSH_S)
+
+
+def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
+    return Worker(
+        buffer,
+        TraceBuilder(Templates(), 2000),
+        [exporter],
+        Identities("always_on"),
+        Metrics(dict, dict),
+        on_start=lambda: None,
+        on_step=lambda _: None,
+        on_line=lambda _: None,
+        on_first=lambda _: None,
+    )
+
+
+@contextmanager
+def _started(sink: Sink) -> Iterator[Offer]:
+    provider = sdk_provider(sink.traces)
+    tracer, made = provider.get_tracer("load"), 0
+
+    def give() -> int:
+        nonlocal made
+        made += 300
+        for number in range(300):
+            attributes = {"torch.module.path": f"{number}", "torch.module.type": "Linear", "torch.direction": "forward"}
+            tracer.start_span(f"forward {number}", attributes=attributes).end()
+        return 300
+
+    yield Offer(give, provider.force_flush, lambda: made)
+    provider.shutdown()

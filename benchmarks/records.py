@@ -1,0 +1,43 @@
+"""What a worker has to do, recorded beforehand: the records of some steps, and the traces made of them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from benchmarks.workloads import Workload
+from torchotel._records import Record, Unit
+from torchotel.capture.capture import Capture
+from torchotel.capture.detail import Detail
+from torchotel.telemetry.calls import Templates
+from torchotel.telemetry.identities import Identities
+from torchotel.telemetry.spans import Trace
+from torchotel.telemetry.timing import CallTimer
+from torchotel.telemetry.traces import TraceBuilder
+
+
+def record(workload: Workload, steps: int) -> list[Unit]:
+    """Train in detail and keep what is handed over; the first two steps, which name the modules, are left out."""
+    units: list[Record] = []
+    capture = Capture(units.append, Detail("all"))
+    capture.install()
+    for _ in range(2 + steps):
+        workload.step()
+    capture.uninstall()
+    capture.end()
+    return cast("list[Unit]", units[2:])  # nothing is logged
+
+
+class Builder:
+    """Make traces of records, as the worker does."""
+
+    def __init__(self) -> None:
+        self._traces, self._timer, self._identities = (
+            TraceBuilder(Templates(), 2000),
+            CallTimer(),
+            Identities("always_on"),
+        )
+
+    def build(self, unit: Unit) -> Trace:
+        """Make the trace of a step."""
+        root = self._identities.start("torch.step", None, unit.start_ns)
+        return self._traces.build(unit, self._timer.time(unit), root, {})

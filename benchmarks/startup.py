@@ -1,0 +1,61 @@
+"""What it takes to begin: importing torchotel, and `instrument()` once torch is there; each time in a new process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks.parts import Cell, Conditions, Part, Table
+from benchmarks.spread import spread
+
+IMPORT, INSTRUMENT = "`import torchotel`", "`torchotel.instrument()`"
+WALL, CPU, DYNAMO = "ms", "CPU ms of its thread", "imports Dynamo"
+
+_TIMED = """
+import json, sys, time
+{before}
+wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+{timed}
+wall_ns, cpu_ns = time.perf_counter_ns() - wall_ns, time.thread_time_ns() - cpu_ns
+print(json.dumps([wall_ns / 1e6, cpu_ns / 1e6, "torch._dynamo" in sys.modules]))
+"""
+_PROGRAMS = {
+    IMPORT: _TIMED.format(before="", timed="import torchotel"),
+    INSTRUMENT: _TIMED.format(
+        before="import torch, torchotel", timed="torchotel.instrument(endpoint=sys.argv[1], prometheus_port=0)"
+    ),
+}
+
+
+def part() -> Part:
+    """Time both in new processes."""
+    return Part(
+        "startup",
+        "Startup",
+        "In new processes, all files in the system's cache; torch has been imported where `instrument()` is called."
+        " The exporters' own imports go on beside it on the worker, and the thread's CPU time is without them.",
+        _measure,
+    )
+
+
+def _measure(conditions: Conditions) -> Table:
+    rounds = 1 if conditions.quick else 7
+    endpoint = conditions.sink.endpoint
+    return {name: _row([_run(program, endpoint) for _ in range(rounds)]) for name, program in _PROGRAMS.items()}
+
+
+def _run(program: str, endpoint: str) -> tuple[float, float, bool]:
+    command = [sys.executable, "-c", program, endpoint]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  # ours
+    wall_ms, cpu_ms, dynamo = json.loads(done.stdout)
+    return wall_ms, cpu_ms, dynamo
+
+
+def _row(runs: Sequence[tuple[float, float, bool]]) -> dict[str, Cell]:
+    return {
+        WALL: spread([wall_ms for wall_ms, _, _ in runs]),
+        CPU: spread([cpu_ms for _, cpu_ms, _ in runs]),
+        DYNAMO: "yes" if any(dynamo for _, _, dynamo in runs) else "no",
+    }

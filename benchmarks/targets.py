@@ -1,0 +1,72 @@
+"""What must be reached, and whether it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from benchmarks import budget, load, memory, overhead, scrape, startup, step, wire, worker
+from benchmarks.all_parts import RESNET, TRANSFORMER
+from benchmarks.modes import ALL, DEFAULT, OFF
+from benchmarks.parts import Table, cell
+from benchmarks.replay import SENT
+
+Tables = Mapping[str, Table]
+"""The figures of all parts that were measured."""
+
+
+class Target(NamedTuple):
+    """A limit, and the figure that must keep to it."""
+
+    what: str
+    limit: float
+    part: str
+    row: str
+    column: str
+    upper: bool = False
+    """Whether the upper bound of the figure must, too."""
+    at_least: bool = False
+    """Whether more is better."""
+
+
+class Reached(NamedTuple):
+    """A target, the figure, and whether it is met."""
+
+    target: Target
+    figure: float
+    met: bool
+
+
+BUDGET = budget.row_name(0.01)
+STEP = step.row_name(OFF, step.NO_LOADER)
+TARGETS = (
+    Target("CPU of a call in full detail, of naive's", 0.1, TRANSFORMER, ALL, overhead.SHARE_CPU),
+    Target("step time above none in full detail, of naive's", 0.15, TRANSFORMER, ALL, overhead.SHARE),
+    Target("step as it comes, x", 1.015, TRANSFORMER, DEFAULT, overhead.STEP),
+    Target("step in full detail, x", 1.02, RESNET, ALL, overhead.STEP),
+    Target("step as it comes, upper bound, x", 1.01, RESNET, DEFAULT, overhead.STEP, upper=True),
+    Target("step without detail, CPU µs", 50, "step", STEP, step.CPU),
+    Target("spans encoded and sent per second and core", 150_000, "worker", SENT, worker.RATE, at_least=True),
+    Target("lost at 30,000 spans/s, share", 0, "load", load.OURS, load.LOST),
+    Target("bytes a span at level 1, transformer", 23, "wire", TRANSFORMER, wire.level(1)),
+    Target("bytes a span at level 6, transformer", 22, "wire", TRANSFORMER, wire.level(6)),
+    Target("bytes a span at level 6, ResNet-18", 22, "wire", RESNET, wire.level(6)),
+    Target("longest stall by the worker, ms", 1, "load", load.OURS, load.STALL),
+    Target("scrape of 500 layers, ms", 12, "scrape", scrape.ROW, scrape.TIME),
+    Target("longest delay by a scrape, ms", 5, "scrape", scrape.ROW, scrape.DELAY),
+    Target("memory above none, buffers full, MiB", 64, "memory", memory.FULL, memory.ABOVE),
+    Target("memory grown in the last half, MiB", 2, "memory", memory.ALL, memory.GROWTH),
+    Target("`instrument()`, ms", 50, "startup", startup.INSTRUMENT, startup.WALL),
+    Target("`instrument()`, CPU ms of its thread", 50, "startup", startup.INSTRUMENT, startup.CPU),
+    Target("`import torchotel`, ms", 5, "startup", startup.IMPORT, startup.WALL),
+    Target("slower at a budget of 1 %, %", 1.5, "budget", BUDGET, budget.SLOWER),
+    Target("overhead.ratio beside the outside measurement, factor", 1.5, "budget", BUDGET, budget.FACTOR),
+)
+
+
+def reached(tables: Tables) -> Iterator[Reached]:
+    """Set what was measured against each target; those of parts that were not are left out."""
+    for target in TARGETS:
+        if target.part in tables:
+            figure = cell(tables[target.part], target.row, target.column, upper=target.upper)
+            yield Reached(target, figure, figure >= target.limit if target.at_least else figure <= target.limit)
