@@ -1,30 +1,24 @@
 """Check every subject and print the table; `make fidelity` calls it.
 
-python -m fidelity [PATTERN] [--write FILE]: PATTERN chooses among kinds and names, FILE is the page to write into.
+python -m fidelity [PATTERN] [--write FILE] [--resume FILE] [--processes N]: PATTERN chooses among kinds and names,
+the table is written into the page, and lines are kept in the file to resume from, as they come.
 """
 
 import argparse
-import platform
+import json
 import re
 import sys
-import warnings
+from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import monotonic
 
-import torch
+from fidelity.lines import known, line_of
+from fidelity.table import Key, Line, write
+from fidelity.truth import WORST_END_US
+from fidelity.workers import lines
 
-from fidelity.all_subjects import subjects
-from fidelity.checked import Row, check
-from fidelity.subjects import Subject
-from fidelity.truth import Truth, least_disturbed
-
-LIBRARIES = ("torch", "torchvision", "transformers", "opentelemetry-sdk")
-HEAD = (
-    *("model", "calls", "spans", "bit for bit", "trace"),
-    *("forward, per end", "backward, sum", "per end", "worst end"),
-)
-RULE = "|---|" + "---:|" * 2 + "---|" * 2 + "---:|" * 4
 say = partial(print, flush=True)
 
 
@@ -32,70 +26,41 @@ def main() -> int:
     """Check what is asked for; 1 where something is not as it must be."""
     parser = argparse.ArgumentParser(prog="python -m fidelity")
     parser.add_argument("pattern", nargs="?", default="")
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", type=Path, help="page that the table is written into, if all subjects are in it")
+    parser.add_argument("--resume", type=Path, help="file of lines: they are kept there, and not checked again")
+    parser.add_argument("--processes", type=int, default=2, help="how many check at once, each on one core")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")  # the models' own
-    torch.set_num_threads(1)
-    chosen = [one for one in subjects() if re.search(arguments.pattern, f"{one.kind} {one.name}")]
-    lines, bad = list[str](), 0
-    for place, subject in enumerate(chosen, 1):
-        line, wrong = _checked(subject)
-        lines.append(line)
-        bad += bool(wrong)
-        say(f"[{place}/{len(chosen)}] {line}", *wrong[:10])
+    chosen = [key for key in known() if re.search(arguments.pattern, " ".join(key))]
+    found = _checked(chosen, arguments.resume, arguments.processes)
     if arguments.write is not None and not arguments.pattern:  # some of them are not the page's table
-        _write(arguments.write, chosen, lines)
-    say(f"{len(chosen) - bad} of {len(chosen)} are as they must be")
+        write(arguments.write, found)
+    bad = [line for line in found if line.wrong]
+    for line in bad:
+        say(line, *line.wrong[:10], sep="\n  ")
+    far = sum((line.worst_end_us or 0) > WORST_END_US for line in found)
+    say(f"{far} have an end that is off by more than {WORST_END_US} µs, as only other programs' doing may be")
+    say(f"{len(found) - len(bad)} of {len(found)} are as they must be")
     return 1 if bad else 0
 
 
-def _checked(subject: Subject) -> tuple[str, list[str]]:
-    """Give the line of a subject, and what is wrong with it; one that raises does not end the others."""
-    try:
-        row = check(subject)
-        truth = least_disturbed(subject) if subject.device == "cpu" else None
-    except Exception as error:  # noqa: BLE001  # a model's own, or ours: it is told, and counted as wrong
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return f"| {' | '.join((subject.name, '-', '-', 'failed', *('-' for _ in HEAD[4:])))} |", [text]
-    return _line(row, truth), row.changed + row.faults
+def _checked(chosen: Sequence[Key], kept: Path | None, processes: int) -> list[Line]:
+    """Check those that are not kept already; give the lines of all, in their order."""
+    found = {line.key: line for line in _read(kept)}
+    left = [key for key in chosen if key not in found]
+    began_s = monotonic()
+    for done, line in enumerate(lines(left, line_of, processes), 1):
+        found[line.key] = line
+        if kept is not None:
+            with kept.open("a") as file:
+                say(json.dumps(line._asdict()), file=file)
+        rest = timedelta(seconds=round((monotonic() - began_s) / done * (len(left) - done)))
+        say(f"[{done}/{len(left)}, {rest} left] {line}", *line.wrong[:10])
+    return [found[key] for key in chosen]
 
 
-def _line(row: Row, truth: Truth | None) -> str:
-    same = "no numbers" if row.subject.device == "meta" else "yes" if not row.changed else _changed(row)
-    ahead, times = "-", ("-", "-", "-")
-    if truth is not None and truth.forward.ends_ns:
-        ahead = f"{truth.forward.end_us:.1f} µs"
-    if truth is not None and truth.backward.ends_ns:
-        backward = truth.backward
-        times = (f"{backward.ratio:.4f}", f"{backward.end_us:.1f} µs", f"{backward.worst_us:.0f} µs")
-    right = "right" if not row.faults else f"{len(row.faults)} faults"
-    cells = (row.subject.name, f"{row.calls:,}", f"{row.spans:,}", same, right, ahead, *times)
-    return f"| {' | '.join(cells)} |"
-
-
-def _changed(row: Row) -> str:
-    return f"{len(row.changed)} differ" if row.repeats else "does not repeat itself"
-
-
-def _write(page: Path, chosen: list[Subject], lines: list[str]) -> None:
-    """Put the tables, one for each kind, between the page's marks."""
-    parts = [_versions()]
-    for kind in dict.fromkeys(subject.kind for subject in chosen):
-        own = [line for subject, line in zip(chosen, lines, strict=True) if subject.kind == kind]
-        parts.append("\n".join([f"### {kind}\n", f"| {' | '.join(HEAD)} |", RULE, *own]))
-    text, begin, end = page.read_text(), "<!-- table -->\n", "<!-- end of table -->"
-    before, _, rest = text.partition(begin)
-    page.write_text(f"{before}{begin}\n" + "\n\n".join(parts) + f"\n\n{end}{rest.partition(end)[2]}")
-
-
-def _versions() -> str:
-    found = []
-    for name in LIBRARIES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return f"{', '.join(found)}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, no GPU"
+def _read(kept: Path | None) -> list[Line]:
+    text = kept.read_text() if kept is not None and kept.exists() else ""
+    return [Line(**json.loads(line)) for line in text.splitlines()]
 
 
 if __name__ == "__main__":

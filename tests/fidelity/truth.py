@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
+from statistics import median
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -16,6 +18,13 @@ from torchotel import _names as names
 from torchotel._records import Unit
 from torchotel.testing import Captured, CapturedSpan, capture
 
+MOST_OFF = 0.005
+"""Share of the truth that times may be off by."""
+MOST_OFF_NS = 2_000
+"""What each end may be, where that is more."""
+WORST_END_US = 100
+"""Where no other program runs."""
+
 
 class Interval(NamedTuple):
     """When something ran, in nanoseconds of one clock."""
@@ -23,26 +32,41 @@ class Interval(NamedTuple):
     start_ns: int
     end_ns: int
 
+    @property
+    def duration_ns(self) -> int:
+        """Give how long it lasted."""
+        return self.end_ns - self.start_ns
 
-@dataclass
+
+class Leaf(NamedTuple):
+    """One run of a module that calls no other: its true time, and its span's."""
+
+    true: Interval
+    seen: Interval
+
+    @property
+    def both_ns(self) -> int:
+        """Give what both times last together: longer where another program ran meanwhile."""
+        return self.true.duration_ns + self.seen.duration_ns
+
+    @property
+    def share_of_bound(self) -> float:
+        """Give what the span's time is off by, as a share of what it may be."""
+        off_ns = abs(self.seen.duration_ns - self.true.duration_ns)
+        return off_ns / _bound_ns(self.true.duration_ns, ends=2)
+
+
 class Errors:
-    """How spans of leaves differ from the truth."""
+    """How spans of leaves differ from the truth.
 
-    true_ns: int = 0
-    """Sum of the true durations."""
-    seen_ns: int = 0
-    """Sum of the spans' durations."""
-    ends_ns: list[int] = field(default_factory=list)
-    """Of each start and each end, how far it is off."""
-    ratios: list[float] = field(default_factory=list)
-    """Of each leaf, its span over the truth."""
+    Args:
+        leaves: Each as it was when it was quickest.
+    """
 
-    def add(self, true: Interval, seen: Interval) -> None:
-        """Compare one."""
-        self.true_ns += true.end_ns - true.start_ns
-        self.seen_ns += seen.end_ns - seen.start_ns
-        self.ratios.append((seen.end_ns - seen.start_ns) / (true.end_ns - true.start_ns))
-        self.ends_ns += [abs(seen.start_ns - true.start_ns), abs(seen.end_ns - true.end_ns)]
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self.leaves = leaves
+        self.true_ns = sum(leaf.true.duration_ns for leaf in leaves)
+        self.seen_ns = sum(leaf.seen.duration_ns for leaf in leaves)
 
     @property
     def ratio(self) -> float:
@@ -52,19 +76,35 @@ class Errors:
     @property
     def end_us(self) -> float:
         """Give what the sum is off by, for each end, in microseconds."""
-        return abs(self.seen_ns - self.true_ns) / len(self.ends_ns) / 1e3
+        return abs(self.seen_ns - self.true_ns) / len(self.leaves) / 2e3
 
     @property
     def worst_us(self) -> float:
         """Give the worst error of an end, in microseconds."""
-        return max(self.ends_ns) / 1e3
+        offs = [abs(seen - true) for leaf in self.leaves for true, seen in zip(leaf.true, leaf.seen, strict=True)]
+        return max(offs) / 1e3
+
+    @property
+    def faults(self) -> list[str]:
+        """Say where the sum, or half of the leaves, is further off than it may be."""
+        found = []
+        if abs(self.seen_ns - self.true_ns) > _bound_ns(self.true_ns, ends=2 * len(self.leaves)):
+            found.append(f"the sum of times is {self.ratio:.4f} of the true one, {self.end_us:.1f} µs off for each end")
+        if median(leaf.share_of_bound for leaf in self.leaves) > 1:
+            found.append("most times are further off than they may be")
+        return found
+
+
+def _bound_ns(true_ns: int, *, ends: int) -> float:
+    """Give how far times may be off."""
+    return max(MOST_OFF * true_ns, MOST_OFF_NS * ends)
 
 
 class Truth(NamedTuple):
-    """Both directions."""
+    """Both directions; None where no leaf ran."""
 
-    forward: Errors
-    backward: Errors
+    forward: Errors | None
+    backward: Errors | None
 
 
 @dataclass
@@ -85,22 +125,30 @@ class _Nodes:
         return Interval(min(own), max(own)) if own else None
 
 
-def measure(subject: Subject) -> Truth:
-    """Train a subject with all detail, and compare the last step's leaves with the truth.
+def measure(subject: Subject, steps: int = 3) -> Truth:
+    """Train a subject with all detail, and compare its leaves with the truth, each in the step where it was quickest.
 
-    The first step is left out: it loads code.
+    Where other programs run, they take the others' time. A step before these loads code.
     """
     nodes = _Nodes()
     forwards: dict[nn.Module, list[Interval]] = {}
     with capture(max_spans=None) as captured, counting(nodes.watch) as counted, _timed_leaves(forwards):
-        train(subject, counted.built)
-    return _compared(captured, counted, nodes, forwards)
+        train(replace(subject, steps=1 + steps), counted.built)
+    quickest: dict[str, dict[object, Leaf]] = {"forward": {}, "backward": {}}
+    for direction, key, leaf in _compared(captured, counted, nodes, forwards):
+        known = quickest[direction].get(key)
+        if known is None or leaf.both_ns < known.both_ns:
+            quickest[direction][key] = leaf
+    return Truth(*(Errors([*leaves.values()]) if leaves else None for leaves in quickest.values()))
 
 
-def least_disturbed(subject: Subject, times: int = 3) -> Truth:
-    """Measure several times, and give the quickest: where other programs run, they take the others' time."""
-    truths = [measure(subject) for _ in range(times)]
-    return min(truths, key=lambda truth: truth.backward.true_ns + truth.backward.seen_ns)
+def measure_undisturbed(subject: Subject, times: int = 5) -> Truth:
+    """Measure until the backward is true; where it never is, it is not other programs' doing."""
+    for _ in range(times - 1):
+        truth = measure(subject)
+        if truth.backward is None or not truth.backward.faults:
+            return truth
+    return measure(subject)
 
 
 @contextmanager
@@ -120,37 +168,45 @@ def _timed_leaves(times: dict[nn.Module, list[Interval]]) -> Iterator[None]:
 def _timed(forward: Callable[..., Any], times: list[Interval]) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
         start_ns = perf_counter_ns()
-        output = forward(*args, **kwargs)
-        times.append(Interval(start_ns, perf_counter_ns()))
-        return output
+        try:
+            return forward(*args, **kwargs)
+        finally:  # an exception ends what a checkpoint runs again
+            times.append(Interval(start_ns, perf_counter_ns()))
 
     return timed
 
 
 def _compared(
-    captured: Captured, counted: Counted, truth: _Nodes, forwards: Mapping[nn.Module, list[Interval]]
-) -> Truth:
-    unit = [record for record in captured.records if isinstance(record, Unit) and record.kind == "step"][-1]
-    spans = [span for span in captured.steps[-1].walk() if names.DIRECTION in span.attributes]
-    of = {
-        direction: [span for span in spans if span.attributes[names.DIRECTION] == direction]
-        for direction in ("forward", "backward")
-    }
-    ahead = sorted(of["forward"], key=lambda span: span.start_ns)
-    behind: dict[object, list[CapturedSpan]] = {}  # several where a checkpoint runs a module again more than once
-    for span in sorted(of["backward"], key=lambda span: span.start_ns):
-        behind.setdefault(_key(span), []).append(span)
-    result = Truth(Errors(), Errors())
-    left = {module: list(times) for module, times in forwards.items()}
-    for call, span in reversed(list(zip(counted.calls[-len(ahead) :], ahead, strict=True))):
-        if call.children:
-            continue
-        if left.get(call.module):
-            result.forward.add(left[call.module].pop(), _interval(span, unit))
-        true = truth.of(call)
-        if true is not None:
-            result.backward.add(true, _interval(behind[_key(span)].pop(), unit))
-    return result
+    captured: Captured, counted: Counted, nodes: _Nodes, forwards: Mapping[nn.Module, list[Interval]]
+) -> Iterator[tuple[str, object, Leaf]]:
+    """Yield the leaves of all steps but the first, by direction and by what is the same in each step."""
+    units = [record for record in captured.records if isinstance(record, Unit) and record.kind == "step"]
+    calls, left = counted.calls, {module: list(times) for module, times in forwards.items()}
+    for unit, root in reversed([*zip(units, captured.steps, strict=True)][1:]):
+        ahead, behind, place = _spans_of(root), _by_key(root), count()
+        calls, own = calls[: -len(ahead)], calls[-len(ahead) :]
+        for call, span in zip(reversed(own), reversed(ahead), strict=True):
+            if call.children:
+                continue
+            key = *_key(span), next(place) if names.RECOMPUTE in span.attributes else 0
+            if left.get(call.module):
+                yield "forward", key, Leaf(left[call.module].pop(), _interval(span, unit))
+            true = nodes.of(call)
+            if true is not None:
+                yield "backward", key, Leaf(true, _interval(behind[_key(span)].pop(), unit))
+
+
+def _spans_of(root: CapturedSpan, direction: str = "forward") -> list[CapturedSpan]:
+    found = [span for span in root.walk() if span.attributes.get(names.DIRECTION) == direction]
+    return sorted(found, key=lambda span: span.start_ns)
+
+
+def _by_key(root: CapturedSpan) -> dict[object, list[CapturedSpan]]:
+    """Collect backward spans: several of a key where a checkpoint runs a module again more than once."""
+    found: dict[object, list[CapturedSpan]] = {}
+    for span in _spans_of(root, "backward"):
+        found.setdefault(_key(span), []).append(span)
+    return found
 
 
 def _interval(span: CapturedSpan, unit: Unit) -> Interval:

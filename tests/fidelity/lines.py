@@ -1,0 +1,59 @@
+"""A subject checked and timed, and its line of the table made."""
+
+import warnings
+from functools import cache
+
+import torch
+
+from fidelity.all_subjects import subjects
+from fidelity.checked import Row, check
+from fidelity.subjects import Subject
+from fidelity.table import Key, Line, failed
+from fidelity.truth import Errors, measure_undisturbed
+
+
+@cache
+def known() -> dict[Key, Subject]:
+    """Collect all subjects."""
+    return {Key(subject.kind, subject.name): subject for subject in subjects()}
+
+
+def line_of(key: Key) -> Line:
+    """Check a subject; one that raises has failed, and does not end the others."""
+    warnings.simplefilter("ignore")  # the models' own
+    torch.set_num_threads(1)
+    try:
+        return _line(key, known()[key])
+    except Exception as error:  # noqa: BLE001  # a model's own, or ours: it is told, and counted as wrong
+        return failed(key, f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _line(key: Key, subject: Subject) -> Line:
+    row = check(subject)
+    timed = subject.device == "cpu" and subject.loop is None
+    forward, backward = measure_undisturbed(subject) if timed else (None, None)
+    off = backward.faults if backward is not None else []
+    line = Line(
+        *key,
+        wrong=row.changed + row.faults + (row.norms.faults if row.norms is not None else []) + off,
+        calls=row.calls,
+        spans=row.spans,
+        same=_same(row),
+        trace="right" if not row.faults else f"{len(row.faults)} faults",
+        norm=max(row.norms) if row.norms is not None else None,
+        ahead_us=forward.end_us if forward is not None else None,
+    )
+    return line if backward is None else _timed(line, backward)
+
+
+def _timed(line: Line, backward: Errors) -> Line:
+    times = "true" if not backward.faults else "not true"
+    return line._replace(ratio=backward.ratio, end_us=backward.end_us, worst_end_us=backward.worst_us, times=times)
+
+
+def _same(row: Row) -> str:
+    if row.subject.device == "meta":
+        return "no numbers"
+    if not row.changed:
+        return "yes"
+    return f"{len(row.changed)} differ" if row.repeats else "does not repeat itself"

@@ -1,0 +1,108 @@
+"""The table: a line for each subject, and the page that they stand in."""
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+HEAD = (
+    *("model", "calls", "spans", "bit for bit", "trace", "norms, worst"),
+    *("forward, per end", "backward, sum", "per end", "worst end", "times"),
+)
+RULE = "|---|" + "---:|" * 2 + "---|" * 2 + "---:|" * 5 + "---|"
+HEAD_OF_KINDS = ("kind", "models", "as they must be", "norms, worst", "backward, sum", "per end, median", "worst end")
+LIBRARIES = ("torch", "torchvision", "transformers", "opentelemetry-sdk")
+BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
+
+
+class Key(NamedTuple):
+    """What a subject is found by."""
+
+    kind: str
+    name: str
+
+
+class Line(NamedTuple):
+    """What came of a subject: plain, so that it goes from process to process, and into a file."""
+
+    kind: str
+    name: str
+    wrong: list[str]
+    """In words, what is not as it must be."""
+    calls: int = 0
+    spans: int = 0
+    same: str = "-"
+    trace: str = "-"
+    norm: float | None = None
+    """The worst relative error of a gradient norm."""
+    ahead_us: float | None = None
+    """What an end of a forward span is off by, on average."""
+    ratio: float | None = None
+    """Sum of the backward spans over that of the truth."""
+    end_us: float | None = None
+    """What an end of theirs is off by, on average."""
+    worst_end_us: float | None = None
+    times: str = "-"
+
+    @property
+    def key(self) -> Key:
+        """Give what its subject is found by."""
+        return Key(self.kind, self.name)
+
+    def __str__(self) -> str:
+        counts = f"{self.calls:,}", f"{self.spans:,}"
+        times = _told(self.ahead_us, ".1f", " µs"), _told(self.ratio, ".4f"), *_ends(self.end_us, self.worst_end_us)
+        return _row(self.name, *counts, self.same, self.trace, _told(self.norm, ".0e"), *times, self.times)
+
+
+def failed(key: Key, reason: str) -> Line:
+    """Give the line of a subject that could not be checked."""
+    return Line(*key, [reason], same="failed")
+
+
+def write(page: Path, lines: Sequence[Line]) -> None:
+    """Put what came of each kind, and the table of each, between the page's marks."""
+    kinds = {kind: [line for line in lines if line.kind == kind] for kind in dict.fromkeys(line.kind for line in lines)}
+    sums = [_sum(kind, own) for kind, own in {**kinds, "all": lines}.items()]
+    parts = [_versions(), "\n".join([_row(*HEAD_OF_KINDS), "|---|" + "---:|" * 6, *sums])]
+    for kind, own in kinds.items():
+        parts.append("\n".join([f"### {kind}\n", _row(*HEAD), RULE, *map(str, own)]))
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n\n{END}{rest.partition(END)[2]}")
+
+
+def _sum(kind: str, lines: Sequence[Line]) -> str:
+    """Give the line that says what came of all of a kind."""
+    ratios = [line.ratio for line in lines if line.ratio is not None]
+    ends = [line.end_us for line in lines if line.end_us is not None]
+    norm = max((line.norm for line in lines if line.norm is not None), default=None)
+    worst = max((line.worst_end_us for line in lines if line.worst_end_us is not None), default=None)
+    span = f"{min(ratios):.4f} to {max(ratios):.4f}" if ratios else "-"
+    good = sum(not line.wrong for line in lines)
+    return _row(
+        kind, str(len(lines)), str(good), _told(norm, ".0e"), span, *_ends(median(ends) if ends else None, worst)
+    )
+
+
+def _ends(typical_us: float | None, worst_us: float | None) -> tuple[str, str]:
+    return _told(typical_us, ".1f", " µs"), _told(worst_us, ".0f", " µs")
+
+
+def _told(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _versions() -> str:
+    found = []
+    for name in LIBRARIES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return f"{', '.join(found)}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, no GPU"
