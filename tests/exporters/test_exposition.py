@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
-from torchotel.exporters.prometheus.collector import RegistryOutlet, target_labels
+from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import Exposition
+from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 from torchotel.telemetry.timing import Timed

@@ -204,9 +204,7 @@ class Capture:
 
     def _new_thread(self) -> ThreadState:
         self._retire_ended()
-        thread = ThreadState(
-            self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins
-        )
+        thread = ThreadState(self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins)
         self.threads.add(thread)
         return thread
 

@@ -125,9 +125,9 @@ def _time(
         if start_ns is None or end_ns is None:
             span = _estimate(index, start_ns, end_ns, inner, task, run)
         else:
-            for child in inner:
-                start_ns, end_ns = min(start_ns, child.start_ns), max(end_ns, child.end_ns)
             span = BackwardCall(index, -1, start_ns, end_ns)
+            for child in inner:
+                span.start_ns, span.end_ns = min(span.start_ns, child.start_ns), max(span.end_ns, child.end_ns)
         for child in inner:
             child.parent = span
         parent = parents[index]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
 
 from torchotel._records import SpanReference
 from torchotel.telemetry.spans import Attributes, SpanStarter
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.sampling import Sampler
 
 _random = random.Random()  # noqa: S311  # of our own: programs seed and restore the global one, and count on its numbers
 
@@ -31,6 +34,13 @@ def make_sampler(name: str, ratio: float) -> Sampler:
         name: always_on, always_off, traceidratio, or one of these after `parentbased_`.
         ratio: Share of traces that traceidratio keeps.
     """
+    from opentelemetry.sdk.trace.sampling import (  # noqa: PLC0415  # 30 ms, and by default nobody needs it
+        ALWAYS_OFF,
+        ALWAYS_ON,
+        ParentBased,
+        TraceIdRatioBased,
+    )
+
     roots = {"always_on": ALWAYS_ON, "always_off": ALWAYS_OFF, "traceidratio": TraceIdRatioBased(ratio)}
     root = roots[name.removeprefix("parentbased_")]
     return ParentBased(root) if name.startswith("parentbased_") else root
@@ -57,7 +67,7 @@ class Identities(SpanStarter):
     """
 
     def __init__(self, sampler: str = "parentbased_always_on", ratio: float = 1.0) -> None:
-        self._sampler = make_sampler(sampler, ratio)
+        self._sampler = None if sampler == "parentbased_always_on" else make_sampler(sampler, ratio)
         self.off = sampler.endswith("always_off")
         self.keeps_late = not self.off
 
@@ -66,7 +76,9 @@ class Identities(SpanStarter):
     ) -> SpanReference:
         """Fix the ids of a span; one below another is in its trace."""
         trace_id = random_trace_id() if parent is None else parent.trace_id
-        context = Context() if parent is None else context_of(parent)
-        result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
-        sampled = result.decision is Decision.RECORD_AND_SAMPLE
+        sampled = parent is None or parent.sampled
+        if self._sampler is not None:
+            context = Context() if parent is None else context_of(parent)
+            result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
+            sampled = result.decision.name == "RECORD_AND_SAMPLE"
         return SpanReference(trace_id, random_span_id(), sampled, state="" if parent is None else parent.state)

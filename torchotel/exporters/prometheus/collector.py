@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -15,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 from torchotel._guard import Guard
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.spans import speakable_text
+from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.accumulators import Distribution, Family
 from torchotel.telemetry.exemplars import Exemplar
 from torchotel.telemetry.instruments import Instrument
@@ -94,18 +92,6 @@ class RegistryOutlet(MetricsOutlet):
     def detach(self) -> None:
         """Show nothing; the registry's lock may be held by a thread that is not here."""
         self._collector.close()
-
-
-def target_labels(resource: Attributes) -> dict[str, str]:
-    """Return the resource as labels; where two names fall together their values are joined, as OpenTelemetry has it."""
-    labels: dict[str, str] = {}
-    for name in sorted(resource):
-        value = resource[name]
-        text = speakable_text(value) if isinstance(value, str) else json.dumps(value)
-        safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
-        safe = f"key_{safe}" if safe[0].isdecimal() else safe
-        labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
-    return labels
 
 
 def _metric(family: Family) -> Metric:

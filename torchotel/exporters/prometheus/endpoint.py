@@ -10,11 +10,11 @@ from pathlib import Path
 from torchotel._errors import ConfigError
 from torchotel._guard import Guard
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.prometheus.collector import target_labels
 from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.hosts import is_loopback
 from torchotel.exporters.prometheus.server import ScrapeServer
+from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 
