@@ -41,12 +41,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": WORDS | WAIST | {"telemetry"},
     "exporters": WORDS | WAIST | {"telemetry", "exporters"},
     "_worker": WORDS | WAIST | {"telemetry"},
+    "frameworks": WORDS | {"capture", "frameworks"},
     "_publisher": WORDS | WAIST | {"telemetry", "exporters"},
     "_versions": WORDS,
     "_exporting": WORDS | WAIST | {"telemetry", "exporters"},
     "_session": WORDS
     | WAIST
-    | {"capture", "telemetry", "exporters", "_exporting", "_publisher", "_stats", "_versions", "_worker"},
+    | {"capture", "telemetry", "exporters", "frameworks"}
+    | {"_exporting", "_publisher", "_stats", "_versions", "_worker"},
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,
@@ -62,6 +64,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "capture": {"torch"},
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
+    "frameworks": {"torch", "transformers", "lightning", "pytorch_lightning"},
     "report": {"plotly"},
     "_versions": {"torch"},
     "_exporting": {"opentelemetry"},

@@ -21,14 +21,22 @@ class Guard:
     """Count the internal errors of one part, log the first, and switch the part off at the tenth.
 
     A hot hook says `except Exception: guard.fault()`; all else can be wrapped with `guarded`.
+
+    Args:
+        part: What it is called in the log.
+        off: Takes the part out.
+        limit: Faults after which the part is off.
+        level: Of what is logged; lower where the user can do nothing and misses little.
     """
 
-    def __init__(self, part: str, off: Callable[[], None] | None = None, *, limit: int = LIMIT) -> None:
+    def __init__(
+        self, part: str, off: Callable[[], None] | None = None, *, limit: int = LIMIT, level: int = logging.ERROR
+    ) -> None:
         self.part = part
         self.off = off
         """Takes the part out; called once, on the thread of the last fault that was allowed."""
         self.faults = 0
-        self._limit = limit
+        self._limit, self._level = limit, level
         self._switched_off = False
         # Reentrant: logging a fault may run code that faults again on the same thread.
         self._lock = threading.RLock()
@@ -92,4 +100,4 @@ class Guard:
     def _log(self, message: str, *args: object) -> None:
         # A handler of the user's may raise, and then there is nobody left to tell.
         with contextlib.suppress(Exception):
-            _logger.error(message, *args)
+            _logger.log(self._level, message, *args)

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
@@ -24,6 +25,7 @@ from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.stats import ExportStats
+from torchotel.frameworks.frameworks import Frameworks
 from torchotel.telemetry.budget import every_within
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span, make_current
@@ -124,6 +126,7 @@ class Session:
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
+        self._frameworks = Frameworks(guarded(partial(self._capture.log, offered=True)))
         self._publisher = Publisher(
             config, self._metrics, self._resource, package_version(), self._stats, os.environ, wait=wait or is_child()
         )
@@ -135,6 +138,8 @@ class Session:
         if model is not None:
             self._capture.learn(model)
         self._capture.install()
+        undo.callback(self._frameworks.uninstall)
+        self._frameworks.install()
 
     @property
     def prometheus_port(self) -> int | None:
@@ -167,6 +172,7 @@ class Session:
 
     def detach(self) -> None:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
+        self._frameworks.uninstall()
         self._capture.detach()
         self._publisher.detach()
 
@@ -188,6 +194,7 @@ class Session:
             finished: Whether this is a normal end of the run.
         """
         deadline_s, guarded = time.monotonic() + timeout_s, self._guard.guarded
+        guarded(self._frameworks.uninstall)()
         guarded(self._capture.uninstall)()
         guarded(self._capture.end)()
         guarded(self._worker.stop)(deadline_s - time.monotonic())
@@ -203,7 +210,8 @@ class Session:
         counts = self._stats.read()
         capture = self._capture
         optional = (capture.gradients, capture.watches, capture.memory, capture.rates, capture.device_marks)
-        guards = [self._guard, *(part.guard for part in (capture, *optional, self._worker, self._publisher))]
+        parts = (capture, *optional, self._worker, self._publisher, self._frameworks)
+        guards = [self._guard, *(part.guard for part in parts)]
         return Stats(
             spans_recorded=self._worker.spans_recorded,
             spans_exported=counts.exported,

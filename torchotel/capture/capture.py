@@ -180,19 +180,24 @@ class Capture:
         began = any(part is not None and not part.evaluates and part.detailed is not None for part in parts)
         self.detail.ask(self.numbers["step"] + began, steps)
 
-    def log(self, given: Mapping[str, object]) -> None:
-        """Take values in for the step that is current on the calling thread, else for the last one."""
+    def log(self, given: Mapping[str, object], *, offered: bool = False) -> None:
+        """Take values in for the step that is current on the calling thread, else for the last one.
+
+        Args:
+            given: By name.
+            offered: Whether a framework says it: what the user logs holds against it.
+        """
         if not self.installed:
             return
-        thread, values = self.thread(), self.log_reader.read(given)
+        thread, values = self.thread(), self.log_reader.read(given, offered=offered)
         # A thread that trains nothing speaks of the one that does.
         others = [other for other in list(self.threads) if other is not thread and other.machine.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
         if logged is not None and not logged.closed:
-            logged.add(values)
+            (logged.offer if offered else logged.add)(values)
         elif values:
             late = Held(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
-            late.logged.add(values)
+            (late.logged.offer if offered else late.logged.add)(values)
             thread.held.add(late)
             thread.held.release(self._hand_over)
 

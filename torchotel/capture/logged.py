@@ -28,17 +28,20 @@ LONGEST_TEXT = 256
 class Logged:
     """The values of one step, in the order that they came: the last of a name counts, and counts add up.
 
+    What a framework offers holds where the user has logged nothing of that name.
+
     A loss that is not finite counts before the last: the batch whose update a program leaves out for it is of one step
     with those that follow.
     """
 
-    __slots__ = ("_counts", "_last", "_losses", "closed")
+    __slots__ = ("_counts", "_last", "_losses", "_offered", "closed")
 
     def __init__(self) -> None:
         self._last: dict[str, LogValue | Reading] = {}
         self._losses: list[LogValue | Reading] = []
         """The last, after those that have not come yet; none after one that is not finite."""
         self._counts: dict[str, list[LogValue | Reading]] = {}
+        self._offered: Logged | None = None
         self.closed = False
         """The step has been handed over: what comes now is late."""
 
@@ -57,6 +60,11 @@ class Logged:
             else:
                 before.append(value)
 
+    def offer(self, values: Mapping[str, LogValue | Reading]) -> None:
+        """Take in what a framework knows; not what adds up, since it may be a total."""
+        self._offered = self._offered or Logged()
+        self._offered.add({name: value for name, value in values.items() if name not in COUNTS})
+
     def learning_rate(self, rate: LogValue | Reading) -> None:
         """Take in the optimizers', which holds where none was logged."""
         self._last.setdefault("lr", rate)
@@ -68,6 +76,9 @@ class Logged:
             self._add_losses(later._losses)
         for name, values in later._counts.items():
             self._counts.setdefault(name, []).extend(values)
+        if later._offered is not None:
+            self._offered = self._offered or Logged()
+            self._offered.merge(later._offered)
 
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
@@ -82,7 +93,7 @@ class Logged:
     def close(self) -> dict[str, LogValue]:
         """Return what has come; nothing is taken in any more."""
         self.closed = True
-        values: dict[str, LogValue] = {}
+        values: dict[str, LogValue] = {} if self._offered is None else self._offered.close()
         if self._losses and (loss := _worst(self._losses)) is not None:
             values[LOSS] = loss
         for name, value in self._last.items():
@@ -106,6 +117,8 @@ class Logged:
         values = [*self._last.values(), *self._losses]
         for counts in self._counts.values():
             values += counts
+        if self._offered is not None:
+            values += self._offered._readings()
         return [value for value in values if isinstance(value, Reading)]
 
 
@@ -140,8 +153,8 @@ class LogReader:
         self._names: set[str] = set()
         self._complained: set[str] = set()
 
-    def read(self, given: Mapping[str, object]) -> dict[str, LogValue | Reading]:
-        """Return what can be taken of the given values."""
+    def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | Reading]:
+        """Return what can be taken of the given values; what a framework has offered is left out without a word."""
         taken = {}
         for whole, value in given.items():
             name = shortened(whole)
@@ -151,9 +164,9 @@ class LogReader:
                 self._complain("another name", f"log() takes {MOST_NAMES} names; {name!r} and later ones are left out")
                 continue
             read = _read(name, value)
-            if read is None:
+            if read is None and not offered:
                 self._complain(name, f"log({name}=…) got {_shown(value)}; takes {_takes(name)}. It is left out")
-            else:
+            elif read is not None:
                 taken[name] = read
         return taken
 

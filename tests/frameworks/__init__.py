@@ -1,0 +1,1 @@
+"""Training loops of frameworks, unmodified, beside a plain one."""

@@ -1,0 +1,45 @@
+"""What loops have in common: their steps, the phases in them, the module calls below and the types those gave out."""
+
+from typing import NamedTuple, TypeAlias
+
+from torchotel import _names as names
+from torchotel.testing import Captured, CapturedSpan
+
+Tree: TypeAlias = tuple[str, tuple["Tree", ...]]
+
+
+class Structure(NamedTuple):
+    """What a training consisted of."""
+
+    steps: list[list[Tree]]
+    """The phases of each but its fetches, the optimizer's last: Lightning's runs the others inside."""
+    evaluations: list[Tree]
+    fetches: int
+    """Of all steps: some loops fetch a batch ahead."""
+
+
+def structure(captured: Captured, attribute: str = "") -> Structure:
+    """Tell the structure of a training; where the model is an attribute of another, that is left out of its names."""
+    steps = [[_tree(phase, attribute) for phase in _phases(step)] for step in captured.steps]
+    evaluations = [_tree(call, attribute) for root in captured.evaluations for call in root.children if _is_call(call)]
+    fetches = sum(len(step.find_all(names.SPAN_DATA)) for step in captured.steps)
+    return Structure(steps, evaluations, fetches)
+
+
+def _phases(step: CapturedSpan) -> list[CapturedSpan]:
+    phases = [child for child in step.children if child.name != names.SPAN_DATA]
+    return sorted(phases, key=lambda phase: phase.name == names.SPAN_OPTIMIZER)
+
+
+def _is_call(span: CapturedSpan) -> bool:
+    return names.DIRECTION in span.attributes
+
+
+def _tree(span: CapturedSpan, attribute: str) -> Tree:
+    if not _is_call(span):
+        return span.name, tuple(_tree(child, attribute) for child in span.children)
+    path = str(span.attributes[names.MODULE_PATH])
+    own = str(span.attributes[names.MODULE_TYPE]) if path == attribute else path.removeprefix(f"{attribute}.")
+    types = "" if span.children else f" {span.attributes.get(names.OUTPUT_DTYPES, '')}"  # Accelerate casts the whole's
+    name = f"{span.attributes[names.DIRECTION]} {own}{types}"
+    return name, tuple(_tree(child, attribute) for child in span.children)

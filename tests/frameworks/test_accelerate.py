@@ -1,0 +1,59 @@
+"""Accelerate tells what the program logs with it, and its wrappers change no name."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed
+
+from frameworks.told import EPOCH, LOSS, STEP, of_steps
+from frameworks.trained import BATCHES, EPOCHS, Net, Setting, loader
+from torchotel import _names as names
+from torchotel.testing import capture
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")
+loop = pytest.importorskip("frameworks.accelerate_loop", reason="accelerate is missing")
+
+
+def test_what_is_logged_with_the_accelerator_is_the_steps() -> None:
+    """With no tracker at all; the step as the program numbers it."""
+    before = accelerate.Accelerator.log
+    with capture() as captured:
+        losses = loop.train(Setting())
+    assert of_steps(captured, EPOCH, STEP, LOSS) == [
+        (number // BATCHES, 100 + number, losses[number]) for number in range(EPOCHS * BATCHES)
+    ]
+    assert captured.handle.stats()["internal_errors"] == 0
+    assert accelerate.Accelerator.log is before
+
+
+@pytest.fixture
+def _one_rank() -> Iterator[None]:
+    """Be the only rank of a group, to which Accelerate wraps a model in DDP."""
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # has no public type
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_a_model_that_accelerate_wraps_in_ddp_keeps_its_names() -> None:
+    """The wrapper is one call more around the model's, whose path and those below have nothing of it."""
+    loop.forget()
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.state.distributed_type = accelerate.DistributedType.MULTI_CPU  # one rank alone is none to it
+    net = Net()
+    net, optimizer, batches = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader(BATCHES))
+    with capture() as captured:
+        for batch in batches:
+            accelerator.backward(net(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+    loop.forget()
+    assert len(captured.steps) == BATCHES
+    for step in captured.steps:
+        wrapper = step.find(names.SPAN_FORWARD).children[0]
+        assert wrapper.attributes[names.MODULE_TYPE] == "DistributedDataParallel"
+        calls = ["forward Net", "forward body", "forward body.0", "forward body.1", "forward head"]
+        assert [span.name for span in wrapper.children[0].walk()] == calls
+        assert "backward body.0" in [span.name for span in step.find(names.SPAN_BACKWARD).walk()]

@@ -1,0 +1,87 @@
+"""Lightning's Trainer tells what it knows of its steps, under either of its names."""
+
+from importlib import import_module
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from frameworks.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
+from frameworks.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
+from torchotel import _names as names
+from torchotel.frameworks.lightning_events import LightningEvents
+from torchotel.testing import capture
+
+loop = pytest.importorskip("frameworks.lightning_loop", reason="lightning is missing")
+lightning = import_module("lightning.pytorch")
+PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
+
+
+def _means(values: list[float], size: int) -> list[float]:
+    return [sum(values[start : start + size]) / size for start in range(0, len(values), size)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_epoch_step_loss_rate_and_metrics_are_lightnings(package: str) -> None:
+    """The loss as the module gave it, though Lightning divides it where it accumulates; means when they are known."""
+    module = loop.module(pytest.importorskip(package))
+    with capture() as captured:
+        trainer = loop.make(import_module(package), accumulate_grad_batches=2)
+        trainer.fit(module, loader(BATCHES), loader(VALIDATION_BATCHES))
+    losses = module.losses[1::2]  # the last batch's of each step
+    assert captured.handle.stats()["internal_errors"] == 0
+    assert of_steps(captured, EPOCH, STEP, RATE) == [(number // 2, number + 1, 0.1) for number in range(4)]
+    assert of_steps(captured, LOSS, "torch.log.train_loss_step") == [(loss, loss) for loss in losses]
+    assert all_of(captured, "val_loss") == pytest.approx(_means(module.validation_losses, VALIDATION_BATCHES))
+    assert all_of(captured, "train_loss_epoch") == pytest.approx(_means(module.losses, BATCHES))
+
+
+def test_a_trainer_of_a_program_without_torchotel_has_no_callback_of_ours() -> None:
+    """The entry point gives one where somebody listens, and that is where a Trainer is made."""
+    before = [type(callback) for callback in loop.make().callbacks]
+    with capture():
+        trainer = loop.make()
+        assert [type(callback) for callback in trainer.callbacks if isinstance(callback, LightningEvents)]
+    assert [type(callback) for callback in loop.make().callbacks] == before
+    trainer.fit(loop.module(), loader(BATCHES))
+    assert trainer.global_step == EPOCHS * BATCHES
+
+
+class Gan(lightning.LightningModule):  # type: ignore[name-defined, misc]  # any version's
+    """Two networks that are trained in turn, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator, self.discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def training_step(self, batch: dict[str, Tensor], _: int) -> None:
+        of_generator, of_discriminator = self.optimizers()
+        for optimizer, x in ((of_generator, self.generator(batch["x"])), (of_discriminator, batch["x"])):
+            loss = self.discriminator(x).mean()
+            self.manual_backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(net.parameters(), lr=0.1) for net in (self.generator, self.discriminator)]
+
+
+def test_manual_optimization_with_two_optimizers_is_one_step_a_batch() -> None:
+    """Both networks' forwards, backwards and optimizer steps are in it; Lightning counts two."""
+    with capture() as captured:
+        loop.make(max_epochs=1).fit(Gan(), loader(BATCHES))
+    turn = [names.SPAN_FORWARD, names.SPAN_BACKWARD, names.SPAN_OPTIMIZER]
+    phases = [[span.name for span in step.children if span.name != names.SPAN_DATA] for step in captured.steps]
+    assert phases == [turn + turn] * BATCHES
+    assert of_steps(captured, EPOCH, STEP) == [(0, 2 * number + 2) for number in range(BATCHES)]
+    assert captured.handle.stats()["internal_errors"] == 0
+
+
+def test_another_interface_is_counted_and_nobody_is_disturbed(caplog: pytest.LogCaptureFixture) -> None:
+    """A Lightning whose Trainer has nothing of what we read calls back, and goes on."""
+    with capture() as captured:
+        for _ in range(3):
+            LightningEvents().on_train_batch_end(object(), object(), None, None, 0)
+    assert captured.handle.stats()["internal_errors"] == 6
+    assert caplog.records == []

@@ -1,0 +1,9 @@
+"""The callback for those who import `lightning`."""
+
+from lightning.pytorch import Callback
+
+from torchotel.frameworks.lightning_events import LightningEvents
+
+
+class TorchotelCallback(LightningEvents, Callback):
+    """Tell of each step."""

@@ -1,0 +1,9 @@
+"""The callback for those who import `pytorch_lightning`."""
+
+from pytorch_lightning import Callback
+
+from torchotel.frameworks.lightning_events import LightningEvents
+
+
+class TorchotelCallback(LightningEvents, Callback):
+    """Tell of each step."""
