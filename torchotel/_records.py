@@ -72,6 +72,8 @@ class CallNote(NamedTuple):
     """Run again inside a backward by activation checkpointing."""
     span_id: int = 0
     """Given out while the call ran, because its context was asked for; 0: not yet."""
+    lane: int = 0
+    """The thread that it ran on, where another one waited for it: such calls may overlap. 0: that of the step."""
 
 
 Slots: TypeAlias = int | tuple[int, ...]

@@ -55,6 +55,8 @@ class BackwardStamps:
         self.log: list[Stamp] = []
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
+        self.borders: set[Node] = set()
+        """Nodes of another thread that lead out of any call: held while an outermost call runs."""
         self._starts: dict[int, int] = {}
         self._ends: dict[int, int] = {}
 
@@ -111,6 +113,7 @@ class BackwardStamps:
         """Hook every node that leads out of the call; the latest to run is the end."""
         nodes = {n for t in outputs if (n := node_of(t)) is not None and node_number(n) >= first}
         stops = {n for t in inputs if (n := node_of(t)) is not None}  # another thread's numbers may be in range too
+        stops |= self.borders
         stops -= {n for n in nodes & stops if _is_made(n)}  # an input that was changed in place
         nodes -= stops
         if not nodes:

@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 from torchotel._records import Error
 from torchotel.capture.calls import error_of
 from torchotel.capture.parts import Part
+from torchotel.capture.replicas import beside, join_forward
 from torchotel.capture.seams import (
     called_because_forward_raised,
     calls_in_progress,
@@ -23,6 +24,7 @@ from torchotel.capture.seams import (
     innermost_call,
     is_generated,
     is_inside,
+    is_replica,
     is_traced,
     without_torch_function,
 )
@@ -60,9 +62,8 @@ class Outermost:
         if thread.in_forward or is_generated(module) or is_traced():
             return False  # inside an outermost call or region that is not recorded
         self.drop_exit_hook(thread)
-        if graph_task() != -1:
-            self._recompute(thread)
-            return self._capture.hooks.all_in
+        if graph_task() != -1 or is_replica(module):
+            return self._enter_for_another(thread, module)
         if thread.in_fetch:
             thread.muted_from = len(thread.calls)
             return self._capture.hooks.all_in
@@ -84,6 +85,13 @@ class Outermost:
         if len(thread.calls) >= MOST_CALLS:
             thread.muted_from = len(thread.calls)
         return True
+
+    def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
+        """Record what runs inside a backward, or inside another thread's forward, where it belongs."""
+        if graph_task() == -1:
+            return join_forward(thread, module, list(self._capture.threads), self._capture.paths)
+        self._recompute(thread)
+        return self._capture.hooks.all_in
 
     def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
         """Tell the step machine; return whether the step is recorded in detail."""
@@ -115,7 +123,8 @@ class Outermost:
                 self._capture.calls_dropped += len(thread.calls) - thread.muted_from
             del thread.calls[thread.muted_from :]
         if thread.owner is not None:
-            thread.owner.calls += thread.calls
+            lane = threading.get_ident()
+            thread.owner.calls += [beside(call, lane) for call in thread.calls]
             thread.device_log.move(thread.owner.device_log)
             thread.calls.clear()
         forward = thread.in_forward

@@ -21,6 +21,7 @@
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
+| `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
@@ -29,7 +30,7 @@ import functools
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType, ModuleType
 from typing import Any, TypeVar
@@ -225,6 +226,17 @@ def is_generated(module: torch.nn.Module) -> bool:
     if not isinstance(module, GraphModule) or "_in_spec" in vars(module):
         return False  # an exported one takes what the user's took
     return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
+
+
+def is_replica(module: torch.nn.Module) -> bool:
+    """Tell whether a module is a copy that DataParallel made for one forward."""
+    return "_is_replica" in vars(module)
+
+
+def made_for_replica(module: torch.nn.Module) -> Iterable[torch.Tensor]:
+    """Return what stands for a replica's own parameters: tensors that another thread made of them."""
+    tensors: dict[str, torch.Tensor] = vars(module).get("_former_parameters", {})
+    return tensors.values()
 
 
 def forget_kwargs_hook(handle_id: int) -> None:

@@ -18,16 +18,20 @@ Directions: TypeAlias = tuple[SpanTemplate, SpanTemplate]
 
 
 def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
-    """For each call the index of the one that encloses it, -1 for none; children stand before their parents."""
+    """For each call the index of the one that encloses it, -1 for none; children stand before their parents.
+
+    Calls of another lane may overlap in time, and enclose nothing of this one.
+    """
     parents = [-1] * len(calls)
-    open_calls: list[int] = []
+    open_calls: list[tuple[int, int, int]] = []  # index, start, lane
     for index in range(len(calls) - 1, -1, -1):
-        start_ns = calls[index].start_ns
-        while open_calls and calls[open_calls[-1]].start_ns > start_ns:
+        start_ns, note = calls[index].start_ns, calls[index].note
+        lane = 0 if note is None else note.lane
+        while open_calls and (open_calls[-1][1] > start_ns or open_calls[-1][2] not in (0, lane)):
             open_calls.pop()
         if open_calls:
-            parents[index] = open_calls[-1]
-        open_calls.append(index)
+            parents[index] = open_calls[-1][0]
+        open_calls.append((index, start_ns, lane))
     return parents
 
 

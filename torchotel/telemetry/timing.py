@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchotel._records import ModuleCall, Unit
+from torchotel._records import ModuleCall, Stamp, Unit
 from torchotel.telemetry.backward import BackwardCall, backward_calls
 from torchotel.telemetry.calls import call_indices, enclosing_calls
 from torchotel.telemetry.device_times import time_on_device
@@ -41,17 +41,18 @@ class CallTimer:
 
     def time(self, unit: Unit) -> Timed:
         """Find out what enclosed each call, and when its backwards ran."""
-        if not unit.calls and not unit.stamps:
+        stamps = _own_stamps(unit)
+        if not unit.calls and not stamps:
             return Timed()
         earlier = self._earlier.setdefault(unit.thread, [])
-        before = [call for calls in earlier for call in calls] if _reaches_back(unit) else []
+        before = [call for calls in earlier for call in calls] if _reaches_back(unit.calls, stamps) else []
         calls, own = before + unit.calls, len(before)
         parents = enclosing_calls(unit.calls)
         if before:
             parents = enclosing_calls(before) + [p + own if p >= 0 else -1 for p in parents]
         earlier.append(unit.calls)
         del earlier[:-KEPT_CALLS]
-        runs = backward_calls(calls, parents, unit.phases, unit.stamps)
+        runs = backward_calls(calls, parents, unit.phases, stamps)
         forwards_ns: dict[int, int] = {}
         for times in unit.device_times:
             forwards_ns.update(times.forwards_ns)
@@ -76,12 +77,19 @@ def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int]) -> list[bool]:
     return hidden
 
 
-def _reaches_back(unit: Unit) -> bool:
+def _own_stamps(unit: Unit) -> Sequence[Stamp]:
+    """Leave out those after the end: a forward on a thread of its own runs backward in the step of another."""
+    if unit.stamps and unit.stamps[-1][1] > unit.end_ns:
+        return [stamp for stamp in unit.stamps if stamp[1] <= unit.end_ns]
+    return unit.stamps
+
+
+def _reaches_back(calls: Sequence[ModuleCall], stamps: Sequence[Stamp]) -> bool:
     """Tell whether a backward ran through calls of an earlier step: their slots are lower than any of this one's."""
-    if not unit.stamps:
+    if not stamps:
         return False
-    for call in unit.calls:  # slots only grow, and the first call to end has the lowest
+    for call in calls:  # slots only grow, and the first call to end has the lowest
         own = [min(slots) if isinstance(slots, tuple) else slots for slots in (call.starts, call.ends) if slots != ()]
         if own:
-            return min(unit.stamps)[0] < min(own)
+            return min(stamps)[0] < min(own)
     return True

@@ -1,0 +1,179 @@
+"""Forwards that hand parts of their work to threads: DataParallel's replicas, and threads of the program's own."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchotel.testing import CapturedSpan, capture
+
+ROWS = torch.arange(16.0).reshape(4, 4) / 16
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """Copy a module as `torch.nn.parallel.replicate` does, whose copying of tensors only GPUs have."""
+    copy: Any = module._replicate_for_data_parallel()
+    copy._former_parameters = {
+        name: parameter.clone() for name, parameter in module._parameters.items() if parameter is not None
+    }
+    for name, tensor in copy._former_parameters.items():
+        setattr(copy, name, tensor)
+    for name, child in module.named_children():
+        setattr(copy, name, copy_of(child))
+    return copy  # type: ignore[no-any-return]
+
+
+def on_threads(modules: list[nn.Module], rows: Tensor) -> Tensor:
+    """Give each module its share of the rows, on a thread of its own."""
+    outputs: dict[int, Tensor] = {}
+
+    def work(index: int, module: nn.Module, share: Tensor) -> None:
+        outputs[index] = module(share)
+
+    shares = rows.chunk(len(modules))
+    threads = [
+        threading.Thread(target=work, args=(n, *pair)) for n, pair in enumerate(zip(modules, shares, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return torch.cat([outputs[index] for index in range(len(modules))])
+
+
+class OnThreads(nn.DataParallel[nn.Module]):
+    """DataParallel over two devices, both the CPU."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run two replicas."""
+        return on_threads([copy_of(self.module) for _ in range(2)], inputs[0])
+
+
+class Model(nn.Module):
+    """A layer before and a layer behind what runs in parallel."""
+
+    def __init__(self, wrap: type[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.parts = wrap(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+
+    def forward(self, x: Tensor) -> Any:
+        """Run all three."""
+        return self.b(self.parts(self.a(x)))
+
+
+class Branches(nn.Module):
+    """Runs its modules on threads as they are."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(modules)
+
+    def forward(self, x: Tensor) -> Any:
+        """Run them."""
+        return on_threads(list(self.branches), x)
+
+
+def train(model: nn.Module, steps: int = 3) -> list[Tensor]:
+    """Train some steps; give all that was computed."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    numbers: list[Tensor] = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(ROWS.to(next(model.parameters()).device)).square().sum()
+        loss.backward()
+        optimizer.step()
+        numbers += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return [*numbers, *(parameter.detach().clone() for parameter in model.parameters())]
+
+
+def tree(span: CapturedSpan) -> Any:
+    """Give the names below a span."""
+    return (span.name, [tree(child) for child in span.children]) if span.children else span.name
+
+
+def side_by_side(direction: str) -> Any:
+    """Give what two replicas look like below what runs them."""
+    layers = [f"{direction} parts.{number}" for number in (range(3) if direction == "forward" else range(2, -1, -1))]
+    return (f"{direction} parts", [(f"{direction} parts", layers)] * 2)
+
+
+def assert_replicas_are_in_the_step(step: CapturedSpan) -> None:
+    forward = ("torch.forward", [("forward Model", ["forward a", side_by_side("forward"), "forward b"])])
+    backward = ("torch.backward", [("backward Model", ["backward b", side_by_side("backward"), "backward a"])])
+    assert tree(step) == ("torch.step", [forward, backward, "torch.optimizer.step"])
+    assert not any("torch.estimated" in span.attributes for span in step.walk())
+
+
+def test_replicas_are_part_of_the_forward_that_waits_for_them() -> None:
+    """Each replica stands below what runs it, under the names of what it copies, and changes no number."""
+    expected = train(Model(OnThreads))
+    with capture() as captured:
+        numbers = train(Model(OnThreads))
+    assert all(torch.equal(one, other) for one, other in zip(numbers, expected, strict=True))
+    assert captured.evaluations == []
+    for step in captured.steps:
+        assert_replicas_are_in_the_step(step)
+        layers = [span for span in step.walk() if span.name == "forward parts.0"]
+        assert {span.attributes["torch.call.index"] for span in layers} == {0, 1}
+        assert {span.attributes["torch.module.parameters"] for span in layers} == {20}
+    assert captured.handle.stats()["internal_errors"] == 0
+
+
+def test_a_replicas_layer_ends_within_its_replica() -> None:
+    """Also the backward of a layer is its own, and not that of the copying of parameters, which runs last."""
+    with capture() as captured:
+        train(Model(OnThreads))
+    for step in captured.steps:
+        for replica in step.find("backward Model").children[1].children:
+            last, middle, first = replica.children
+            assert last.end_ns <= middle.start_ns <= middle.end_ns <= first.start_ns
+
+
+def test_replicas_without_detail() -> None:
+    """With the module hooks out the replicas open nothing."""
+    with capture(detail="off") as captured:
+        train(Model(OnThreads))
+    assert [tree(step) for step in captured.steps] == [
+        ("torch.step", ["torch.forward", "torch.backward", "torch.optimizer.step"])
+    ] * 3
+    assert captured.evaluations == []
+
+
+def test_replicas_that_are_evaluated() -> None:
+    """An evaluation has its replicas too."""
+    with capture() as captured, torch.no_grad():
+        Model(OnThreads)(ROWS)
+    (evaluation,) = captured.evaluations
+    assert tree(evaluation) == (
+        "torch.evaluation",
+        [("forward Model", ["forward a", side_by_side("forward"), "forward b"])],
+    )
+
+
+def test_a_thread_of_the_programs_own_is_an_evaluation() -> None:
+    """Nobody says whose work it does; its backward is in another's step, and no span says it ran before."""
+    with capture() as captured:
+        train(Branches(nn.Linear(4, 4), nn.Linear(4, 4)))
+    assert len(captured.steps) == 3
+    assert len(captured.evaluations) == 6
+    assert {tree(evaluation)[1][0] for evaluation in captured.evaluations} == {
+        "forward branches.0",
+        "forward branches.1",
+    }
+    assert all(len(evaluation.children) == 1 for evaluation in captured.evaluations)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: one makes no replicas")
+def test_replicas_on_devices() -> None:
+    """PyTorch's own DataParallel: each replica's spans say their device."""
+    model = Model(nn.DataParallel[nn.Module]).cuda()
+    with capture() as captured:
+        train(model)
+    for step in captured.steps:
+        assert_replicas_are_in_the_step(step)
+        layers = [span for span in step.walk() if span.name == "forward parts.0"]
+        assert {span.attributes["torch.device"] for span in layers} >= {"cuda:0", "cuda:1"}

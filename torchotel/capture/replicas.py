@@ -1,0 +1,51 @@
+"""DataParallel's replicas: copies that are made for one forward, each called in a thread of its own.
+
+Their calls belong to the forward that waits for those threads, under the names of what was copied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torch.nn import Module
+
+from torchotel._records import CallNote, ModuleCall
+from torchotel.capture.paths import Paths, Place
+from torchotel.capture.seams import made_for_replica, node_of
+from torchotel.capture.sites import info_of
+from torchotel.capture.tree import modules_of, unwrapped, walk
+
+if TYPE_CHECKING:
+    from torchotel.capture.thread import ThreadState
+
+
+def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: Paths) -> bool:
+    """Record a replica's call for the thread whose forward waits for it; False where that can't be told."""
+    owners = [other for other in threads if other.in_forward and other is not thread]
+    if len(owners) != 1 or not owners[0].stack:
+        return False
+    owner = thread.owner = owners[0]
+    owner.unordered = thread.unordered = True  # numbers of nodes are each thread's own
+    thread.backward.log = owner.backward.log
+    copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
+    thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
+    _name(replica, unwrapped(owner.stack[-1][0]), paths)
+    return True
+
+
+def beside(call: ModuleCall, lane: int) -> ModuleCall:
+    """Mark a call that ran on another thread than what waited for it."""
+    return call._replace(note=(call.note or CallNote())._replace(lane=lane))
+
+
+def _name(replica: Module, original: Module, paths: Paths) -> None:
+    """Call a replica, and all below it, what their originals are called."""
+    for (copy, _, holder, name), (copied, *_) in zip(walk(replica, ""), walk(original, ""), strict=False):
+        known = paths.states.get(id(copied))
+        if known is None or type(copy) is not type(copied):
+            return
+        reference = None if holder is None else weakref.ref(holder)
+        state = paths.add(copy, Place(known.model, known.path, reference, name, known.root))
+        state.info, state.sites = info_of(known, copied), known.sites
