@@ -26,7 +26,6 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# A quarter of an hour on a machine that does nothing else. ARGS="transformer" is one part, ARGS="--quick" a short form.
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 

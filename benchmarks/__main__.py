@@ -62,6 +62,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("pattern", nargs="?", default="", help="of the parts to measure, such as transformer or worker")
     parser.add_argument("--quick", action="store_true", help="as short as it can be, on a tiny model: does it run?")
+    parser.add_argument("--longer", type=float, default=1, metavar="TIMES", help="compare the instruments for longer")
     parser.add_argument("--memory-steps", type=int, default=3000, help="of the training looked at (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, and take the figures from there")
@@ -78,7 +79,7 @@ def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[st
     tables: dict[str, Table] = {}
     say(_machine(), "\n")
     with Sink() as sink:
-        conditions = Conditions(sink, options.quick, options.memory_steps)
+        conditions = Conditions(sink, options.quick, options.longer, options.memory_steps)
         for part in chosen:
             tables[part.name] = part.measure(conditions)
             sink.count()  # so that nobody counts what another has sent

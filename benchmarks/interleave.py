@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns, process_time_ns
@@ -37,8 +37,6 @@ class Mode:
 
     name: str
     enter: Callable[[], AbstractContextManager[Running]]
-    times: int = 1
-    """Blocks in a round: what costs next to nothing takes more of them to be seen."""
 
 
 class Lengths(NamedTuple):
@@ -49,6 +47,8 @@ class Lengths(NamedTuple):
     block_s: float
     total_s: float
     """Of all rounds; the last one is finished, and there are two at least."""
+    looks: Mapping[str, int] = {}
+    """Blocks of a mode in a round, where that is not one: what costs next to nothing takes more of them to be seen."""
 
 
 SHORTEST = Lengths(0, 0, 0)
@@ -86,7 +86,7 @@ NOTHING = Mode("no instrument", lambda: nullcontext(Running()))
 def interleave(modes: Sequence[Mode], step: Callable[[], None], sink: Sink, lengths: Lengths) -> dict[str, list[Pair]]:
     """Run rounds of all modes in ever new order; return what each block took."""
     pairs: dict[str, list[Pair]] = {mode.name: [] for mode in modes}
-    turns = [mode for mode in modes for _ in range(mode.times)]
+    turns = [mode for mode in modes for _ in range(lengths.looks.get(mode.name, 1))]
     order, until_s, rounds = random.Random(0), monotonic() + lengths.total_s, 0  # noqa: S311  # no secret
     before, _ = _block(NOTHING, step, sink, lengths)
     while rounds < 2 or monotonic() < until_s:

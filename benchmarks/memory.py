@@ -13,8 +13,8 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,18 @@ import torch
 
 import torchotel
 from benchmarks import workloads
-from benchmarks.naive import NaiveInstrument, sdk_provider
 from benchmarks.parts import Cell, Conditions, Part, Table
-from benchmarks.workloads import Workload
 
 MODULES = "150"
 LOOKS = 4
 UNUSED = "http://127.0.0.1:9"
 """Where nobody listens: all buffers become full."""
 
-NONE, DEFAULT, ALL, FULL, NAIVE = (
+NONE, DEFAULT, ALL, FULL = (
     "no instrument",
     "torchotel, as it comes",
     'torchotel, `detail="all"`',
     'torchotel, `detail="all"`, nobody listens',
-    "naive: live SDK spans",
 )
 PEAK, ABOVE, GROWTH = "peak, MiB", "above no instrument, MiB", "in the last half, MiB"
 
@@ -81,10 +78,8 @@ def _train_elsewhere(mode: str, steps: int, endpoint: str) -> list[float]:
 
 def main(mode: str, steps: int, endpoint: str) -> None:
     """Train, and print the peaks."""
-    torch.set_num_threads(1)
-    logging.getLogger("torchotel").setLevel(logging.CRITICAL)  # where nobody listens it says so
     workload, peaks_mb = workloads.make(MODULES), []
-    with _MODES[mode](workload, endpoint):
+    with _MODES[mode](endpoint):
         for _ in range(LOOKS):
             for _ in range(steps // LOOKS):
                 workload.step()
@@ -100,28 +95,19 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)  # bytes on macOS
 
 
-def _ours(**settings: Any) -> Callable[[Workload, str], AbstractContextManager[object]]:
-    return lambda _, endpoint: torchotel.instrument(**{"endpoint": endpoint, "prometheus_port": 0, **settings})
+def _ours(**settings: Any) -> Callable[[str], AbstractContextManager[object]]:
+    return lambda endpoint: torchotel.instrument(**{"endpoint": endpoint, "prometheus_port": 0, **settings})
 
 
-@contextmanager
-def _naive(workload: Workload, endpoint: str) -> Iterator[None]:
-    provider = sdk_provider(f"{endpoint}/v1/traces")
-    instrument = NaiveInstrument(workload.model, provider)
-    instrument.install()
-    yield
-    instrument.remove()
-    provider.shutdown()
-
-
-_MODES: dict[str, Callable[[Workload, str], AbstractContextManager[object]]] = {
-    NONE: lambda *_: nullcontext(),
+_MODES: dict[str, Callable[[str], AbstractContextManager[object]]] = {
+    NONE: lambda _: nullcontext(),
     DEFAULT: _ours(),
     ALL: _ours(detail="all"),
     FULL: _ours(detail="all", endpoint=UNUSED),
-    NAIVE: _naive,
 }
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.getLogger("torchotel").setLevel(logging.CRITICAL)  # where nobody listens it says so
     main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -49,14 +49,14 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
         naive = NaiveInstrument(workload.model, live)
         watched = stack.enter_context(wandb_modes(workload.model))
         yield [
-            Mode(AGAIN, NOTHING.enter, times=2),
+            Mode(AGAIN, NOTHING.enter),
             Mode(EMPTY, _empty_hooks),
-            Mode(OFF, ours(detail="off"), times=2),
-            Mode(DEFAULT, ours(), times=4),
+            Mode(OFF, ours(detail="off")),
+            Mode(DEFAULT, ours()),
             # Beyond the default of 2,000 spans in a trace the deepest would be folded, and fewer than naive's compared.
-            Mode(ALL, ours(detail="all", max_spans=None), times=2),
+            Mode(ALL, ours(detail="all", max_spans=None)),
             Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),
-            Mode(NAIVE, lambda: _naive(naive, live), times=2),
+            Mode(NAIVE, lambda: _naive(naive, live)),
             Mode("torchotel, its hooks alone", _capture),
             Mode("torchotel, all but sending", _encode),
             Mode(PROFILER, _profiler),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 
@@ -22,14 +22,14 @@ NOTE = (
 )
 
 
-def part(workload: str, title: str, total_s: float) -> Part:
-    """Compare all modes on a workload, for so long."""
-    return Part(workload, title, NOTE, partial(_measure, workload, total_s))
+def part(workload: str, title: str, total_s: float, looks: Mapping[str, int] | None = None) -> Part:
+    """Compare all modes on a workload, for so long, and some of them more often than others."""
+    return Part(workload, title, NOTE, partial(_measure, workload, Lengths(0.5, 0.75, total_s, looks or {})))
 
 
-def _measure(name: str, total_s: float, conditions: Conditions) -> Table:
+def _measure(name: str, usual: Lengths, conditions: Conditions) -> Table:
     workload = workloads.make(name)
-    lengths = SHORTEST if conditions.quick else Lengths(0.5, 0.75, total_s)
+    lengths = SHORTEST if conditions.quick else usual._replace(total_s=usual.total_s * conditions.longer)
     with modes(workload, conditions.sink) as compared:
         pairs = interleave(compared, workload.step, conditions.sink, lengths)
     return {

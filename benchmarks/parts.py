@@ -20,6 +20,8 @@ class Conditions(NamedTuple):
     """Takes what is sent."""
     quick: bool
     """As short as it can be: does it run?"""
+    longer: float
+    """How many times as long as usual the instruments are compared."""
     memory_steps: int
     """Of the training whose memory is looked at."""
 

@@ -70,7 +70,7 @@ def test_the_naive_way_makes_two_spans_of_each_call(name: str, calls: int) -> No
     assert all(parent and forwards[parent.span_id][7:] == span.name[8:] for span, parent in above)
 
 
-@pytest.mark.parametrize("mode", [memory.DEFAULT, memory.ALL, memory.FULL, memory.NAIVE])
+@pytest.mark.parametrize("mode", [memory.DEFAULT, memory.FULL])
 def test_memory_is_looked_at_under_each_instrument(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     memory.main(mode, memory.LOOKS, memory.UNUSED)
     peaks_mb = json.loads(capsys.readouterr().out)
