@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 import weakref
@@ -67,6 +68,8 @@ class Compiling:
         # Our hooks return nothing and skip what is compiled, so what it warns of does not happen.
         warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
         self._filter = warnings.filters[0]
+        if "torch._dynamo" in sys.modules:
+            self._guarded(self._find_regions)()
 
     def uninstall(self) -> None:
         """Take everything out; regions get their own call back."""
@@ -81,12 +84,24 @@ class Compiling:
                 module._compiled_call_impl = region.compiled
         self._regions.clear()
 
+    def _find_regions(self) -> None:
+        """Wrap the regions that were compiled before: no hook tells of them, and ours would have them compiled again.
+
+        Only the garbage collector knows them all: 0.1 s, where Dynamo is imported already.
+        """
+        for one in gc.get_objects():
+            if issubclass(type(one), Module):  # not `isinstance`, which asks lazy objects of others what they are
+                self._see(one)
+
     def learn(self, model: Module) -> None:
-        """Wrap the regions of a model that was compiled before."""
+        """Wrap the regions of a model that was compiled unseen."""
         for module in modules_of(model):
-            compiled = getattr(module, "_compiled_call_impl", None)
-            if compiled is not None and not isinstance(compiled, _Region):
-                module._compiled_call_impl = self._wrap(module, compiled)
+            self._see(module)
+
+    def _see(self, module: Module) -> None:
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is not None and not isinstance(compiled, _Region):
+            module._compiled_call_impl = self._wrap(module, compiled)
 
     def _begin(self) -> None:
         self.running += 1
@@ -149,5 +164,6 @@ class _Region:
     def __init__(self, module: weakref.ref[Module], compiled: Call, run: Callable[[_Region, Any, Any], Any]) -> None:
         self.module, self.compiled, self._run = module, compiled, run
 
+    @seams.runs_region
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self, args, kwargs)

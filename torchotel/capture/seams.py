@@ -87,6 +87,7 @@ is_transformed: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functor
 _foreach_norm = getattr(torch, "_foreach_norm", None)
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
+_region_codes: list[CodeType] = []
 _wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
 _step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else None  # one code serves every optimizer
 
@@ -176,8 +177,14 @@ def found() -> dict[str, bool]:
 
 
 def calls_in_progress() -> int | None:
-    """Count the module calls on this thread's Python stack; None where that can't be told."""
-    return _frames_of(_call_code)
+    """Count the module calls on this thread's Python stack, those of regions too; None where that can't be told."""
+    return _frames_of(_call_code, *_region_codes)
+
+
+def runs_region(function: F) -> F:
+    """Take a function's calls for those of a module: a region that is compiled in place has no other."""
+    _region_codes.append(function.__code__)
+    return function
 
 
 def innermost_call() -> int | None:
@@ -210,13 +217,14 @@ def called_because_forward_raised() -> bool:
     return sys._getframe(2).f_code is _call_code
 
 
-def _frames_of(code: CodeType | None) -> int | None:
+def _frames_of(code: CodeType | None, *others: CodeType) -> int | None:
     if code is None:
         return None
+    codes = {id(code), *map(id, others)}
     frame: FrameType | None = sys._getframe(1)
     count = 0
     while frame is not None:
-        count += frame.f_code is code
+        count += id(frame.f_code) in codes
         frame = frame.f_back
     return count
 

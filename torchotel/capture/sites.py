@@ -108,8 +108,13 @@ class Sites:
 
 
 def is_compiled(module: Module) -> bool:
-    """Tell whether a call of the module runs compiled code: `torch.compile(module)` or `module.compile()`."""
-    return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
+    """Tell whether a call of the module runs compiled code: by itself, by what it wraps, or by its `forward` alone."""
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    forward = getattr(module, "forward", None)
+    if getattr(forward, "_torchdynamo_disable", False):
+        return False  # `torch.compiler.disable` wraps modules as `torch.compile` does
+    return "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def info_of(state: ModuleState, module: Module) -> ModuleInfo:
