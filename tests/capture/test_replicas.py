@@ -12,17 +12,33 @@ from torchotel.testing import CapturedSpan, capture
 ROWS = torch.arange(16.0).reshape(4, 4) / 16
 
 
+class Copied(torch.autograd.Function):
+    """Copies all parameters at once: its backward comes when all others have ended."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
 def copy_of(module: nn.Module) -> nn.Module:
     """Copy a module as `torch.nn.parallel.replicate` does, whose copying of tensors only GPUs have."""
-    copy: Any = module._replicate_for_data_parallel()
-    copy._former_parameters = {
-        name: parameter.clone() for name, parameter in module._parameters.items() if parameter is not None
-    }
-    for name, tensor in copy._former_parameters.items():
-        setattr(copy, name, tensor)
-    for name, child in module.named_children():
-        setattr(copy, name, copy_of(child))
-    return copy  # type: ignore[no-any-return]
+    parameters = list(module.parameters())
+    copied = dict(zip(parameters, Copied.apply(*parameters), strict=True))
+
+    def copy(one: Any) -> Any:
+        replica = one._replicate_for_data_parallel()
+        replica._former_parameters = {name: copied[own] for name, own in one._parameters.items() if own is not None}
+        for name, tensor in replica._former_parameters.items():
+            setattr(replica, name, tensor)
+        for name, child in one.named_children():
+            setattr(replica, name, copy(child))
+        return replica
+
+    return copy(module)  # type: ignore[no-any-return]
 
 
 def on_threads(modules: list[nn.Module], rows: Tensor) -> Tensor:
