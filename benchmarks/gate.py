@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from benchmarks import overhead
 from benchmarks.modes import EMPTY
+from benchmarks.parts import Tables
 from benchmarks.spread import Spread
-from benchmarks.targets import Tables
 
 MOST_WORSE = 1.25
 

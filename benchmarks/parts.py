@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from benchmarks.sink import Sink
@@ -11,6 +11,8 @@ from benchmarks.spread import Spread
 Cell: TypeAlias = Spread | float | str
 Table: TypeAlias = dict[str, dict[str, Cell]]
 """Rows by their names, in each the cells by their columns; all rows have the same."""
+Tables: TypeAlias = Mapping[str, Table]
+"""Those of all parts that were measured, by their names."""
 
 
 class Conditions(NamedTuple):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks import budget, load, memory, overhead, scrape, startup, step, wire, worker
 from benchmarks.all_parts import RESNET, TRANSFORMER
 from benchmarks.modes import ALL, DEFAULT, OFF
-from benchmarks.parts import Table, cell
+from benchmarks.parts import Tables, cell
 from benchmarks.replay import SENT
-
-Tables = Mapping[str, Table]
-"""The figures of all parts that were measured."""
 
 
 class Target(NamedTuple):
