@@ -1,5 +1,6 @@
 """One look at what leaves both ways: by torchotel to a real receiver, and by the user's own tracer."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON
 from receiver import receiver
 
 import torchotel
+from torchotel._handle import Handle
 
 ENGINES = ["otlp", "sdk"]
 """Ours with the user's tracer beside it, or the user's provider as the engine."""
@@ -18,6 +20,8 @@ ENGINES = ["otlp", "sdk"]
 
 class Look:
     """The user's tracer, and one tree of what left by it and by torchotel."""
+
+    handle: Handle
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -27,6 +31,8 @@ class Look:
         self.spans: dict[str, tuple[str, str]] = {}
         """Name and parent by span id."""
         self.traces: dict[str, set[str]] = {}
+        self.counts: dict[str, Counter[str]] = {}
+        """How many spans of each name a trace has."""
         self.states: set[str] = set()
         """Trace states of our spans, but for the run's."""
 
@@ -34,6 +40,7 @@ class Look:
         """Take a span from either side."""
         self.spans[span_id] = (name, parent_id)
         self.traces.setdefault(trace_id, set()).add(name)
+        self.counts.setdefault(trace_id, Counter())[name] += 1
 
     def above(self, name: str) -> list[list[str]]:
         """Give the names above each span of this name, the nearest first; every parent must be there."""
@@ -53,13 +60,13 @@ def looked(engine: str, **settings: Any) -> Iterator[Look]:
     """Run the block under torchotel, with the user's own tracer beside it or as its engine."""
     look = Look()
     with receiver() as server:
-        given: dict[str, Any] = {"tracer_provider": look.provider} if engine == "sdk" else {}
-        handle = torchotel.instrument(
-            endpoint=server.url.removesuffix("/v1/traces"), detail="all", metrics_exporter="none", **given, **settings
-        )
+        given: dict[str, Any] = {"detail": "all", "metrics_exporter": "none", **settings}
+        if engine == "sdk":
+            given["tracer_provider"] = look.provider
+        look.handle = torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), **given)
         yield look
-        handle.shutdown()
-        stats = handle.stats()
+        look.handle.shutdown()
+        stats = look.handle.stats()
         assert stats["internal_errors"] == 0
         assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
         look.states = {span.trace_state for span in server.spans if span.name != "torch.run"}
