@@ -2,7 +2,18 @@
 
 from collections.abc import Iterator
 
-from fidelity import forward_subjects, layer_subjects, norm_subjects, torchvision_subjects, transformers_subjects
+from fidelity import (
+    amp_subjects,
+    forward_subjects,
+    func_subjects,
+    graph_subjects,
+    layer_subjects,
+    loop_subjects,
+    norm_subjects,
+    run_subjects,
+    torchvision_subjects,
+    transformers_subjects,
+)
 from fidelity.subjects import Subject
 
 
@@ -10,6 +21,11 @@ def subjects() -> Iterator[Subject]:
     """Yield all."""
     yield from layer_subjects.subjects()
     yield from forward_subjects.subjects()
+    yield from graph_subjects.subjects()
+    yield from run_subjects.subjects()
+    yield from func_subjects.subjects()
+    yield from loop_subjects.subjects()
+    yield from amp_subjects.subjects()
     yield from norm_subjects.subjects()
     yield from norm_subjects.large()
     yield from torchvision_subjects.subjects()

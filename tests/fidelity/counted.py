@@ -160,7 +160,9 @@ def _told_of_end(call: Call) -> Iterator[None]:
     def ended(*_: object) -> None:
         call.last = number()
 
-    handle = call.module.register_forward_hook(ended, prepend=True) if call.module._forward_hooks else None
+    module = call.module  # of one with backward hooks, PyTorch makes another node when the forward hooks have run
+    hooked = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+    handle = module.register_forward_hook(ended, prepend=True) if hooked else None
     try:
         yield
     finally:

@@ -96,7 +96,8 @@ def subjects() -> Iterator[Subject]:
     kinds = {"functions": _functions(), "hooks": _hooks(), "modes": _modes(), "checkpoints": _checkpoints()}
     for kind, forwards in kinds.items():
         for name, run in forwards.items():
-            yield subject(f"graphs with {kind}", name, partial(model_of, run))
+            timed = run is not _dual  # whose backward is through tangents too, which no module gives out
+            yield subject(f"graphs with {kind}", name, partial(model_of, run), timed=timed)
     of = partial(subject, "graphs of subclasses")
     plain: Forward = lambda m, x: m.b(m.a(x))  # noqa: E731
     yield of("two tensors in one", partial(model_of, plain), inputs=_two, norms=False)
@@ -186,19 +187,20 @@ def _modes() -> dict[str, Forward]:
                 z = m.b(y)
             return z, m.choices.left(y)
 
-    def dual(m: Any, x: Tensor) -> Any:
-        with forward_ad.dual_level():
-            y = m.choices.left(torch.tanh(m.a(forward_ad.make_dual(x, torch.ones_like(x)))))
-            return forward_ad.unpack_dual(y)
-
     saved = torch.autograd.graph.saved_tensors_hooks
     return {
         "saved tensors that are changed": within(lambda: saved(torch.clone, torch.clone)),
         "saved tensors on the CPU": within(torch.autograd.graph.save_on_cpu),
         "inference mode within": inferred,
         "gradients within none": enabled,
-        "forward mode": dual,
+        "forward mode": _dual,
     }
+
+
+def _dual(m: Any, x: Tensor) -> Any:
+    with forward_ad.dual_level():
+        y = m.choices.left(torch.tanh(m.a(forward_ad.make_dual(x, torch.ones_like(x)))))
+        return forward_ad.unpack_dual(y)
 
 
 def _checkpoints() -> dict[str, Forward]:

@@ -30,7 +30,7 @@ def line_of(key: Key) -> Line:
 
 def _line(key: Key, subject: Subject) -> Line:
     row = check(subject)
-    timed = subject.device == "cpu" and subject.loop is None
+    timed = subject.timed and subject.device == "cpu" and subject.loop is None
     forward, backward = measure_undisturbed(subject) if timed else (None, None)
     off = backward.faults if backward is not None else []
     line = Line(

@@ -29,7 +29,9 @@ class Subject:
     loop: Loop | None = None
     """How it is trained, where that is not plainly by SGD."""
     norms: bool | None = None
-    """Whether norms are compared: of the gradients that its steps leave. None: where it is trained plainly."""
+    """Whether norms are compared: those of the gradients that its steps leave. None: where it is trained plainly."""
+    timed: bool = True
+    """Whether times are compared, where it is trained plainly."""
 
     def make(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """Build the model and its inputs, the same each time."""
