@@ -133,6 +133,7 @@ class Worker:
     def _answer_flushes(self) -> None:
         while not self._flushes.empty():
             request = self._flushes.get()
+            self.guard.guarded(self._drain)()  # what was handed over before it was asked for
             self.guard.guarded(self._send_folded)()
             complete = [self.guard.guarded(exporter.flush)(request.deadline_s) for exporter in self._exporters]
             request.complete = all(complete)  # whoever waits must have an answer
