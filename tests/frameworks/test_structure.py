@@ -14,9 +14,9 @@ ATTRIBUTE = {"lightning": "net"}
 """By which a framework's own module holds the model."""
 
 
-def trained(loop: str, setting: Setting) -> Captured:
+def trained(loop: str, setting: Setting, detail: str = "all") -> Captured:
     train = pytest.importorskip(f"frameworks.{loop}_loop", reason=f"{loop} is missing").train
-    with capture() as captured:
+    with capture(detail=detail) as captured:
         train(setting)
     assert captured.handle.stats()["internal_errors"] == 0
     return captured
@@ -30,6 +30,15 @@ def test_a_frameworks_loop_has_the_structure_of_a_plain_one(loop: str, setting: 
     found = structure(trained(loop, setting), ATTRIBUTE.get(loop, ""))
     sanity = SANITY_CHECKS.get(loop, 0)
     assert found == plain._replace(evaluations=plain.evaluations + plain.evaluations[:sanity])
+
+
+@pytest.mark.parametrize("loop", ["accelerate", "trainer", "lightning"])
+def test_without_module_spans_the_steps_and_phases_are_the_same(loop: str) -> None:
+    """Also where the module hooks are out."""
+    setting = Setting(accumulate=2)
+    plain, found = structure(trained("plain", setting, "off")), structure(trained(loop, setting, "off"))
+    assert found == plain
+    assert [name for name, below in found.steps[0] if below] == []
 
 
 def test_a_plain_loop_is_found_whole() -> None:
