@@ -29,13 +29,18 @@ class Computed(Dataset[Tensor]):
 
 
 def train(_: int = 0, workers: int = 0) -> None:
-    """Train two steps."""
+    """Train two epochs of two steps; the workers stay for both."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     context = get_context("spawn") if workers else None
-    for batch in DataLoader(Computed(), batch_size=4, num_workers=workers, multiprocessing_context=context):
-        model(batch).sum().backward()
-        optimizer.step()
+    stay = workers > 0
+    loader = DataLoader(
+        Computed(), batch_size=4, num_workers=workers, multiprocessing_context=context, persistent_workers=stay
+    )
+    for _ in range(2):
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
 
 
 if __name__ == "__main__":

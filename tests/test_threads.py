@@ -1,5 +1,6 @@
 """Several threads and processes: each step is its own thread's, and children are let alone."""
 
+import copy
 import queue
 import threading
 from collections import Counter
@@ -90,18 +91,24 @@ def test_two_threads_in_turns(detail: str) -> None:
 
 
 def test_two_threads_at_once() -> None:
-    """Two threads that train as fast as they can lose and mix nothing."""
+    """Two threads that train as fast as they can lose and mix nothing, and learn what they learn alone."""
 
     def work(model: nn.Module) -> None:
         for event in events_of(model, steps=50):
             event()
 
+    models = (First(), Second())
+    alone = copy.deepcopy(models)
+    for copied in alone:
+        work(copied)
     with recorded() as run:
-        threads = [threading.Thread(target=work, args=(model,)) for model in (First(), Second())]
+        threads = [threading.Thread(target=work, args=(model,)) for model in models]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    for one, other in zip(models, alone, strict=True):
+        assert all(map(torch.equal, one.parameters(), other.parameters()))
     assert counted(run) == expected((tree_of(First, detailed=True), 50), (tree_of(Second, detailed=True), 50))
     assert sorted(step.attributes["torch.step.number"] for step in run.steps) == list(range(100))
 
@@ -234,7 +241,7 @@ def test_script_that_spawns(what: str, processes: int) -> None:
         found = processes_of(server.requests)
     assert done.returncode == 0, done.stderr
     step = [("torch.forward", ["forward Linear"]), ("torch.backward", ["backward Linear"]), "torch.optimizer.step"]
-    trees = [("torch.step", ["torch.data", *first, *step]) for first in (["torch.data"], [])]
-    assert list(found.values()) == [trees] * processes
+    epoch = [("torch.step", ["torch.data", *first, *step]) for first in (["torch.data"], [])]
+    assert list(found.values()) == [epoch * 2] * processes
     assert set(found) <= pushers(server.pushed)
     assert len(pushers(server.pushed)) == processes + (what == "ranks"), "they are spawned by one that trains nothing"

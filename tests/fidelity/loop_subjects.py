@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fidelity.forward_subjects import model_of
 from fidelity.layer_subjects import subject
@@ -94,11 +95,22 @@ def _in_backward(model: nn.Module, x: Tensor) -> Stepped:
         yield _backward(model, x)
 
 
+def _loaded(model: nn.Module, x: Tensor) -> Stepped:
+    optimizer = _sgd(model)
+    loader = DataLoader(
+        TensorDataset(x.repeat(2, 1)), batch_size=3, shuffle=True, num_workers=1, persistent_workers=True
+    )
+    for _ in range(2):
+        for (batch,) in loader:
+            yield from _step(model, batch, optimizer)
+
+
 LOOPS: dict[str, Loop] = {
     "closures": _closures,
     "several optimizers": _several,
     "accumulation": _accumulated,
     "optimizers in the backward": _in_backward,
+    "workers that stay": _loaded,
 }
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Size, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fidelity.counted import Call, Counted
 from torchotel import _names as names
@@ -63,14 +64,20 @@ def _aliases(roots: Iterable[nn.Module]) -> dict[nn.Module, set[str]]:
     """Collect what modules go by; a root by nothing, though it shows as its class."""
     found: dict[nn.Module, set[str]] = {}
     for root in roots:
-        for path, module in root.named_modules(remove_duplicate=False):
+        found[root] = {""}
+        for path, module in _unwrapped(root).named_modules(remove_duplicate=False):
             found.setdefault(module, set()).add(path)
     return found
 
 
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Give what a wrapper goes by."""
+    return module.module if isinstance(module, DataParallel | DistributedDataParallel) else module
+
+
 def _paths(call: Call, aliases: Mapping[nn.Module, set[str]]) -> set[str]:
     """Give the paths that the call may show; of a module that none holds, its caller's with its class."""
-    own = type(call.module).__name__
+    own = type(_unwrapped(call.module)).__name__
     if call.module in aliases:
         return {path or own for path in aliases[call.module]}
     if call.parent is None or "" in aliases.get(call.parent.module, ()):
