@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 
 from benchmarks import workloads
-from benchmarks.interleave import SHORTEST, Lengths, Pair, interleave
-from benchmarks.modes import NAIVE, modes
+from benchmarks.interleave import SHORTEST, Lengths, Mode, Pair, interleave
+from benchmarks.modes import DEFAULT, NAIVE, modes
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import spread
 
@@ -16,6 +16,7 @@ STEP, STEP_CPU = "step, x", "its CPU, x"
 CALL, CALL_CPU = "µs a call", "CPU µs a call"
 SHARE, SHARE_CPU = "of naive's", "of naive's CPU"
 LOST = "lost"
+SETTLING_STEPS = 100
 NOTE = (
     "By the step: with the instrument over without. A call is a module call, forward and backward together; the shares"
     " are those of what the naive way costs on top."
@@ -31,10 +32,20 @@ def _measure(name: str, usual: Lengths, conditions: Conditions) -> Table:
     workload = workloads.make(name)
     lengths = SHORTEST if conditions.quick else usual._replace(total_s=usual.total_s * conditions.longer)
     with modes(workload, conditions.sink) as compared:
+        if not conditions.quick:
+            _settle(workload.step, next(mode for mode in compared if mode.name == DEFAULT))
         pairs = interleave(compared, workload.step, conditions.sink, lengths)
     return {
         mode: {**row(measured, workload.calls), **_shares(measured, pairs[NAIVE])} for mode, measured in pairs.items()
     }
+
+
+def _settle(step: Callable[[], None], mode: Mode) -> None:
+    """Train until it is known what detail costs: a run of some thousand steps is measured, not its beginning."""
+    with mode.enter() as running:
+        for _ in range(SETTLING_STEPS):
+            step()
+    running.drain()
 
 
 def _wall(pair: Pair) -> float:
