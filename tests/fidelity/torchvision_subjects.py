@@ -53,6 +53,8 @@ def _detected(*, name: str, kind: str) -> Subject:
     build = partial(zoo.get_model, name, weights=None, weights_backbone=None, num_classes=_OF_FEATURES)
     if not name.startswith("ssd"):  # those have one size
         build = partial(build, min_size=128, max_size=160)
+    if "rcnn" in name:  # the defaults take a minute
+        build = partial(build, rpn_post_nms_top_n_train=200, box_batch_size_per_image=32)
 
     def inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
         box = torch.tensor([[10.0, 10.0, 60.0, 70.0]])
