@@ -68,7 +68,10 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, and take the figures from there")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/overhead.md")
     parser.add_argument("--baseline", type=Path, default=BASELINE, help="figures to compare with (%(default)s)")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.write and (options.pattern or options.quick):
+        parser.error("--write takes all parts at their full length: some of them are not the page's tables")
+    return options
 
 
 def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[str, Any]:

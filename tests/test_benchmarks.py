@@ -78,6 +78,14 @@ def test_memory_is_looked_at_under_each_instrument(mode: str, capsys: pytest.Cap
     assert peaks_mb == sorted(peaks_mb)
 
 
+@pytest.mark.parametrize("words", [["worker"], ["--quick"]])
+def test_the_page_takes_no_part_of_the_figures(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*words, "--write"])
+    assert caught.value.code == 2
+    assert "--write takes all parts" in capsys.readouterr().err
+
+
 def test_bounds_are_those_of_the_binomial() -> None:
     """As tables of the sign test have them; of few values all lie between."""
     assert spread([1, 2, 3]) == Spread(median=2, low=1, high=3)
