@@ -1,6 +1,7 @@
 """Hugging Face's Trainer tells what it knows of its steps."""
 
 import logging
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -88,6 +89,15 @@ def test_another_interface_is_counted_and_nobody_is_disturbed(
     assert captured.handle.stats()["internal_errors"] == 1
     assert of_steps(captured, EPOCH, RATE) == [(None, 0.1), (None, 0.05)]
     assert caplog.records == []
+
+
+def test_a_state_that_knows_no_epoch_disturbs_nobody() -> None:
+    """Other versions may call back with another one, and with no step at all."""
+    ours = import_module("torchotel.frameworks.trainer_callback").TorchotelCallback()
+    with capture() as captured:
+        ours.on_step_begin(None, object(), None)
+        ours.on_step_end(None, object(), None)
+    assert captured.handle.stats()["internal_errors"] == 1
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -24,8 +24,7 @@ class LightningEvents:
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Tell what a validation has found."""
-        if not trainer.sanity_checking:
-            tell(lambda: self._logged(trainer, on_step=False))
+        tell(lambda: {} if trainer.sanity_checking else self._logged(trainer, on_step=False))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell what the epoch before has found: only now is it computed."""

@@ -17,13 +17,13 @@ NOT_OF_THE_STEP = frozenset({"epoch", "learning_rate"})
 class TorchotelCallback(TrainerCallback):
     """Tell of each step."""
 
-    _epoch = 0
+    _epoch: float | None = None
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Note the epoch: after the last step of one, the next counts."""
-        self._epoch = int(state.epoch)
+        self._epoch = getattr(state, "epoch", None)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Tell the epoch and the step."""
