@@ -1,32 +1,39 @@
-"""Serve a model over HTTP, each request a span of your own: the model's layers appear below it.
+"""Serve a model with FastAPI: below the span of each request stand the model's evaluation and its layers.
 
+    pip install fastapi uvicorn opentelemetry-instrumentation-fastapi
     python examples/serve.py --port 8000
-    curl --data '[0,0,5,13,9,1,0,0, ...]' http://127.0.0.1:8000/predict     # 64 pixels from 0 to 16
+    curl --json '[0,0,5,13,9,1,0,0, ...]' http://127.0.0.1:8000/predict     # 64 pixels from 0 to 16
 
 In Jaeger (http://localhost:16686) a request is one trace: `POST /predict`, below it `torch.evaluation`, below that
 `forward Net` and its layers. A caller that sends a `traceparent` header finds all this in its own trace. Here torchotel
-sets the TracerProvider, so that the spans of your own are exported too; where you have one, leave that argument out.
+sets the TracerProvider, so that FastAPI's spans are exported too; where you have one, leave that argument out.
 """
 
 import argparse
-import json
+import socket
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Annotated
 
 import torch
-from opentelemetry import trace
-from opentelemetry.propagate import extract
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchotel
 
 try:
+    import uvicorn
+    from fastapi import FastAPI
+    from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+    from pydantic import Field
+except ImportError as error:
+    sys.exit(f"{error}; this example needs: pip install fastapi uvicorn opentelemetry-instrumentation-fastapi")
+try:
     from sklearn.datasets import load_digits
 except ImportError as error:
     sys.exit(f"{error}; this example needs: pip install 'torchotel[demo]'")
 
 N_PIXELS = 64
+Pixels = Annotated[list[float], Field(min_length=N_PIXELS, max_length=N_PIXELS)]
 
 
 class Net(nn.Module):
@@ -56,37 +63,17 @@ def trained() -> Net:
     return net.eval()
 
 
-class Predict(BaseHTTPRequestHandler):
+def make_app(net: nn.Module) -> FastAPI:
     """Answer a JSON list of 64 pixels with the digit that the model sees."""
+    app = FastAPI()
 
-    net: Net
-    tracer = trace.get_tracer("serve")
+    @app.post("/predict")
+    def predict(pixels: Pixels) -> dict[str, int]:
+        with torch.inference_mode():  # with gradients on a forward might be the first of a training step
+            return {"digit": int(net(torch.tensor([pixels])).argmax())}
 
-    def do_POST(self) -> None:  # the name that http.server calls
-        """Answer in a span that continues the caller's trace, where there is one."""
-        with self.tracer.start_as_current_span(
-            f"POST {self.path}", context=extract(self.headers), kind=trace.SpanKind.SERVER
-        ) as span:
-            status, answer = self.predict(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            span.set_attribute("http.response.status_code", status)
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def predict(self, body: bytes) -> tuple[int, dict[str, object]]:
-        """Give the status and the answer to a request."""
-        try:
-            pixels = torch.tensor(json.loads(body), dtype=torch.float32).reshape(1, N_PIXELS)
-        except (ValueError, TypeError, RuntimeError):
-            return 400, {"error": f"give a JSON list of {N_PIXELS} numbers"}
-        with torch.no_grad():
-            return 200, {"digit": int(self.net(pixels).argmax())}
-
-    def log_message(self, *_: object) -> None:
-        """Leave the log to telemetry."""
+    FastAPIInstrumentor.instrument_app(app, exclude_spans=["receive", "send"])
+    return app
 
 
 def main() -> None:
@@ -95,14 +82,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0: any free one")
     port = parser.parse_args().port
     torch.manual_seed(0)
-    Predict.net = trained()  # before instrument(), so that only what is served is seen
+    net = trained()  # before instrument(), so that only what is served is seen
     with (
         torchotel.instrument(service_name="digits", set_global_provider=True),
-        ThreadingHTTPServer(("127.0.0.1", port), Predict) as server,
+        socket.create_server(("127.0.0.1", port)) as listening,
     ):
-        print(f"http://127.0.0.1:{server.server_port}/predict", flush=True)
+        print(f"http://127.0.0.1:{listening.getsockname()[1]}/predict", flush=True)
+        server = uvicorn.Server(uvicorn.Config(make_app(net), log_level="warning"))
         try:
-            server.serve_forever()
+            server.run([listening])
         except KeyboardInterrupt:
             print("stopped")
 
