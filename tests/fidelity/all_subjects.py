@@ -6,6 +6,7 @@ from fidelity import (
     amp_subjects,
     forward_subjects,
     func_subjects,
+    graph_module_subjects,
     graph_subjects,
     layer_subjects,
     loop_subjects,
@@ -25,6 +26,7 @@ def subjects() -> Iterator[Subject]:
     yield from run_subjects.subjects()
     yield from func_subjects.subjects()
     yield from loop_subjects.subjects()
+    yield from graph_module_subjects.subjects()
     yield from amp_subjects.subjects()
     yield from norm_subjects.subjects()
     yield from norm_subjects.large()

@@ -12,6 +12,8 @@ from fidelity import (
 )
 from fidelity.checked import check
 from fidelity.subjects import Subject
+from fidelity.training import differences, train
+from torchotel.testing import capture
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's own, of what it calls a prototype or deprecated
 
@@ -28,6 +30,15 @@ def test_nothing_is_changed_and_the_trace_is_right(subject: Subject) -> None:
     assert row.changed == []
     assert row.faults == []
     assert row.calls >= subject.steps
+
+
+@pytest.mark.parametrize("subject", SUBJECTS + PARTLY_SEEN, ids=lambda subject: f"{subject.kind}: {subject.name}")
+def test_nothing_is_changed_with_the_hooks_in_and_out_in_turns(subject: Subject) -> None:
+    """The second step has no hook on inner modules, and its numbers are the same."""
+    expected = train(subject)
+    with capture(detail=2) as captured:
+        assert differences(expected, train(subject)) == []
+    assert captured.handle.stats()["internal_errors"] == 0
 
 
 @pytest.mark.parametrize("subject", PARTLY_SEEN, ids=lambda subject: f"{subject.kind}: {subject.name}")

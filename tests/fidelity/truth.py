@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, nn
 
 from fidelity.counted import Call, Counted, counting, nodes_of
@@ -157,7 +158,8 @@ def _timed_leaves(times: dict[nn.Module, list[Interval]]) -> Iterator[None]:
     original: Callable[..., Any] = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if "forward" not in vars(module) and not any(module.children()):
+        traced = torch.compiler.is_compiling()  # for export
+        if not traced and "forward" not in vars(module) and not any(module.children()):
             module.forward = _timed(module.forward, times.setdefault(module, []))
         return original(module, *args, **kwargs)
 
