@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from fastapi import FastAPI
+from fastapi import BackgroundTasks, FastAPI
 from fastapi.responses import StreamingResponse
 from looked import ENGINES, Look, looked
 from opentelemetry import trace
@@ -147,6 +147,26 @@ def test_a_client_that_goes_away_amid_a_forward() -> None:
         client.get("/predict")
     assert look.above("forward scores") == [["forward Net", "torch.evaluation", "GET /predict"]] * 2
     assert len(look.traces) == 2
+
+
+def test_what_runs_after_the_answer_is_the_requests() -> None:
+    """A background task stands below its own span; a task that a request starts has that request's context for good."""
+    app, model, tasks = FastAPI(), Net(), list[asyncio.Task[None]]()
+
+    @app.get("/later")
+    def later(after: BackgroundTasks) -> None:
+        after.add_task(predict, model)
+
+    @app.get("/starts")
+    async def starts() -> None:
+        async def works() -> None:
+            predict(model)
+
+        tasks.append(asyncio.create_task(works()))
+
+    with looked("otlp") as look, served(app, look) as client:
+        assert [client.get(path).status_code for path in ("/later", "/starts")] == [200, 200]
+    assert above_evaluations(look) == [["BackgroundTask predict", "GET /later"], ["GET /starts"]]
 
 
 def test_loading_a_model_makes_no_trace(tmp_path: Path) -> None:
