@@ -1,11 +1,14 @@
 """Forwards that hand parts of their work to threads: DataParallel's replicas, and threads of the program's own."""
 
 import threading
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from torchotel.testing import CapturedSpan, capture
 
@@ -70,7 +73,7 @@ class OnThreads(nn.DataParallel[nn.Module]):
 class Model(nn.Module):
     """A layer before and a layer behind what runs in parallel."""
 
-    def __init__(self, wrap: type[nn.Module]) -> None:
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -79,6 +82,18 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Run all three."""
         return self.b(self.parts(self.a(x)))
+
+
+class Checkpointed(nn.Module):
+    """Runs what it holds again in the backward."""
+
+    def __init__(self, inner: nn.Module, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.use_reentrant = inner, use_reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        """Run it."""
+        return checkpoint(self.inner, x, use_reentrant=self.use_reentrant)
 
 
 class Branches(nn.Module):
@@ -168,6 +183,21 @@ def test_replicas_that_are_evaluated() -> None:
         "torch.evaluation",
         [("forward Model", ["forward a", side_by_side("forward"), "forward b"])],
     )
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_replicas_that_are_run_again(*, use_reentrant: bool) -> None:
+    """What a checkpoint runs again has the names of the model, though what held it is gone by then."""
+    with capture() as captured:
+        train(Model(lambda parts: OnThreads(nn.Sequential(Checkpointed(parts, use_reentrant=use_reentrant)))))
+    for step in captured.steps:
+        again = [span for span in step.walk() if "torch.recompute" in span.attributes]
+        names = ("", ".0", ".1", ".2")
+        assert Counter(span.name for span in again) == {f"forward parts.0.inner{name}": 2 for name in names}
+        assert {span.attributes["torch.model"] for span in step.walk() if "torch.direction" in span.attributes} == {
+            "Model"
+        }
+    assert captured.evaluations == []
 
 
 def test_a_thread_of_the_programs_own_is_an_evaluation() -> None:

@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from fidelity.counted import counting
 from fidelity.forward_subjects import block, linear
-from fidelity.layer_subjects import SIDE
+from fidelity.layer_subjects import SIDE, Applied
 from fidelity.subjects import loss_of
 from fidelity.traces import faults
 from torchotel.testing import capture
@@ -24,13 +25,16 @@ def rank_of_two(rank: int, folder: Path) -> None:
     """Check all wrappings; an assertion that fails ends the process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
-    for wrap in (_replicated, _statically, _sharded):
+    for wrap in (_replicated, _statically, _sharded, _sharded_and_checkpointed):
         expected = _trained(wrap, rank)
         with capture(max_spans=None) as captured, counting() as counted:
             numbers = _trained(wrap, rank, counted.built)
         assert (wrap.__name__, faults(counted, captured)) == (wrap.__name__, [])
         assert len(captured.steps) == 3
-        assert all(torch.equal(one, other) for one, other in zip(numbers, expected, strict=True)), wrap.__name__
+        with capture(detail=2):  # with the hooks in and out
+            in_turns = _trained(wrap, rank)
+        assert all(map(torch.equal, numbers, expected)), wrap.__name__
+        assert all(map(torch.equal, in_turns, expected)), wrap.__name__
     dist.destroy_process_group()
 
 
@@ -48,6 +52,12 @@ def _sharded(model: nn.Module) -> nn.Module:
         fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
+
+
+def _sharded_and_checkpointed(model: nn.Module) -> nn.Module:
+    for name, child in model.named_children():
+        model.add_module(name, Applied(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=child))
+    return _sharded(model)
 
 
 def _trained(

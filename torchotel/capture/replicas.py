@@ -5,7 +5,6 @@ Their calls belong to the forward that waits for those threads, under the names 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from torchotel._records import CallNote, ModuleCall
 from torchotel.capture.paths import Paths, Place
 from torchotel.capture.seams import made_for_replica, node_of
 from torchotel.capture.sites import info_of
-from torchotel.capture.tree import modules_of, unwrapped, walk
+from torchotel.capture.tree import modules_of, unwrapped
 
 if TYPE_CHECKING:
     from torchotel.capture.thread import ThreadState
@@ -41,11 +40,10 @@ def beside(call: ModuleCall, lane: int) -> ModuleCall:
 
 
 def _name(replica: Module, original: Module, paths: Paths) -> None:
-    """Call a replica, and all below it, what their originals are called."""
-    for (copy, _, holder, name), (copied, *_) in zip(walk(replica, ""), walk(original, ""), strict=False):
+    """Call a replica, and all below it, what their originals are called, whether what holds them lives on or not."""
+    for copy, copied in zip(modules_of(replica), modules_of(original), strict=False):
         known = paths.states.get(id(copied))
         if known is None or type(copy) is not type(copied):
             return
-        reference = None if holder is None else weakref.ref(holder)
-        state = paths.add(copy, Place(known.model, known.path, reference, name, known.root))
+        state = paths.add(copy, Place(known.model, known.path, None, "", known.root))
         state.info, state.sites = info_of(known, copied), known.sites
