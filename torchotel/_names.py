@@ -69,9 +69,11 @@ COMPILED = "torch.compiled"
 ESTIMATED = "torch.estimated"
 """string: which end of the span is an upper bound (`start` | `end`)."""
 FOLDED_CALLS = "torch.folded.calls"
-"""int: module calls that were folded into this span."""
+"""int: module calls that were folded into this span, or evaluations that it stands for."""
 FOLDED_TIME = "torch.folded.time"
 """double, seconds: the time of those calls."""
+FOLDED_EVALUATIONS = "torch.folded.evaluations"
+"""int: evaluations under one span of the user's that this one stands for."""
 
 # Attributes of steps and phases.
 

@@ -71,7 +71,7 @@ def test_a_request_that_generates_is_one_trace(make: Callable[[], Any], way: dic
     assert {one.trace_id for one in captured.evaluations} == {request.get_span_context().trace_id}
     assert n_spans(shown) == calls[:10]
     assert n_spans([folded]) == [0]
-    assert folded.attributes["torch.folded.calls"] == len(calls) - 10 == TOKENS - 10
+    assert folded.attributes["torch.folded.evaluations"] == len(calls) - 10 == TOKENS - 10
     assert 0 < float(str(folded.attributes["torch.folded.time"])) <= folded.duration_s
     assert shown[-1].end_ns <= folded.start_ns
 

@@ -49,9 +49,9 @@ def forwards(net: nn.Module, count: int) -> None:
         net(torch.ones(1, 4))
 
 
-def folded_calls(captured: Captured) -> list[Any]:
+def folded_evaluations(captured: Captured) -> list[Any]:
     """Give for each evaluation how many it stands for; None: itself."""
-    return [one.attributes.get("torch.folded.calls") for one in captured.evaluations]
+    return [one.attributes.get("torch.folded.evaluations") for one in captured.evaluations]
 
 
 def test_requests_that_take_turns_on_a_thread_fold_each_into_its_own() -> None:
@@ -63,7 +63,7 @@ def test_requests_that_take_turns_on_a_thread_fold_each_into_its_own() -> None:
             for request in requests:
                 with trace.use_span(request):
                     forwards(net, 1)
-        assert folded_calls(captured) == [None] * 30 + [15] * 3
+        assert folded_evaluations(captured) == [None] * 30 + [15] * 3
     traces = Counter(one.trace_id for one in captured.evaluations)
     assert traces == {request.get_span_context().trace_id: 11 for request in requests}
 
@@ -77,7 +77,7 @@ def test_a_request_whose_forwards_run_on_several_threads_folds_as_one() -> None:
                 thread = threading.Thread(target=copy_context().run, args=(forwards, net, 1))
                 thread.start()
                 thread.join()
-        assert folded_calls(captured) == [None] * 10 + [15]
+        assert folded_evaluations(captured) == [None] * 10 + [15]
 
 
 def test_what_is_folded_is_sent_soon() -> None:
@@ -116,7 +116,7 @@ def test_a_forward_that_fails_is_not_folded() -> None:
             forwards(net, 25)
             with pytest.raises(RuntimeError):
                 net(torch.ones(1, 3))
-        assert folded_calls(captured) == [None] * 11 + [15]
+        assert folded_evaluations(captured) == [None] * 11 + [15]
         failed = captured.evaluations[10]
     assert failed.error is not None
     assert failed.find("forward 0").error == failed.error
@@ -134,6 +134,7 @@ def test_evaluations_of_a_request_share_the_spans_that_its_trace_may_have() -> N
     assert [len(list(one.walk())) for one in (first, second, third, *rest, again)] == [11, 11, 2, 1, 1, 11]
     assert third.find("forward Sequential").attributes["torch.folded.calls"] == 9
     assert [one.attributes["torch.folded.calls"] for one in rest] == [10, 10]
+    assert folded_evaluations(captured) == [None] * 10
     assert all(0 < float(str(one.attributes["torch.folded.time"])) <= one.duration_s for one in rest)
 
 
