@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,6 +63,20 @@ def on_threads(modules: list[nn.Module], rows: Tensor) -> Tensor:
     return torch.cat([outputs[index] for index in range(len(modules))])
 
 
+class Meeting(nn.Tanh):
+    """Waits until both replicas are in it, so that they overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Wait, where it is a replica's forward, then compute."""
+        if threading.current_thread() is not threading.main_thread():
+            self.both.wait(60)
+        return super().forward(x)
+
+
 class OnThreads(nn.DataParallel[nn.Module]):
     """DataParallel over two devices, both the CPU."""
 
@@ -77,7 +92,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.parts = wrap(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+        self.parts = wrap(nn.Sequential(nn.Linear(4, 4), Meeting(), nn.Linear(4, 4)))
 
     def forward(self, x: Tensor) -> Any:
         """Run all three."""
@@ -216,7 +231,7 @@ def test_a_thread_of_the_programs_own_is_an_evaluation() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: one makes no replicas")
 def test_replicas_on_devices() -> None:
     """PyTorch's own DataParallel: each replica's spans say their device."""
-    model = Model(nn.DataParallel[nn.Module]).cuda()
+    model = Model(partial(nn.DataParallel[nn.Module], device_ids=[0, 1])).cuda()
     with capture() as captured:
         train(model)
     for step in captured.steps:
