@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -55,20 +56,23 @@ def forward(model: nn.Module, **options: Any) -> nn.Module:
 class Compilation:
     """What was compiled in a block, and what the user was told."""
 
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Graphs, graph breaks, frames looked at and the like, as Dynamo and the backends count them."""
-    compiled: list[str] = field(default_factory=list)
-    """Each compilation in order: what was compiled, and why again."""
-    said: list[str] = field(default_factory=list)
+    graphs: dict[str, int] = field(default_factory=dict)
+    """How many there are, and of how many operators."""
+    breaks: int = 0
+    """Places where a graph had to end."""
+    frames: int = 0
+    """Functions that Dynamo looked at."""
+    compiled: Counter[str] = field(default_factory=Counter)
+    """What was compiled, and why again."""
+    said: Counter[str] = field(default_factory=Counter)
     """Warnings and log lines."""
 
-    def differences(self, other: "Compilation") -> list[str]:
-        """Name what is not the same in both."""
-        names = sorted(self.counts.keys() | other.counts.keys())
-        pairs: list[tuple[str, Any, Any]]
-        pairs = [(name, self.counts.get(name, {}), other.counts.get(name, {})) for name in names]
-        pairs += [("compiled", self.compiled, other.compiled), ("said", self.said, other.said)]
-        return [f"{name}: {theirs} for {own}" for name, own, theirs in pairs if own != theirs]
+    def added(self, other: "Compilation") -> list[str]:
+        """Name what there is more of in the other; of graphs also what there is less of."""
+        found = [f"graphs: {other.graphs}, and not {self.graphs}"] if other.graphs != self.graphs else []
+        found += [f"{other.breaks} graph breaks, and not {self.breaks}"] if other.breaks > self.breaks else []
+        found += [f"{other.frames} frames, and not {self.frames}"] if other.frames > self.frames else []
+        return [*found, *(other.compiled - self.compiled), *(other.said - self.said)]
 
 
 @dataclass(kw_only=True)
@@ -76,7 +80,7 @@ class Twins:
     """A program run without torchotel and with it."""
 
     changed: list[str]
-    """What is not the same: numbers, compilations, words to the user."""
+    """Numbers that are not the same, and what was compiled or said in addition."""
     plain: Compilation
     captured: Captured
 
@@ -108,7 +112,7 @@ def compare(program: Program, *, late: bool = False, **settings: Any) -> Twins:
         (captured,) = found
         errors = captured.handle.stats()["internal_errors"]
         captured.roots  # noqa: B018  # built while it runs
-    changed = differences(expected, outcome) + plain.differences(ours)
+    changed = differences(expected, outcome) + plain.added(ours)
     return Twins(changed=changed + ["internal errors"] * bool(errors), plain=plain, captured=captured)
 
 
@@ -124,15 +128,16 @@ def compilation() -> Iterator[Compilation]:
     torch._dynamo.reset()
     dynamo.counters.clear()
     dynamo.clear_compilation_metrics()
-    noted = Compilation()
-    with warnings.catch_warnings(record=True) as warned, _listening(noted.said):
+    noted, said = Compilation(), list[str]()
+    with warnings.catch_warnings(record=True) as warned, _listening(said):
         warnings.simplefilter("always")
         yield noted
-    noted.said += [f"{one.category.__name__}: {one.message}" for one in warned]
-    noted.counts = {name: dict(counts) for name, counts in dynamo.counters.items() if counts}
+    noted.said = Counter(said + [f"{one.category.__name__}: {one.message}" for one in warned])
+    noted.graphs, noted.frames = dict(dynamo.counters["stats"]), dynamo.counters["frames"]["total"]
+    noted.breaks = dynamo.counters["graph_break"].total()
     for one in dynamo.get_compilation_metrics():
         direction = "forward" if one.is_forward else "backward"
-        noted.compiled.append(" ".join(filter(None, (one.co_name, direction, one.recompile_reason))))
+        noted.compiled[" ".join(filter(None, (one.co_name, direction, one.recompile_reason)))] += 1
 
 
 class _Listener(logging.Handler):

@@ -22,6 +22,7 @@ from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
     calls_in_progress,
     node_of,
+    runs_plainly,
     sequence_number,
     torch_function_modes,
     without_torch_function,
@@ -86,6 +87,7 @@ class CallRecorder:
         self._enter, self._leave, self._fault = enter, leave, fault
         self._states = paths.states
 
+    @runs_plainly
     def before(self, module: Module, args: Any) -> None:
         """Open a call; a global forward pre-hook."""
         if is_compiling():
@@ -104,6 +106,7 @@ class CallRecorder:
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault()
 
+    @runs_plainly
     def after(self, module: Module, args: Any, *rest: Any) -> None:
         """Close a call; a global forward hook with `always_call` and `with_kwargs`.
 

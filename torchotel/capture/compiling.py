@@ -49,6 +49,7 @@ class Compiling:
         guarded: Callable[[Call], Call],
     ) -> None:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
+        self._suspend, self._resume = seams.runs_plainly(guarded(hooks.suspend)), guarded(hooks.resume)
         self.running = 0
         """Compilations that run: the backwards and forwards that they trace are not the program's."""
         self._undos = ExitStack()
@@ -144,13 +145,13 @@ class Compiling:
             return region.compiled(*args, **kwargs)
         after = self._enter(owner, args)
         # The region checks that no hook came since it was compiled, and is compiled again where one did.
-        self._guarded(self._hooks.suspend)()
+        self._suspend()
         rest: tuple[Any, ...] = (None,)
         try:
             output = region.compiled(*args, **kwargs)
             rest = (kwargs, output)
         finally:
-            self._guarded(self._hooks.resume)()
+            self._resume()
             if after is not None and (len(rest) > 1 or isinstance(sys.exception(), Exception)):
                 after(owner, args, *rest)
         return output

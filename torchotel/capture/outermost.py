@@ -26,6 +26,7 @@ from torchotel.capture.seams import (
     is_inside,
     is_replica,
     is_traced,
+    runs_plainly,
     without_torch_function,
 )
 from torchotel.capture.thread import MOST_CALLS, ThreadState
@@ -148,6 +149,7 @@ class Outermost:
             else:
                 thread.muted_from = len(thread.calls)
 
+    @runs_plainly
     def first(self, module: Module, args: Any) -> None:
         """See the first module call since the last event, with no other hook in."""
         if is_compiling():
@@ -163,6 +165,7 @@ class Outermost:
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault()
 
+    @runs_plainly
     def left(self, module: Module, args: Any, output: Any) -> None:
         """See the end of an outermost call, with no other hook in."""
         if is_compiling():
@@ -185,6 +188,7 @@ class Outermost:
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault(iterated=raised)
 
+    @runs_plainly
     def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
         """See the start of a region that runs no hooks; return what is to see its end."""
         try:
@@ -202,6 +206,7 @@ class Outermost:
             return None
         return self._leave_region
 
+    @runs_plainly
     def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
         """See the end of an outermost region whose step is not recorded in detail."""
         exception = sys.exception() if len(rest) == 1 else None

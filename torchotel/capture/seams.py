@@ -20,6 +20,7 @@
 | `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
+| `eval_frame.set_code_exec_strategy` | hooks run plainly between two graphs | Dynamo looks at what they call |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
@@ -278,6 +279,15 @@ def forget_end(module: nn_module.Module, hook_id: int) -> None:
 def outside_dynamo(function: F) -> F:
     """Mark a function as one that Dynamo never traces, without importing Dynamo (1.4 s, 150 MiB)."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined] # Dynamo's own mark
+    return function
+
+
+def runs_plainly(function: F) -> F:
+    """Have Dynamo compile neither a function nor what it calls, be it another library's, for the whole process."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
 
 
