@@ -136,13 +136,15 @@ class ModuleHooks:
 
     def suspend(self) -> None:
         """Take all hooks out while Dynamo compiles or export traces, so that no guard is made of them."""
-        self._suspended += 1
-        self._apply()
+        with self._lock:  # regions of several threads begin and end at once
+            self._suspended += 1
+            self._apply()
 
     def resume(self) -> None:
         """Put back what was in."""
-        self._suspended = max(0, self._suspended - 1)
-        self._apply()
+        with self._lock:
+            self._suspended = max(0, self._suspended - 1)
+            self._apply()
 
     def remove(self) -> None:
         """Take all hooks out; what is still running cannot put them back."""
