@@ -100,6 +100,7 @@ WORKER = (
     "_session.Session._prepare",
     "_session.Session._first",
     "_session.Session._weigh",
+    "telemetry.evaluations.EvaluationFold.quiet",
     "telemetry.evaluations.EvaluationFold.rest",
     "telemetry.exemplars.Exemplars.arrive",
     "telemetry.keeping.Keeper.reason",
