@@ -64,7 +64,7 @@ def _aliases(roots: Iterable[nn.Module]) -> dict[nn.Module, set[str]]:
     """Collect what modules go by; a root by nothing, though it shows as its class."""
     found: dict[nn.Module, set[str]] = {}
     for root in roots:
-        found[root] = {""}
+        found.setdefault(root, set()).add("")
         for path, module in _unwrapped(root).named_modules(remove_duplicate=False):
             found.setdefault(module, set()).add(path)
     return found
