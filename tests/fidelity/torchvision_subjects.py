@@ -13,7 +13,7 @@ from fidelity.subjects import Subject
 
 MOST_PARAMETERS = 50_000_000
 """Above it a model is run on the meta device, where the graph is the same and there are no numbers."""
-_SIZES = {"inception": 299, "vit": 224, "maxvit": 224, "swin": 64, "mvit": 224}
+_SIZES = {"inception": 299, "vit": 224, "maxvit": 224, "swin": 64}
 _SIZE = 96
 _OF_FEATURES = 10
 """Classes of the small heads that detectors and segmenters get."""
@@ -72,8 +72,8 @@ def _detected(*, name: str, kind: str) -> Subject:
 
 def _filmed(*, name: str, kind: str) -> Subject:
     build = partial(zoo.get_model, name, weights=None)
-    frames, size = (16, 224) if name.startswith("mvit") else (16, 224) if name.startswith("s3d") else (8, 64)
-    return _subject(name, kind, build, lambda: ((torch.randn(2, 3, frames, size, size),), {}))
+    shape = (1, 3, 16, 224, 224) if name.startswith(("mvit", "s3d")) else (2, 3, 8, 64, 64)  # those have one size
+    return _subject(name, kind, build, lambda: ((torch.randn(shape),), {}))
 
 
 def _flowing(*, name: str, kind: str) -> Subject:
