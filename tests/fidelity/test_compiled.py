@@ -4,12 +4,14 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from fidelity.compiled import Way, blocks, blocks_in_place, compare, forward, in_place, whole
 from fidelity.layer_subjects import SIDE, Make, chain, subject
 from fidelity.subjects import Subject
 from fidelity.training import train
+from torchotel.testing import capture
 
 
 class Block(nn.Module):
@@ -72,3 +74,31 @@ def test_each_way_compiles_the_same_and_shows_its_regions(way: Way, root: str, l
     twins = compare(program, late=late)
     assert twins.changed == []
     assert twins.trees == [expected(way, root)] * 4
+
+
+def compiled_and_forgotten(model: nn.Module, **options: Any) -> nn.Module:
+    """Compile the model as it stands, for a Dynamo that knows nothing of it."""
+    in_place(model, **options)
+    torch._dynamo.reset()
+    return model
+
+
+def test_a_region_from_before_a_reset_is_compiled_once() -> None:
+    """What was compiled before `torch._dynamo.reset()` and `instrument()` is seen from its second call on."""
+    program = partial(train, compiled(ROOTS["Sequential"], compiled_and_forgotten, backend="eager"))
+    twins = compare(program, late=True)
+    assert twins.changed == []
+    assert twins.trees[1:] == [expected(in_place, "Sequential")] * 3
+
+
+def test_a_region_is_seen_again_after_a_pause() -> None:
+    """After `pause` and `resume` it is a span as before, and nothing is compiled again."""
+    net = in_place(ROOTS["Sequential"](), backend="eager")
+    with capture() as captured:
+        net(torch.ones(3, SIDE)).sum().backward()
+        captured.handle.pause()
+        captured.handle.resume()
+        with torch.compiler.set_stance("fail_on_recompile"):
+            net(torch.ones(3, SIDE)).sum().backward()
+        captured.handle.pause()
+        assert [len(step.find_all("forward Sequential")) for step in captured.steps] == [1, 1]

@@ -54,6 +54,7 @@ class Compiling:
         """Compilations that run: the backwards and forwards that they trace are not the program's."""
         self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
+        self._sought = False
         self._filter: tuple[Any, ...] | None = None
 
     def install(self) -> None:
@@ -69,7 +70,8 @@ class Compiling:
         # Our hooks return nothing and skip what is compiled, so what it warns of does not happen.
         warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
         self._filter = warnings.filters[0]
-        if "torch._dynamo" in sys.modules:
+        self._sought = False
+        if seams.has_compiled():
             self._guarded(self._find_regions)()
 
     def uninstall(self) -> None:
@@ -88,8 +90,12 @@ class Compiling:
     def _find_regions(self) -> None:
         """Wrap the regions that were compiled before: no hook tells of them, and ours would have them compiled again.
 
-        Only the garbage collector knows them all: 0.1 s, where Dynamo is imported already.
+        Only the garbage collector knows them all: 0.1 s, where anything was compiled. After `torch._dynamo.reset()`
+        that can't be told, but there is nothing either that could be compiled again.
         """
+        if self._sought:
+            return
+        self._sought = True
         for one in gc.get_objects():
             if issubclass(type(one), Module):  # not `isinstance`, which asks lazy objects of others what they are
                 self._see(one)
@@ -111,6 +117,7 @@ class Compiling:
         except Exception:
             self._hooks.remove()  # an export would fail on them
             raise
+        self._find_regions()
 
     def _end(self) -> None:
         self.running -= 1

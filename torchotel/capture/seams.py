@@ -20,6 +20,7 @@
 | `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
+| `eval_frame.cached_backends` | whether anything was compiled before | regions are looked for all the same |
 | `eval_frame.set_code_exec_strategy` | hooks run plainly between two graphs | Dynamo looks at what they call |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
@@ -427,6 +428,12 @@ def around_module_compile(
         return compile_and_wrap
 
     return replace(torch.nn.Module, "compile", make)
+
+
+def has_compiled() -> bool:
+    """Tell whether anything was given to `torch.compile` since Dynamo was reset; True where that can't be told."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    return frames is not None and getattr(frames, "cached_backends", True) != {}
 
 
 def keep_untraced(trace_rules: ModuleType, package: str) -> None:
