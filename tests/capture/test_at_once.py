@@ -1,6 +1,8 @@
 """Threads whose forwards run at the same time, as those of a server do: none is missed, none ends for another."""
 
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -171,3 +173,41 @@ def test_an_exception_is_the_programs_own_while_others_come_and_go() -> None:
         evaluate(model)
     assert len(run.evaluations) == 4
     assert len(model._forward_hooks) == 1
+
+
+class Fails(nn.Module):
+    """A layer that raises where its input says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() == 0:
+            raise ValueError("the program's own")
+        return x
+
+
+def test_threads_that_change_places_at_every_moment() -> None:
+    """Hooks go in and out amid others' calls: each call is seen once, and what it raises is the program's own."""
+    model = nn.Sequential(nn.ReLU6(), nn.Sequential(Fails()))
+    raised: list[str] = []
+
+    def work() -> None:
+        for number in range(100):
+            try:
+                with torch.inference_mode():
+                    model(ROW if number % 2 else -ROW)
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                raised.append(type(error).__name__)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with recorded("off") as run:
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert Counter(raised) == {"ValueError": 400}
+    assert len(run.evaluations) == 800
+    assert sum("error.type" in one.attributes for one in run.evaluations) == 400
