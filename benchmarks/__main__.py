@@ -63,7 +63,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("pattern", nargs="?", default="", help="of the parts to measure, such as transformer or worker")
     parser.add_argument("--quick", action="store_true", help="as short as it can be, on a tiny model: does it run?")
     parser.add_argument("--longer", type=float, default=1, metavar="TIMES", help="compare the instruments for longer")
-    parser.add_argument("--memory-steps", type=int, default=3000, help="of the training looked at (%(default)s)")
+    parser.add_argument("--memory-steps", type=int, default=2000, help="of the training looked at (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, and take the figures from there")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/overhead.md")
