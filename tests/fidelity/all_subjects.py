@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fidelity import (
     amp_subjects,
+    compiled_subjects,
     forward_subjects,
     func_subjects,
     graph_module_subjects,
@@ -32,3 +33,4 @@ def subjects() -> Iterator[Subject]:
     yield from norm_subjects.large()
     yield from torchvision_subjects.subjects()
     yield from transformers_subjects.subjects()
+    yield from compiled_subjects.subjects()
