@@ -206,23 +206,32 @@ def test_shutdown_gives_regions_their_own_call_back() -> None:
     assert net._compiled_call_impl is before
 
 
-def test_another_thread_compiles_during_a_backward() -> None:
-    """A backward that ends while another thread compiles has ended: the steps after it are whole."""
-    compiling, done = threading.Event(), threading.Event()
+class SlowCompiler:
+    """A backend that takes until it is told to end."""
 
-    def slow(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        compiling.set()
-        done.wait(10)
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.began.set()
+        self.may_end.wait(10)
         return graph.forward
 
-    other = torch.compile(nn.Linear(4, 4), backend=slow)
-    thread = threading.Thread(target=other, args=(torch.ones(2, 4),))
+    def thread(self) -> threading.Thread:
+        """Make a thread that compiles something."""
+        return threading.Thread(target=torch.compile(nn.Linear(4, 4), backend=self), args=(torch.ones(2, 4),))
+
+
+def test_another_thread_compiles_during_a_backward() -> None:
+    """A backward that ends while another thread compiles has ended: the steps after it are whole."""
+    compiler = SlowCompiler()
+    thread = compiler.thread()
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def compile_meanwhile(_: Tensor) -> None:
         thread.start()
-        assert compiling.wait(10)
+        assert compiler.began.wait(10)
 
     with recorded() as run:
         for number in range(3):
@@ -231,10 +240,28 @@ def test_another_thread_compiles_during_a_backward() -> None:
                 output.register_hook(compile_meanwhile)
             output.sum().backward()
             if number == 1:
-                done.set()
+                compiler.may_end.set()
             optimizer.step()
         thread.join()
     assert len(run.steps) == 3
+
+
+def test_backwards_are_seen_while_another_thread_compiles() -> None:
+    """What another thread compiles takes the module spans of this one's steps, and neither backward nor optimizer."""
+    compiler = SlowCompiler()
+    thread = compiler.thread()
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded() as run:
+        thread.start()
+        assert compiler.began.wait(10)
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        compiler.may_end.set()
+        thread.join()
+    assert [len(step.find_all("torch.backward")) for step in run.steps] == [1, 1, 1]
+    assert [len(step.find_all("torch.optimizer.step")) for step in run.steps] == [1, 1, 1]
 
 
 def test_a_compiled_module_is_freed() -> None:

@@ -6,8 +6,10 @@ import gc
 import sys
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -50,8 +52,7 @@ class Compiling:
     ) -> None:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
         self._suspend, self._resume = seams.runs_plainly(guarded(hooks.suspend)), guarded(hooks.resume)
-        self.running = 0
-        """Compilations that run: the backwards and forwards that they trace are not the program's."""
+        self._running: Counter[int] = Counter()  # of each thread
         self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
         self._sought = False
@@ -110,8 +111,13 @@ class Compiling:
         if compiled is not None and not isinstance(compiled, _Region):
             module._compiled_call_impl = self._wrap(module, compiled)
 
+    @property
+    def running(self) -> bool:
+        """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
+        return self._running[get_ident()] > 0
+
     def _begin(self) -> None:
-        self.running += 1
+        self._running[get_ident()] += 1
         try:
             self._hooks.suspend()
         except Exception:
@@ -120,7 +126,7 @@ class Compiling:
         self._find_regions()
 
     def _end(self) -> None:
-        self.running -= 1
+        self._running[get_ident()] -= 1
         self._hooks.resume()
 
     def _dynamo_imported(self, callback: ModuleType) -> None:
