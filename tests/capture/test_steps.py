@@ -187,6 +187,24 @@ def test_what_was_fetched_ahead_of_the_iterators_end_is_the_steps() -> None:
     assert program.times[1][0] == 170  # the first fetch's start
 
 
+@pytest.mark.parametrize("events", ["DDDD. FBO FBO", "DDDD. FBFBO FBFBO", "DD. ff FBO", "DD. f FBO"])
+def test_a_loader_that_was_read_ahead_of_training_begins_no_step(events: str) -> None:
+    """More batches than the first update forwards, or an evaluation since: the step begins with its own forward."""
+    program = Program().play(events)
+    handed = program.end()
+    assert not any("D" in phases for _, phases in handed)
+    forward = 10 * (2 * events.count("D") + 1)
+    assert program.times[0][0] == forward
+
+
+@pytest.mark.parametrize("events", ["DDD. FBFBO", "D. FBFBO", "DD. F[O]"])
+def test_what_was_fetched_ahead_may_hold_the_iterators_making(events: str) -> None:
+    """The making of the iterator is a fetch too, and one batch may have come with the update before."""
+    program = Program().play(events)
+    assert program.end() == _steps(events.replace(". ", "").replace("[O]", "BO"))
+    assert program.times[0][0] == 10
+
+
 def test_a_validation_takes_in_no_fetches_of_another_iterator() -> None:
     """What was only read stays dropped: a request may be served by the forward, hours later."""
     assert Program().play("DD. f").end() == [("evaluation", "")]

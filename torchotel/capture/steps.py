@@ -39,7 +39,7 @@ class StepMachine:
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
-        self._ahead: Part | None = None  # only fetched when its iterator ended
+        self._ahead: Part | None = None  # only fetched when its iterator ended; no fetch or evaluation since
 
     # ---- events
 
@@ -81,10 +81,10 @@ class StepMachine:
         part = self._pending.open
         if part is None or not (self._stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
-        if grad:
-            self._take_in_ahead(part)
-        elif not part.explicit:
-            self._pending.keep_apart(part)
+        if not grad:
+            self._ahead = None
+            if not part.explicit:
+                self._pending.keep_apart(part)
         part.forwards += 1
         part.forwards_with_grad += grad
         if part.forward_start_ns is None:
@@ -168,6 +168,7 @@ class StepMachine:
 
     def step_begins(self, now_ns: int) -> None:
         """Take in the start of an explicit step; it takes in the fetch just before it."""
+        self._ahead = None
         if self._pending.open is not None and not _only_fetched(self._pending.open):
             self._pending.close_open()
         if self._pending.parts:
@@ -266,11 +267,19 @@ class StepMachine:
         return part
 
     def _take_in_ahead(self, part: Part) -> None:
-        """Give a part that begins what was fetched for it before its iterator ended, as accumulating loops do."""
-        ahead, self._ahead = self._ahead, None
-        begins = _only_fetched(part) and not part.phases
-        if ahead is not None and begins and ahead.user_span == part.user_span:
-            part.phases, part.start_ns = ahead.phases, ahead.start_ns
+        """Give a step what was fetched for it before its iterator ended, as Trainer does where it accumulates.
+
+        More than it forwarded, and the iterator's making, was fetched for more than this step: a loader was only read.
+        """
+        ahead = self._ahead
+        if ahead is None or self._inside():  # what is inside knows its phases by their places
+            return
+        self._ahead = None
+        parts = [*self._pending.parts, part]
+        first = next(one for one in parts if one.start_ns >= ahead.end_ns)
+        forwards = sum(one.forwards_with_grad for one in parts)
+        if len(ahead.phases) <= forwards + 1 and ahead.user_span == first.user_span:
+            first.phases, first.start_ns = ahead.phases + first.phases, ahead.start_ns
 
     def _is_another_evaluation(self, part: Part) -> bool:
         """Tell whether a part that only forwards belongs to another request, or has grown too long to be a step."""
@@ -298,6 +307,7 @@ class StepMachine:
         return part
 
     def _optimizer_done(self, part: Part, key: Hashable) -> None:
+        self._take_in_ahead(part)
         self._optimizer_seen, self._pending.by_hand = True, False
         self._most_backwards = max(self._most_backwards, self._backwards)
         self._backwards = 0
