@@ -126,7 +126,7 @@ class Session:
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
-        self._frameworks = Frameworks(guarded(partial(self._capture.log, offered=True)))
+        self._frameworks = Frameworks(partial(self._capture.log, offered=True))
         self._publisher = Publisher(
             config, self._metrics, self._resource, package_version(), self._stats, os.environ, wait=wait or is_child()
         )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
+import torchotel
 from frameworks.told import EPOCH, LOSS, STEP, of_steps
 from frameworks.trained import BATCHES, EPOCHS, Net, Setting, loader
 from torchotel import _names as names
@@ -25,6 +26,33 @@ def test_what_is_logged_with_the_accelerator_is_the_steps() -> None:
     ]
     assert captured.handle.stats()["internal_errors"] == 0
     assert accelerate.Accelerator.log is before
+
+
+class Unreadable:
+    @property
+    def item(self) -> object:
+        raise RuntimeError("not loaded")
+
+
+def test_what_a_tracker_takes_and_we_do_not_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Images, and names that are none or many, are for trackers: no word, and the user's names are taken as ever."""
+    loop.forget()
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = Net()
+    net, optimizer, batches = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader(BATCHES))
+    given: dict[object, object] = {1: 2.0, "image": Unreadable()}
+    given |= {f"metric {number}": 1.0 for number in range(100)}
+    with capture() as captured:
+        for batch in batches:
+            accelerator.backward(net(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            accelerator.log(given)
+            torchotel.log(mine=3.0)
+    loop.forget()
+    assert of_steps(captured, "torch.log.mine", "torch.log.metric 7") == [(3.0, 1.0)] * BATCHES
+    assert captured.handle.stats()["internal_errors"] == 0
+    assert [record for record in caplog.records if record.name == "torchotel"] == []
 
 
 @pytest.fixture

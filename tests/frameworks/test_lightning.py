@@ -36,6 +36,27 @@ def test_epoch_step_loss_rate_and_metrics_are_lightnings(package: str) -> None:
     assert all_of(captured, "train_loss_epoch") == pytest.approx(_means(module.losses, BATCHES))
 
 
+def test_a_loss_that_a_validation_logs_is_none_of_a_step() -> None:
+    """Nor is what an epoch logs under a name that steps have: each goes by whose it is."""
+
+    class Classifier(type(loop.module())):  # type: ignore[misc]  # of Lightning's class
+        def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
+            self.net(**batch)
+            self.log("loss", 99.0)
+            self.log("epoch", 7.0)
+
+        def on_train_epoch_end(self) -> None:
+            self.log("lr", 5.0)
+
+    with capture() as captured:
+        loop.make().fit(Classifier(), loader(BATCHES), loader(VALIDATION_BATCHES))
+    assert all(0 < loss < 99 for loss in all_of(captured, "loss") if isinstance(loss, float))
+    assert set(all_of(captured, "epoch")) == set(range(EPOCHS))
+    assert all_of(captured, "lr") == [0.1] * len(captured.steps)
+    assert (set(all_of(captured, "val_loss")), set(all_of(captured, "val_epoch"))) == ({99.0}, {7.0})
+    assert set(all_of(captured, "epoch_lr")) == {5.0}
+
+
 def test_a_trainer_of_a_program_without_torchotel_has_no_callback_of_ours() -> None:
     """The entry point gives one where somebody listens, and that is where a Trainer is made."""
     before = [type(callback) for callback in loop.make().callbacks]

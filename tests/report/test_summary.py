@@ -59,6 +59,13 @@ def test_adds_up_steps_phases_and_layers(tmp_path: Path) -> None:
     ]
 
 
+def test_counts_folded_evaluations_as_what_they_stand_for(tmp_path: Path) -> None:
+    """Of 25 forwards of a request ten are shown, and one stands for the others."""
+    units = [folders.step(number, 0.05, kind="evaluation", folded=0) for number in range(10)]
+    folders.write(tmp_path / "run", units=[*units, folders.step(10, 0.5, kind="evaluation", folded=15)])
+    assert _summary(tmp_path / "run").evaluations == 25
+
+
 def test_needs_no_order_of_spans(tmp_path: Path) -> None:
     run = open_run(folders.net(tmp_path / "run"))
     spans = list(run.spans())

@@ -37,7 +37,7 @@ def test_generation_under_a_request() -> None:
     ours = [one for one in seen if one.span.trace_id == context.trace_id.to_bytes(16, "big")]
     assert len(ours) == 11
     assert {one.span.parent_span_id for one in ours} == {context.span_id.to_bytes(8, "big")}
-    assert [one.attributes.get("torch.folded.calls") for one in ours] == [None] * 10 + [15]
+    assert [one.attributes.get("torch.folded.evaluations") for one in ours] == [None] * 10 + [15]
     assert len(seen) == 22
     assert handle.stats()["evaluations"] == 50
 

@@ -151,22 +151,30 @@ class LogReader:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        self._offered: set[str] = set()
         self._complained: set[str] = set()
 
     def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | Reading]:
-        """Return what can be taken of the given values; what a framework has offered is left out without a word."""
+        """Return what can be taken of the given values.
+
+        Args:
+            given: Values by name.
+            offered: By a framework: what can't be taken is left out without a word, and takes no name from the user.
+        """
         taken = {}
+        known = self._offered if offered else self._names
+        complain = _say_nothing if offered else self._complain
         for whole, value in given.items():
-            name = shortened(whole)
-            self._names.add(name)
-            if len(self._names) > MOST_NAMES:
-                self._names.discard(name)
-                self._complain("another name", f"log() takes {MOST_NAMES} names; {name!r} and later ones are left out")
+            name = shortened(str(whole))
+            known.add(name)
+            if len(known) > MOST_NAMES:
+                known.discard(name)
+                complain("another name", f"log() takes {MOST_NAMES} names; {name!r} and later ones are left out")
                 continue
             read = _read(name, value)
-            if read is None and not offered:
-                self._complain(name, f"log({name}=…) got {_shown(value)}; takes {_takes(name)}. It is left out")
-            elif read is not None:
+            if read is None:
+                complain(name, f"log({name}=…) got {_shown(value)}; takes {_takes(name)}. It is left out")
+            else:
                 taken[name] = read
         return taken
 
@@ -176,14 +184,18 @@ class LogReader:
             _logger.warning("%s", message)
 
 
+def _say_nothing(name: str, message: str) -> None:
+    pass
+
+
 def _read(name: str, value: Any) -> LogValue | Reading | None:
     if isinstance(value, Tensor):
         with without_torch_function():  # a mode of the user's would be called for each property that we read
             return read_later([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
         return None if name in FRACTIONS or name in WHOLE else value[:LONGEST_TEXT]
-    item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
     try:
+        item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
         return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)
     except Exception:  # noqa: BLE001  # an object of the user's may raise anything
         return None

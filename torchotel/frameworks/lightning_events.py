@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchotel.capture.logged import FRACTIONS, WHOLE
 from torchotel.frameworks.heard import tell
 
 
@@ -24,7 +25,7 @@ class LightningEvents:
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Tell what a validation has found."""
-        tell(lambda: {} if trainer.sanity_checking else self._logged(trainer, on_step=False))
+        tell(lambda: {} if trainer.sanity_checking else _named("val", self._logged(trainer, on_step=False)))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell what the epoch before has found: only now is it computed."""
@@ -40,7 +41,12 @@ class LightningEvents:
         return values
 
     def _of_epoch(self, trainer: Any) -> dict[str, object]:
-        return {name: value for name, value in trainer.logged_metrics.items() if name not in self._told}
+        return _named("epoch", {n: value for n, value in trainer.logged_metrics.items() if n not in self._told})
+
+
+def _named(whose: str, values: Mapping[str, object]) -> dict[str, object]:
+    """Keep what is a whole validation's or epoch's apart from what a step has under the same name."""
+    return {f"{whose}_{name}" if name in FRACTIONS | WHOLE else name: value for name, value in values.items()}
 
 
 def _logged(trainer: Any, *, on_step: bool) -> dict[str, object]:

@@ -46,6 +46,8 @@ class UnitLine(NamedTuple):
     """By model and path."""
     nonfinite: Sequence[str] = ()
     """What was NaN or infinite."""
+    folded: int = 0
+    """How many evaluations it stands for; 0: for itself."""
 
 
 class SpanLine(NamedTuple):
@@ -192,6 +194,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
             for model, norms in (line.get("gradient_norms") or {}).items()
         },
         nonfinite=tuple(map(str, line.get("nonfinite") or ())),
+        folded=_whole(line.get("folded", 0)),
     )
 
 

@@ -72,7 +72,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
     steps = []
     tracks = Tracks()
     for unit in units:
-        counts[unit.kind] += 1
+        counts[unit.kind] += max(1, unit.folded)
         tracks.add(unit)
         if unit.error_type:
             errors[unit.error_type] += 1

@@ -52,7 +52,7 @@ def root_attributes(unit: Unit, reason: str | None, nonfinite: Sequence[str]) ->
     if nonfinite:
         attributes[names.NONFINITE] = tuple(nonfinite)
     if unit.folded:
-        attributes[names.FOLDED_CALLS] = attributes[names.FOLDED_EVALUATIONS] = unit.folded
+        attributes[names.FOLDED_EVALUATIONS] = unit.folded
         attributes[names.FOLDED_TIME] = unit.folded_ns / 1e9
     return attributes
 

@@ -48,7 +48,7 @@ class Traces:
         """Take in a span."""
         if self._open and self._open[0].trace_id != span.trace_id:
             self.close()
-        if names.FOLDED_CALLS in span.attributes:
+        if names.FOLDED_TIME in span.attributes:
             self.spans_folded += 1
         if len(self._open) < _MOST_SPANS:
             self._open.append(span)
