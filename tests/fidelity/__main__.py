@@ -31,14 +31,16 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="how many check at once, each on one core")
     arguments = parser.parse_args()
     chosen = [key for key in known() if re.search(arguments.pattern, " ".join(key))]
+    if not chosen:
+        parser.error(f"nothing is called {arguments.pattern!r}")
     found = _checked(chosen, arguments.resume, arguments.processes)
     if arguments.write is not None and not arguments.pattern:  # some of them are not the page's table
         write(arguments.write, found)
     bad = [line for line in found if line.wrong]
     for line in bad:
         say(line, *line.wrong[:10], sep="\n  ")
-    far = sum((line.worst_end_us or 0) > WORST_END_US for line in found)
-    say(f"{far} have an end that is off by more than {WORST_END_US} µs, as only other programs' doing may be")
+    far = [line.key[1] for line in found if (line.worst_end_us or 0) > WORST_END_US]
+    say(f"an end that is off by more than {WORST_END_US} µs, as only other programs' doing may be: {len(far)}", *far)
     say(f"{len(found) - len(bad)} of {len(found)} are as they must be")
     return 1 if bad else 0
 

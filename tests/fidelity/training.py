@@ -87,4 +87,11 @@ def _same(one: Tensor, other: Tensor) -> bool:
     if one.layout != torch.strided:
         one, other = one.coalesce(), other.coalesce()
         return torch.equal(one.indices(), other.indices()) and _same(one.values(), other.values())
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
+    if torch.equal(_bytes(one), _bytes(other)):
+        return True
+    known = ~one.isnan()
+    return torch.equal(known, ~other.isnan()) and torch.equal(_bytes(one[known]), _bytes(other[known]))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
