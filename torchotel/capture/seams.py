@@ -25,6 +25,7 @@
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
+| `_torchdynamo_orig_callable`, `_torchdynamo_disable` | what is compiled | a compiled `forward` is not marked |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
 
@@ -275,6 +276,16 @@ def forget_end(module: nn_module.Module, hook_id: int) -> None:
     """Take that hook off."""
     module._forward_hooks.pop(hook_id, None)
     module._forward_hooks_always_called.pop(hook_id, None)
+
+
+def is_compiled_function(function: object) -> bool:
+    """Tell whether `torch.compile` made a function."""
+    return hasattr(function, "_torchdynamo_orig_callable")
+
+
+def is_outside_dynamo(function: object) -> bool:
+    """Tell whether Dynamo was told never to trace a function."""
+    return bool(getattr(function, "_torchdynamo_disable", False))
 
 
 def outside_dynamo(function: F) -> F:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torchotel._records import CallSite, ModuleInfo
 from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState
+from torchotel.capture.seams import is_compiled_function, is_outside_dynamo
 
 MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
 MOST_TENSORS = 64  # looked at in one container
@@ -112,9 +113,9 @@ def is_compiled(module: Module) -> bool:
     if getattr(module, "_compiled_call_impl", None) is not None:
         return True
     forward = getattr(module, "forward", None)
-    if getattr(forward, "_torchdynamo_disable", False):
+    if is_outside_dynamo(forward):
         return False  # `torch.compiler.disable` wraps modules as `torch.compile` does
-    return "_orig_mod" in module._modules or hasattr(forward, "_torchdynamo_orig_callable")
+    return "_orig_mod" in module._modules or is_compiled_function(forward)
 
 
 def info_of(state: ModuleState, module: Module) -> ModuleInfo:
