@@ -107,6 +107,34 @@ def test_hooks_go_out_with_the_evaluation_that_they_were_in_for() -> None:
     assert seen == [1, 0]
 
 
+def test_a_call_that_raises_while_anothers_evaluation_ends() -> None:
+    """PyTorch reads the global hooks then, which must not go out meanwhile, or its error stands for the program's."""
+    stops = Stops()
+
+    def raises(_: Any, x: Tensor) -> Tensor:
+        raise ValueError("bad")
+
+    def others_evaluation_ends(module: nn.Module, _: Any, output: Any) -> None:
+        if module is bad:
+            stops.may_go_on.set()
+            thread.join(WAIT_S)
+
+    bad, thread = Model(raises), threading.Thread(target=evaluate, args=[stops])
+    with recorded(4) as run:
+        stops.stops = True
+        thread.start()
+        assert stops.inside.wait(WAIT_S)
+        hooks = [
+            nn_module.register_module_forward_hook(others_evaluation_ends, always_call=True),
+            nn_module.register_module_forward_hook(lambda *_: None),
+        ]
+        with pytest.raises(ValueError, match="bad"):
+            evaluate(bad)
+        for hook in hooks:
+            hook.remove()
+    assert sorted(one.failed for one in run.evaluations) == [False, True]
+
+
 def test_a_model_that_is_called_alone_and_as_a_part_ends_for_each_by_itself() -> None:
     """One thread watches for its end as the outermost call; to another it is one layer of many."""
     stops = Stops()

@@ -8,7 +8,9 @@ import torch
 from failing import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
 from support import Seen, recorded
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.hooks import RemovableHandle
 from training import PHASES_ONLY, Model, only_step, step_tree, train
 
 both = pytest.mark.parametrize("detail", ["all", "off"])
@@ -63,6 +65,25 @@ def test_exception_in_forward_with_hooks_out() -> None:
     step = only_step(fail_then_train(failing(FailsOnce(ValueError("bad"))), "off", ValueError))
     assert step.tree() == PHASES_ONLY
     assert failed(step) == ["torch.step", "torch.forward"]
+
+
+@pytest.mark.parametrize("detail", ["auto", 2])
+def test_exception_in_an_evaluation_with_a_hook_after_ours(detail: Any) -> None:
+    """PyTorch reads the global hooks when a forward has raised, so ours stay until that is over."""
+    handles: list[RemovableHandle] = []
+
+    def registers_and_raises(_: Any, x: Tensor) -> Tensor:
+        handles.append(register_module_forward_hook(lambda *_: None))
+        raise ValueError("bad")
+
+    model = Model(registers_and_raises)
+    with recorded(detail) as run, torch.no_grad():
+        for _ in range(3):
+            with pytest.raises(ValueError, match="bad"):
+                model(ROWS)
+    for handle in handles:
+        handle.remove()
+    assert [evaluation.failed for evaluation in run.evaluations] == [True] * 3
 
 
 @both

@@ -107,7 +107,7 @@ class ModuleHooks:
 
     def want(self, thread: ThreadState, *, detailed: bool) -> bool:
         """Say whether the thread's calls are to be seen; return whether they are."""
-        if not (detailed or self._detailed or self._handles):
+        if not (detailed or self._detailed or self._wanted):
             return False  # most calls
         if detailed:
             self._detailed.add(thread)
@@ -116,6 +116,13 @@ class ModuleHooks:
         self._wanted = len(self._detailed) > 0
         self._apply()
         return self.all_in
+
+    def release(self, thread: ThreadState) -> None:
+        """Note that no more calls of the thread are to be seen: the hooks go at the next outermost call of any thread.
+
+        Not now: where a call raised, on this thread or another, PyTorch reads them, and they must not change then.
+        """
+        self._detailed.discard(thread)
 
     def forget(self, thread: ThreadState) -> None:
         """Take note that the thread has ended."""

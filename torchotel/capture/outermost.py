@@ -119,6 +119,8 @@ class Outermost:
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
         """Take in the end of an outermost call."""
+        if thread.in_forward:
+            self._end_replicas(thread, now_ns)
         if thread.muted_from is not None:
             if not thread.in_fetch:
                 self._capture.calls_dropped += len(thread.calls) - thread.muted_from
@@ -135,8 +137,14 @@ class Outermost:
             thread.machine.forward_ends(now_ns, error)
             self._capture.live.leave_step(thread)
             if not (thread.machine.in_step or self._capture.detail.always):
-                self._capture.hooks.want(thread, detailed=False)  # the thread of a server may idle for long
+                self._capture.hooks.release(thread)  # the thread of a server may idle for long
         self._capture.hooks.arm()
+
+    def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
+        """Close the calls of replicas that were interrupted: their threads have no further event, and hold tensors."""
+        for other in list(self._capture.threads):
+            if other.owner is thread:
+                self._capture.calls.close_interrupted(other, now_ns, live=0)
 
     def _recompute(self, thread: ThreadState) -> None:
         """Record a forward that runs inside a backward for the thread that the backward belongs to."""
