@@ -264,6 +264,22 @@ def test_backwards_are_seen_while_another_thread_compiles() -> None:
     assert [len(step.find_all("torch.optimizer.step")) for step in run.steps] == [1, 1, 1]
 
 
+def test_a_pause_while_something_is_compiled() -> None:
+    """Nobody tells us of the end of that compilation, and after the pause steps have their spans all the same."""
+
+    def pauses(graph: Any, _: Any) -> Any:
+        run.handle.pause()
+        return graph
+
+    net = _net()
+    with recorded() as run:
+        torch.compile(net, backend=pauses)(torch.randn(4, 8))
+        run.handle.resume()
+        _train(net, net.parameters())
+    marks = [[len(step.find_all(f"{phase} Sequential")) for phase in ("forward", "backward")] for step in run.steps]
+    assert marks == [[1, 1]] * STEPS
+
+
 def test_a_compiled_module_is_freed() -> None:
     """A module on which `compile()` was called goes with its last reference, and the garbage collector."""
     with recorded():

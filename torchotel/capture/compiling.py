@@ -60,6 +60,7 @@ class Compiling:
 
     def install(self) -> None:
         """Watch for Dynamo and export, now or when they are imported."""
+        self._running.clear()  # the end of a compilation in which we were taken out is never told
         self._undos.callback(self._restore)
         self._undos.callback(seams.around_module_compile(self._wrap))
         for name, action in (
@@ -126,7 +127,10 @@ class Compiling:
         self._find_regions()
 
     def _end(self) -> None:
-        self._running[get_ident()] -= 1
+        thread = get_ident()
+        self._running[thread] -= 1
+        if self._running[thread] <= 0:
+            del self._running[thread]
         self._hooks.resume()
 
     def _dynamo_imported(self, callback: ModuleType) -> None:

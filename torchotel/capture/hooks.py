@@ -98,6 +98,7 @@ class ModuleHooks:
     def install(self) -> None:
         """Begin, by waiting for the next outermost forward."""
         self._installed = True
+        self._suspended = 0  # the end of a compilation in which we were taken out is never told
         self.arm()
 
     @property
