@@ -51,7 +51,8 @@ class Compiling:
         guarded: Callable[[Call], Call],
     ) -> None:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
-        self._suspend, self._resume = seams.runs_plainly(guarded(hooks.suspend)), guarded(hooks.resume)
+        self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
+        seams.runs_plainly(self._suspend)  # and with it all that is guarded: one code object stands before each
         self._running: Counter[int] = Counter()  # of each thread
         self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
