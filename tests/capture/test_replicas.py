@@ -215,6 +215,43 @@ def test_replicas_that_are_run_again(*, use_reentrant: bool) -> None:
     assert captured.evaluations == []
 
 
+class Paused(nn.Module):
+    """Does what it is given amid its forward."""
+
+    def __init__(self, inner: nn.Module, work: Callable[[], object]) -> None:
+        super().__init__()
+        self.inner, self.work = inner, work
+
+    def forward(self, x: Tensor) -> Any:
+        """Work, then run what it holds."""
+        self.work()
+        return self.inner(x)
+
+
+def test_replicas_join_no_forward_of_another_model() -> None:
+    """A forward that runs meanwhile, of a model that holds none of their class, has no part in them."""
+    replicas = [copy_of(nn.Sequential(nn.Tanh(), nn.Linear(4, 4))) for _ in range(2)]
+    with capture() as captured, torch.no_grad():
+        Paused(nn.Linear(4, 4), lambda: on_threads(replicas, ROWS))(ROWS)
+    (evaluation,) = captured.evaluations
+    assert tree(evaluation) == ("torch.evaluation", [("forward Paused", ["forward inner"])])
+    assert captured.handle.stats()["calls_dropped"] == 6
+
+
+def test_replicas_of_a_model_that_two_threads_forward_are_counted() -> None:
+    """Whose they are can't be told: neither has them, and they are counted as dropped."""
+    models = [Paused(nn.Sequential(nn.Linear(4, 4)), threading.Barrier(2).wait) for _ in range(2)]
+    both = threading.Barrier(2)
+    for model in models:
+        model.work = lambda one=model.inner: (both.wait(60), on_threads([copy_of(one)], ROWS), both.wait(60))  # type: ignore[misc]
+    with capture() as captured:
+        on_threads(list(models), ROWS)
+    assert [tree(one) for one in captured.evaluations] == [
+        ("torch.evaluation", [("forward Paused", [("forward inner", ["forward inner.0"])])])
+    ] * 2
+    assert captured.handle.stats()["calls_dropped"] == 4
+
+
 def test_a_thread_of_the_programs_own_is_an_evaluation() -> None:
     """Nobody says whose work it does; its backward is in another's step, and no span says it ran before."""
     with capture() as captured:

@@ -21,22 +21,35 @@ if TYPE_CHECKING:
 
 
 def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: Paths) -> bool:
-    """Record a replica's call for the thread whose forward waits for it; False where that can't be told."""
-    owners = [other for other in threads if other.in_forward and other is not thread]
-    if len(owners) != 1 or not owners[0].stack:
+    """Record a replica's call for the thread whose forward waits for it; False where no forward is recorded.
+
+    Where it can't be told whose it is, it is counted as dropped, with all that it calls.
+    """
+    waiting = {other: other.stack[-1:] for other in threads if other.in_forward and other is not thread}
+    if not any(waiting.values()):
         return False
-    owner = thread.owner = owners[0]
+    owners = [(other, frame[0]) for other, last in waiting.items() for frame in last if _holds_like(frame[0], replica)]
+    if len(owners) != 1:
+        thread.muted_from = len(thread.calls)
+        return True
+    owner, caller = owners[0]
+    thread.owner = owner
     owner.unordered = thread.unordered = True  # numbers of nodes are each thread's own
     thread.backward.log = owner.backward.log
     copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
     thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
-    _name(replica, unwrapped(owner.stack[-1][0]), paths)
+    _name(replica, unwrapped(caller), paths)
     return True
 
 
 def beside(call: ModuleCall, lane: int) -> ModuleCall:
     """Mark a call that ran on another thread than what waited for it."""
     return call._replace(note=(call.note or CallNote())._replace(lane=lane))
+
+
+def _holds_like(caller: Module, replica: Module) -> bool:
+    """Tell whether a module is, or holds, one that the replica may be a copy of."""
+    return any(type(module) is type(replica) for module in modules_of(caller))
 
 
 def _name(replica: Module, original: Module, paths: Paths) -> None:
