@@ -1,8 +1,11 @@
 """Forwards that hand parts of their work to threads: DataParallel's replicas, and threads of the program's own."""
 
+import gc
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -250,6 +253,43 @@ def test_replicas_of_a_model_that_two_threads_forward_are_counted() -> None:
         ("torch.evaluation", [("forward Paused", [("forward inner", ["forward inner.0"])])])
     ] * 2
     assert captured.handle.stats()["calls_dropped"] == 4
+
+
+class Stop(BaseException):
+    """Ends a thread."""
+
+
+class Stopped(nn.Linear):
+    """Raises in a replica, and keeps what its weight was made of."""
+
+    made: weakref.ref[Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raise."""
+        type(self).made = weakref.ref(self._former_parameters["weight"])  # type: ignore[index]
+        raise Stop
+
+
+def test_a_replica_that_is_interrupted_is_let_go_with_its_forward() -> None:
+    """No tensor and no module of its is kept when the forward that waited for it has ended."""
+    held = Stopped(4, 4)
+
+    def work() -> None:
+        def replicate() -> None:
+            with suppress(Stop):
+                copy_of(held)(ROWS)
+
+        thread = threading.Thread(target=replicate)
+        thread.start()
+        thread.join()
+
+    with capture() as captured:
+        model = Paused(nn.Identity(), work)
+        model.held = held
+        model(ROWS)
+        gc.collect()
+        assert Stopped.made() is None
+    assert "forward Stopped" in {span.name for span in captured.evaluations[0].walk()}
 
 
 def test_a_thread_of_the_programs_own_is_an_evaluation() -> None:

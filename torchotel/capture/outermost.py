@@ -126,7 +126,7 @@ class Outermost:
                 self._capture.calls_dropped += len(thread.calls) - thread.muted_from
             del thread.calls[thread.muted_from :]
         if thread.owner is not None:
-            lane = threading.get_ident()
+            lane = thread.thread.ident or 0  # not always the calling thread
             thread.owner.calls += [beside(call, lane) for call in thread.calls]
             thread.device_log.move(thread.owner.device_log)
             thread.calls.clear()
