@@ -224,3 +224,49 @@ def test_an_endpoint_of_ours_that_is_down(server: Receiver, tmp_path: Path) -> N
     """
     took_s = run(code, tmp_path, server, OTEL_EXPORTER_OTLP_TIMEOUT="3")
     assert took_s < 5
+
+
+# ---- the program's random numbers
+
+
+def test_random_numbers_of_the_program_stay(tmp_path: Path, server: Receiver) -> None:
+    """A provider that is set after us, one that is found and one that is given draw nothing for our spans."""
+    code = """
+    import random
+    before, counts = random.getstate(), []
+    def session(late=False, **settings):
+        with torchotel.instrument(**settings):
+            if late:
+                trace.set_tracer_provider(provider)
+            plain = nn.Linear(4, 4)  # no spans of its own
+            optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+            for _ in range(2):
+                plain(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+        counts.append(sum(span.name == "torch.step" for span in kept.get_finished_spans()))
+        kept.clear()
+        return random.getstate() == before
+    same = [session(True, tracer_provider=trace.get_tracer_provider()), session(), session(tracer_provider=provider)]
+    print(json.dumps([same, counts]))
+    """
+    assert run(code, tmp_path, server) == [[True] * 3, [2] * 3]
+
+
+def test_ids_of_a_provider_of_ours(tmp_path: Path, server: Receiver) -> None:
+    """With `set_global_provider` the user's spans draw nothing either, and forked processes have ids of their own."""
+    code = """
+    import os, random
+    before = random.getstate()
+    torchotel.instrument(set_global_provider=True)
+    train()
+    def trace_id():
+        return trace.get_tracer("user").start_span("request").get_span_context().trace_id
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, trace_id().to_bytes(16, "big"))
+        os._exit(0)
+    os.wait()
+    ids = {trace_id(), int.from_bytes(os.read(reading, 16), "big")}
+    print(json.dumps([random.getstate() == before, len(ids), 0 in ids]))
+    """
+    assert run(code, tmp_path, server) == [True, 2, False]

@@ -1,12 +1,15 @@
 """Traces through a provider of the user's: its ids, sampler, limits and processors apply, and nothing is lost."""
 
+import random
 import threading
 
+import pytest
 from opentelemetry import trace as api
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 from opentelemetry.trace import SpanKind
 from sdk_support import Kept, begun, ids
 from senders import soon
@@ -193,6 +196,49 @@ def test_started_spans_do_not_pile_up() -> None:
 
 
 # ---- the provider has its way
+
+
+def test_random_numbers_of_the_program_stay() -> None:
+    """Ids of our spans are not drawn from the global generator; those of the program's own spans are, as without us."""
+    kept = Kept()
+    before = random.getstate()
+    _, trace = begun(kept.engine)
+    kept.engine.export(trace)
+    kept.engine.export(rich())
+    assert random.getstate() == before
+    kept.engine.flush(soon())
+    assert len({ids(span).span_id for span in kept.spans}) == len(kept.spans) == len(trace.spans) + len(rich().spans)
+    random.seed(0)
+    expected = RandomIdGenerator().generate_trace_id()
+    random.seed(0)
+    assert kept.provider.get_tracer("user").start_span("query").get_span_context().trace_id == expected
+    random.setstate(before)
+
+
+def _counting(base: type[IdGenerator]) -> IdGenerator:
+    class Counting(base):  # type: ignore[misc, valid-type]
+        """Ids as a vendor has them."""
+
+        last = 0
+
+        def generate_span_id(self) -> int:
+            self.last += 1
+            return self.last
+
+        def generate_trace_id(self) -> int:
+            return 7
+
+    return Counting()
+
+
+@pytest.mark.parametrize("base", [IdGenerator, RandomIdGenerator])
+def test_an_id_generator_of_the_users_is_kept(base: type[IdGenerator]) -> None:
+    """A backend may demand ids of its own form."""
+    kept = Kept(id_generator=_counting(base))
+    kept.engine.export(rich())
+    kept.engine.flush(soon())
+    assert {ids(span).trace_id for span in kept.spans} == {7}
+    assert sorted(ids(span).span_id for span in kept.spans) == list(range(1, len(kept.spans) + 1))
 
 
 def test_limits_are_heeded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,18 @@ from torchotel.telemetry.spans import Attributes, SpanStarter
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
 
-_random = random.Random()  # noqa: S311  # of our own: programs seed and restore the global one, and count on its numbers
+own_random = random.Random()  # noqa: S311  # programs seed and restore the global one, and count on its numbers
+os.register_at_fork(after_in_child=own_random.seed)  # or all children had the same ids
 
 
 def random_trace_id() -> int:
     """Return a trace id; all zeros is none."""
-    return _random.getrandbits(128) or 1
+    return own_random.getrandbits(128) or 1
 
 
 def random_span_id() -> int:
     """Return a span id; spans below it may take those that follow, so the low bits are left to them."""
-    return _random.getrandbits(64) & ~0xFFFFFF | 1
+    return own_random.getrandbits(64) & ~0xFFFFFF | 1
 
 
 def make_sampler(name: str, ratio: float) -> Sampler:

@@ -2,27 +2,27 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Link as LiveLink
 from opentelemetry.trace import (
     NonRecordingSpan,
-    NoOpTracer,
+    ProxyTracer,
     SpanContext,
     SpanKind,
     StatusCode,
-    Tracer,
     TracerProvider,
     get_current_span,
     set_span_in_context,
 )
 from opentelemetry.trace import Span as LiveSpan
 
-from torchotel import _names
 from torchotel._records import SpanReference
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.exporters.sdk.started import StartedSpans
+from torchotel.exporters.sdk.tracer import get_tracer
 from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
@@ -70,7 +70,8 @@ class SdkEngine(TraceExporter, SpanStarter):
         self.stats = stats or ExportStats()
         self._rest = rest
         self._since_rest = 0
-        self._tracer = _tracer(provider, version)
+        self._get_tracer = partial(get_tracer, provider, version)
+        self._tracer = self._get_tracer()
         self._delivery = Delivery(provider, self.stats)
         self._started = StartedSpans()
         self._known = TemplateCache(lambda template: speakable(template.attributes))
@@ -87,13 +88,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         """
         above = None if parent is None else self._started.get(parent.span_id)
         try:
-            live = self._tracer.start_span(
-                speakable_text(name),
-                self._context(parent, above),
-                SpanKind.INTERNAL,
-                speakable(attributes or {}),
-                start_time=start_ns,
-            )
+            live = self._begin(name, self._context(parent, above), speakable(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors, on their training thread
@@ -148,6 +143,13 @@ class SdkEngine(TraceExporter, SpanStarter):
             return set_span_in_context(above, _NOTHING)
         return _NOTHING if parent is None else context_of(parent)
 
+    def _begin(
+        self, name: str, context: Context, attributes: Attributes, links: list[LiveLink] | None, start_ns: int
+    ) -> LiveSpan:
+        if isinstance(self._tracer, ProxyTracer):  # by now the global provider may be set
+            self._tracer = self._get_tracer()
+        return self._tracer.start_span(speakable_text(name), context, SpanKind.INTERNAL, attributes, links, start_ns)
+
     def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> LiveSpan:
         plain = span.attributes is None and span.error is None
         own = {} if plain else speakable(own_attributes(span))
@@ -161,9 +163,7 @@ class SdkEngine(TraceExporter, SpanStarter):
                     live.add_link(*self._linked(link))
                 return live
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
-            live = self._tracer.start_span(
-                speakable_text(span.template.name), context, SpanKind.INTERNAL, attributes, links, span.start_ns
-            )
+            live = self._begin(span.template.name, context, attributes, links, span.start_ns)
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors
             self._failed(error)
             return live or _Lost(get_current_span(context).get_span_context())
@@ -213,14 +213,6 @@ class SdkEngine(TraceExporter, SpanStarter):
         if not self._complained:
             self._complained = True
             _logger.error("The tracer provider raised at a span; further failures are only counted", exc_info=error)
-
-
-def _tracer(provider: TracerProvider, version: str) -> Tracer:
-    try:
-        return provider.get_tracer(_names.SCOPE, version, schema_url=_names.SCHEMA_URL)
-    except Exception:  # of the user's, and their program must start
-        _logger.exception("The tracer provider has no tracer for us, so no spans are recorded")
-        return NoOpTracer()
 
 
 def _above(trace: Trace) -> Context:

@@ -62,7 +62,9 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    provider = SdkTracerProvider(resource=Resource(speakable(resource), _names.SCHEMA_URL))
+    from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415
+
+    provider = SdkTracerProvider(resource=Resource(speakable(resource), _names.SCHEMA_URL), id_generator=OwnRandomIds())
     provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
     return provider
 
