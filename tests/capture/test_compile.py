@@ -280,6 +280,36 @@ def test_a_pause_while_something_is_compiled() -> None:
     assert marks == [[1, 1]] * STEPS
 
 
+class Waiting(nn.Linear):
+    """Has another thread compile something in the midst of its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        compiler = SlowCompiler()
+        thread = compiler.thread()
+        thread.start()
+        assert compiler.began.wait(10)
+        compiler.may_end.set()
+        thread.join()
+        return super().forward(x)
+
+
+def test_tells_once_of_what_is_compiled_beside_a_forward(caplog: pytest.LogCaptureFixture) -> None:
+    """The spans of such a forward are not to be relied on, and who serves can compile before."""
+    with recorded():
+        for _ in range(2):
+            Waiting(4, 4)(torch.ones(2, 4))
+    told = [record.getMessage() for record in caplog.records if record.name == "torchotel"]
+    assert len(told) == 1
+    assert "compiled" in told[0]
+
+
+def test_does_not_tell_of_what_a_thread_compiles_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """Alone, it misses nothing."""
+    with recorded():
+        torch.compile(nn.Linear(4, 4), backend="eager")(torch.ones(2, 4))
+    assert [record for record in caplog.records if record.name == "torchotel"] == []
+
+
 def test_a_compiled_module_is_freed() -> None:
     """A module on which `compile()` was called goes with its last reference, and the garbage collector."""
     with recorded():

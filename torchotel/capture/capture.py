@@ -88,7 +88,9 @@ class Capture:
         )
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, outermost.first, outermost.left)
         self.events = Events(self)
-        self.compiling = Compiling(self.hooks, outermost.enter_region, self.paths.compiled, self.guard.guarded)
+        self.compiling = Compiling(
+            self.hooks, outermost.enter_region, self.paths.compiled, self.guard.guarded, self._others_forward
+        )
         self.installed = False
         """Whether anything is to be recorded; what was running when it ended may still call."""
 
@@ -212,6 +214,10 @@ class Capture:
         thread = ThreadState(self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins)
         self.threads.add(thread)
         return thread
+
+    def _others_forward(self) -> bool:
+        own = threading.get_ident()
+        return any(thread.in_forward and thread.thread.ident != own for thread in list(self.threads))
 
     def _retire_ended(self) -> None:
         """Hand over what threads have left that are gone: their last step waits for an event that never comes."""

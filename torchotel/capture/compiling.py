@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import warnings
 import weakref
@@ -26,6 +27,13 @@ Call = Callable[..., Any]
 _EXTRA_TIME = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
+BESIDE_A_FORWARD = (
+    "something is compiled on one thread while another runs a model: hooks are out meanwhile, so spans of that time are "
+    "missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
+)
+
+_logger = logging.getLogger("torchotel")
+
 UNTRACED = ("capture", "telemetry", "exporters", "_guard", "_handle", "_session")
 """All that runs on training threads; not `_annotate`, which sees for itself that it is being compiled."""
 
@@ -41,6 +49,7 @@ class Compiling:
         enter: Called before a region; returns what is to be called after it, like a forward hook.
         compiled: Called with a module that `module.compile()` has compiled.
         guarded: The guard at the edge of what Dynamo calls.
+        others_forward: Tells whether another thread runs a forward.
     """
 
     def __init__(
@@ -49,8 +58,10 @@ class Compiling:
         enter: Callable[[Module, Any], Call | None],
         compiled: Callable[[Module], None],
         guarded: Callable[[Call], Call],
+        others_forward: Callable[[], bool],
     ) -> None:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
+        self._others_forward, self._told = others_forward, False
         self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
         seams.runs_plainly(self._suspend)  # and with it all that is guarded: one code object stands before each
         self._running: Counter[int] = Counter()  # of each thread
@@ -125,6 +136,9 @@ class Compiling:
         except Exception:
             self._hooks.remove()  # an export would fail on them
             raise
+        if not self._told and self._others_forward():
+            self._told = True
+            _logger.warning(BESIDE_A_FORWARD)
         self._find_regions()
 
     def _end(self) -> None:
