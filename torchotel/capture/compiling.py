@@ -28,8 +28,8 @@ _EXTRA_TIME = r"Using `torch\.compile\(module\)` when there are global hooks on 
 
 
 BESIDE_A_FORWARD = (
-    "something is compiled on one thread while another runs a model: hooks are out meanwhile, so spans of that time are "
-    "missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
+    "something is compiled on one thread while another runs a model: hooks are out meanwhile, so spans of that time "
+    "are missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
 )
 
 _logger = logging.getLogger("torchotel")
