@@ -307,6 +307,24 @@ class Late(HttpTransport):
         return body
 
 
+class Broken(Late):
+    """Can't compress."""
+
+    def pack(self, body: bytes) -> bytes:
+        raise ValueError("no memory")
+
+
+def test_an_error_of_our_own_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However many requests fail by it; all are counted."""
+    stats = ExportStats()
+    sender = Sender(Broken("http://127.0.0.1:1"), stats)
+    for _ in range(3):
+        sender.put(b"x", 5)
+    sender.shutdown(soon())
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert stats.read() == ExportCounts(0, 15, {"ValueError": 3})
+
+
 def test_black_hole_in_shutdown() -> None:
     """An attempt that begins in shutdown ends before the deadline, and so does the thread."""
     with black_hole() as url:

@@ -70,6 +70,7 @@ class Sender:
         self._waiting_bytes = 0
         self._under_way: _Request | None = None
         self._thread: threading.Thread | None = None
+        self._complained = False
         self._lost = False
         """Whether a request was lost since the last `flush`, or a part of one."""
         self._not_before_s = 0.0
@@ -148,13 +149,24 @@ class Sender:
                 try:
                     reply = self._deliver(request)
                 except Exception as error:
-                    with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
-                        _logger.exception("Could not send %s to %s", self._signal.items, self._transport.endpoint)
+                    self._complain()
                     reply = Reply(error_type=type(error).__name__)
                     self._stats.error(type(error).__name__)
                 self._settle(request, reply)
             with suppress(Exception):  # nobody is left to tell
                 self._transport.close()
+
+    def _complain(self) -> None:
+        """Tell of an error of our own, once: the next request may be good."""
+        if self._complained:
+            return
+        self._complained = True
+        with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
+            _logger.exception(
+                "Could not send %s to %s; further such errors are only counted",
+                self._signal.items,
+                self._transport.endpoint,
+            )
 
     def _next(self) -> _Request | None:
         with self._changed:
