@@ -148,24 +148,25 @@ class Sender:
             while (request := self._next()) is not None:
                 try:
                     reply = self._deliver(request)
-                except Exception as error:
-                    self._complain()
+                except Exception as error:  # noqa: BLE001  # the thread must go on
+                    self._complain(error)
                     reply = Reply(error_type=type(error).__name__)
                     self._stats.error(type(error).__name__)
                 self._settle(request, reply)
             with suppress(Exception):  # nobody is left to tell
                 self._transport.close()
 
-    def _complain(self) -> None:
+    def _complain(self, error: Exception) -> None:
         """Tell of an error of our own, once: the next request may be good."""
         if self._complained:
             return
         self._complained = True
-        with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
-            _logger.exception(
+        with suppress(Exception):  # a handler of the user's may raise
+            _logger.error(
                 "Could not send %s to %s; further such errors are only counted",
                 self._signal.items,
                 self._transport.endpoint,
+                exc_info=error,
             )
 
     def _next(self) -> _Request | None:
