@@ -142,8 +142,9 @@ class CallRecorder:
 
     def open(self, thread: ThreadState, module: Module, args: Any) -> None:
         """Open a call that is to be recorded."""
-        start_ns, marks = perf_counter_ns(), self._device_marks
-        thread.stack.append((module, _next_number(), start_ns, marks.begin(module, args) if marks.on else None))
+        marks = self._device_marks
+        mark = marks.begin(module, args) if marks.on else None
+        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
 
     def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
         """Close the calls that an interrupt left open, as far as the Python stack shows.
