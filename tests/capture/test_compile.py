@@ -212,14 +212,16 @@ class SlowCompiler:
     def __init__(self) -> None:
         self.began, self.may_end = threading.Event(), threading.Event()
 
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        self.began.set()
-        self.may_end.wait(10)
-        return graph.forward
-
     def thread(self) -> threading.Thread:
         """Make a thread that compiles something."""
-        return threading.Thread(target=torch.compile(nn.Linear(4, 4), backend=self), args=(torch.ones(2, 4),))
+
+        def slow(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+            self.began.set()
+            self.may_end.wait(10)
+            return graph.forward
+
+        compiled = torch.compile(nn.Linear(4, 4), backend=slow)  # a function: torch 2.15 pickles an object
+        return threading.Thread(target=compiled, args=(torch.ones(2, 4),))
 
 
 def test_another_thread_compiles_during_a_backward() -> None:
