@@ -39,12 +39,12 @@ class Trained(NamedTuple):
 
 @contextmanager
 def trained(folder: Path) -> Iterator[Trained]:
-    """Train, the first answer of the endpoint being an error, until there is enough to look back at."""
+    """Train, the first answer of the endpoint being an error, until each rank has enough to look back at."""
     with receiver() as server, prometheus_server(CONFIG % (RULES, JOB, folder / "targets"), folder) as prometheus:
         server.answers.append(Answer(503))
         ranks = [_rank(rank, folder, server) for rank in range(2)]
         try:
-            until(lambda: prometheus.query("sum(torch_steps_total) > 60"), bool)
+            until(lambda: prometheus.query("torch_steps_total > 30"), lambda found: len(found) == len(ranks))
             yield Trained(prometheus, server, ranks, folder)
         finally:
             for process in ranks:
