@@ -1,7 +1,8 @@
-"""The leak check around every test: nothing of ours is left behind."""
+"""The leak check around every test, nothing of ours is left behind, and the fixtures of many of them."""
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -94,3 +95,12 @@ def server() -> Iterator[Receiver]:
     """Run a receiver."""
     with receiver() as running:
         yield running
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Let threads take turns as often as Python can."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)

@@ -1,6 +1,5 @@
 """Threads whose forwards run at the same time, as those of a server do: none is missed, none ends for another."""
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -212,6 +211,7 @@ class Fails(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("quick_switches")
 def test_threads_that_change_places_at_every_moment() -> None:
     """Hooks go in and out amid others' calls: each call is seen once, and what it raises is the program's own."""
     model = nn.Sequential(nn.ReLU6(), nn.Sequential(Fails()))
@@ -225,17 +225,12 @@ def test_threads_that_change_places_at_every_moment() -> None:
             except Exception as error:  # noqa: BLE001  # whatever it is
                 raised.append(type(error).__name__)
 
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with recorded("off") as run:
-            threads = [threading.Thread(target=work) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-    finally:
-        sys.setswitchinterval(interval_s)
+    with recorded("off") as run:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert Counter(raised) == {"ValueError": 400}
     assert len(run.evaluations) == 800
     assert sum("error.type" in one.attributes for one in run.evaluations) == 400

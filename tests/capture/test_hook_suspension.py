@@ -1,22 +1,11 @@
 """Hooks that go out while something is compiled, and come back."""
 
-import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 from torch.nn.modules import module as nn_module
 
 from torchotel.capture.hooks import ModuleHooks
-
-
-@pytest.fixture
-def quick_switches() -> Iterator[None]:
-    """Let threads take turns as often as Python can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("quick_switches")

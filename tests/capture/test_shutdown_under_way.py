@@ -1,6 +1,5 @@
 """`shutdown()` while something runs that ends after it, or under what another library has put over our patches."""
 
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -102,6 +101,7 @@ def test_a_patch_over_ours_brings_nothing_back() -> None:
         autograd["_engine_run_backward"] = original
 
 
+@pytest.mark.usefixtures("quick_switches")
 def test_hooks_are_put_in_once_by_several_threads() -> None:
     """Threads whose detailed steps begin and end at the same time leave no hook behind."""
     before = hooks()
@@ -116,32 +116,23 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
             module_hooks.disarm()
 
     threads = [threading.Thread(target=toggle) for _ in range(4)]
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval_s)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     module_hooks.remove()
     assert hooks() == before
 
 
+@pytest.mark.usefixtures("quick_switches")
 def test_flush_while_threads_come_and_go() -> None:
     """`flush()` raises nothing where other threads begin and end meanwhile, and none is handed over twice."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with recorded("off") as run:
-            for _ in range(20):
-                threads = [threading.Thread(target=nn.Linear(4, 4), args=(ROW,)) for _ in range(20)]
-                for thread in threads:
-                    thread.start()
-                run.handle.flush(0)
-                for thread in threads:
-                    thread.join()
-    finally:
-        sys.setswitchinterval(interval_s)
+    with recorded("off") as run:
+        for _ in range(20):
+            threads = [threading.Thread(target=nn.Linear(4, 4), args=(ROW,)) for _ in range(20)]
+            for thread in threads:
+                thread.start()
+            run.handle.flush(0)
+            for thread in threads:
+                thread.join()
     assert 0 < len(run.evaluations) <= 400  # a forward that begins while another thread's first runs is not seen

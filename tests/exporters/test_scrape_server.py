@@ -1,7 +1,6 @@
 """The scrape endpoint against those who mean no good: nobody holds it up, and nobody learns more than metrics."""
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -150,6 +149,7 @@ def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("quick_switches")
 def test_many_clients_take_no_more_of_the_program_than_one() -> None:
     """Answers are written one after the other."""
     writing = threading.Lock()
@@ -164,8 +164,6 @@ def test_many_clients_take_no_more_of_the_program_than_one() -> None:
         return BODY
 
     server = ScrapeServer(write, "127.0.0.1", 0)
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
     try:
         clients = [threading.Thread(target=ask, args=(server, get())) for _ in range(8)]
         for client in clients:
@@ -173,6 +171,5 @@ def test_many_clients_take_no_more_of_the_program_than_one() -> None:
         for client in clients:
             client.join()
     finally:
-        sys.setswitchinterval(interval_s)
         server.close()
     assert overlaps == [False] * 8
