@@ -13,6 +13,8 @@ from torchotel._records import GradientNorms, Record, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 
+ROWS = torch.linspace(-1, 1, 20).reshape(5, 4)
+
 
 class Recorded:
     """What a capture handed over."""
@@ -78,6 +80,11 @@ def gradient_norm(*models: nn.Module) -> float:
 def net(*, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """Make two layers."""
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    """Give the loss of the rows that all tests train on."""
+    return model(ROWS).square().sum()  # type: ignore[no-any-return]  # a module call is Any
 
 
 def trained(

@@ -7,18 +7,12 @@ from typing import Any
 import pytest
 import torch
 from fidelity.norms import true_norm
-from gradient_norms import Operations, captured, gradient_norm, net, trained
+from gradient_norms import ROWS, Operations, captured, gradient_norm, loss_of, net, trained
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
-
-ROWS = torch.linspace(-1, 1, 20).reshape(5, 4)
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    return model(ROWS).square().sum()  # type: ignore[no-any-return]  # a module call is Any
 
 
 def test_norms_by_module_and_in_total() -> None:

@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import torch
 from fidelity.norms import true_norm
-from gradient_norms import captured, gradient_norm, net
+from gradient_norms import ROWS, captured, gradient_norm, loss_of, net
 from torch import Tensor, nn
 
-ROWS = torch.linspace(-1, 1, 20).reshape(5, 4)
 SCALE = 1024.0
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    return model(ROWS).square().sum()  # type: ignore[no-any-return]  # a module call is Any
 
 
 def scaler(**settings: Any) -> torch.amp.GradScaler:

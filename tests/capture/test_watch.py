@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 from fidelity.norms import true_norm
-from gradient_norms import Recorded, captured, net, trained
+from gradient_norms import ROWS, Recorded, captured, net, trained
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from torchotel._records import TensorGradient
 from torchotel.capture.capture import Capture
 from torchotel.capture.watch import MOST_NAMES, MOST_WATCHED
-
-ROWS = torch.linspace(-1, 1, 20).reshape(5, 4)
 
 
 def gradients(recorded: Recorded) -> list[TensorGradient]:
