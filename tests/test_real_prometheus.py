@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
+from metered_training import SEEN, train
 from prometheus_server import binary, prometheus_server, until
 from receiver import Receiver
-from test_metrics_ways_out import SEEN, train
 
 import torchotel
 

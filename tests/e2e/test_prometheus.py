@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import pytest
 from jaeger_traces import JaegerApi
+from metered_training import SEEN, train
 from prometheus_server import Prometheus, until
 from scrapes import Series
 from servers import collector, jaeger, own_ports, prometheus, running
-from test_metrics_ways_out import SEEN, train
 
 import torchotel
 from torchotel._handle import Handle
