@@ -1,7 +1,5 @@
-"""Settings: what each takes, where it is read from, and what is said of a bad one."""
+"""Settings: what each takes, from an argument or a variable, and how it is shown."""
 
-import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +71,6 @@ BAD: list[tuple[str, list[object]]] = [
     ("run_id", ["", 7]),
     ("disabled", ["true", 1, None]),
 ]
-
 BAD_VARIABLES = [
     ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318"),
     ("traces_endpoint", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost:4318/v1/traces"),
@@ -110,7 +107,6 @@ BAD_VARIABLES = [
     ("max_spans", "TORCHOTEL_MAX_SPANS", "9"),
     ("shapes", "TORCHOTEL_SHAPES", "yes"),
 ]
-
 GOOD_VARIABLES: list[tuple[str, str, str, object]] = [
     ("service_name", "OTEL_SERVICE_NAME", "trainer", "trainer"),
     ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "https://host/otlp", "https://host/otlp"),
@@ -225,87 +221,6 @@ def test_has_the_defaults_of_the_conventions() -> None:
     }
 
 
-def test_takes_the_argument_before_its_variable_even_where_it_is_none() -> None:
-    environ = {"TORCHOTEL_RECORD": "elsewhere", "TORCHOTEL_MAX_SPANS": "50", "TORCHOTEL_DETAIL": "bad"}
-    config = Config.read({"record": None, "max_spans": None, "detail": 3}, environ)
-    assert (config.record, config.max_spans, config.detail) == (None, None, 3)
-
-
-def test_takes_the_variable_for_traces_before_the_general_one() -> None:
-    environ = {
-        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
-        "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "2",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://general:1",
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://traces:2",
-    }
-    config = Config.read({}, environ)
-    assert (config.timeout_s, config.traces_endpoint) == (2.0, "http://traces:2")
-
-
-def test_takes_the_endpoint_argument_before_the_variable_of_a_signal() -> None:
-    environ = {f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT": "http://other:2" for signal in ("TRACES", "METRICS")}
-    config = Config.read({"endpoint": "http://mine"}, environ)
-    assert (config.traces_endpoint, config.metrics_endpoint) == ("http://mine/v1/traces", "http://mine/v1/metrics")
-
-
-def test_keeps_what_is_for_one_signal_from_the_other() -> None:
-    environ = {
-        "OTEL_EXPORTER_OTLP_HEADERS": "all=1",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "traces=1",
-        "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "metrics=1",
-        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "none",
-    }
-    config = Config.read({}, environ)
-    assert (config.headers, config.metrics_headers) == ({"traces": "1"}, {"metrics": "1"})
-    assert (config.compression, config.metrics_compression) == ("none", "gzip")
-
-
-def test_takes_arguments_for_both_signals_before_the_variables_of_either() -> None:
-    environ = {"OTEL_EXPORTER_OTLP_METRICS_HEADERS": "metrics=1", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION": "gzip"}
-    config = Config.read({"headers": {"mine": "1"}, "compression": "none"}, environ)
-    assert config.headers == config.metrics_headers == {"mine": "1"}
-    assert config.compression == config.metrics_compression == "none"
-
-
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [("OTEL_TRACES_SAMPLER", "jaeger_remote"), ("OTEL_TRACES_SAMPLER_ARG", "2"), ("OTEL_TRACES_SAMPLER_ARG", "half")],
-)
-def test_ignores_a_sampler_that_is_not_known_with_a_warning(
-    variable: str, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert Config.read({}, {variable: text}) == Config()
-    assert [variable in record.getMessage() and text in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "field", "used"),
-    [
-        ("OTEL_TRACES_EXPORTER", "zipkin", "traces_exporter", "otlp"),
-        ("OTEL_TRACES_EXPORTER", "zipkin,Console", "traces_exporter", "console"),
-        ("OTEL_TRACES_EXPORTER", "console,otlp", "traces_exporter", "otlp"),
-        ("OTEL_METRICS_EXPORTER", "console", "metrics_exporter", "prometheus"),
-        ("OTEL_METRICS_EXPORTER", "console, otlp", "metrics_exporter", "otlp"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "protocol", "http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "deflate", "compression", "gzip"),
-    ],
-)
-def test_leaves_out_what_is_meant_for_another_reader_of_a_variable_and_says_so_once(
-    variable: str, text: str, field: str, used: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A variable holds for the SDK, too, and what is legal there is no mistake."""
-    for _ in range(2):
-        value = getattr(Config.read({}, {variable: text}), field)
-        assert value == ((used,) if field == "metrics_exporter" else used)
-    (record,) = caplog.records
-    assert record.getMessage() == f"{variable}: torchotel does not take {text!r}, and uses {used!r}"
-
-
-def test_takes_the_general_variable_where_that_of_a_signal_is_for_another_reader() -> None:
-    environ = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    assert Config.read({}, environ).protocol == "grpc"
-
-
 def test_shows_no_more_of_an_object_than_its_class() -> None:
     given = {"tracer_provider": TracerProvider(), "prometheus_registry": CollectorRegistry()}
     config = Config.read(given, {})
@@ -323,36 +238,6 @@ def test_gives_each_local_rank_a_port_of_its_own() -> None:
     assert own_port(65_535, {"LOCAL_RANK": "1"}) == 0
 
 
-def test_headers_of_one_signal_keep_those_for_all_away() -> None:
-    environ = {
-        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20ours",
-        "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-vendor-key=theirs",
-    }
-    config = Config.read({}, environ)
-    assert config.receiver("traces").headers == {"x-vendor-key": "theirs"}
-    assert config.receiver("metrics").headers == {"authorization": "Bearer ours"}
-
-
-def test_skips_headers_that_no_request_can_carry(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "torchotel"):
-        config = Config.read({}, {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "key=%E2%82%AC-secret,sound=1"})
-    assert config.headers == {"sound": "1"}
-    (record,) = caplog.records
-    assert "header number 1" in record.getMessage()
-    assert "secret" not in record.getMessage()
-
-
-def test_skips_headers_that_are_malformed(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {
-        "OTEL_EXPORTER_OTLP_HEADERS": "shared=1,secret-without-equals,b=a%0d%0ainjected,api-key=general",
-    }
-    with caplog.at_level(logging.WARNING, "torchotel"):
-        config = Config.read({}, environ)
-    assert config.headers == config.metrics_headers == {"shared": "1", "api-key": "general"}
-    assert len(caplog.records) == 2  # each is for both signals, and told once
-    assert "secret" not in caplog.text
-
-
 def test_shows_no_credential() -> None:
     given = {"headers": {"authorization": "secret"}, "endpoint": "https://user:secret@host:1/x"}
     config = Config.read(given, {})
@@ -363,49 +248,10 @@ def test_shows_no_credential() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_warns_of_a_timeout_that_looks_like_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
-    assert Config.read({}, {"OTEL_EXPORTER_OTLP_TIMEOUT": "10000"}).timeout_s == 10000
-    assert "seconds" in caplog.text
-
-
-def test_fails_on_no_variable_while_disabled() -> None:
-    environ = {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
-    assert Config.read({}, environ).disabled
-
-
-@pytest.mark.parametrize(
-    ("environ", "traces", "metrics"),
-    [
-        ({"PROTOCOL": "grpc"}, "http://localhost:4317", "http://localhost:4317"),
-        ({"TRACES_PROTOCOL": "grpc"}, "http://localhost:4317", "http://localhost:4318/v1/metrics"),
-        ({"METRICS_PROTOCOL": "gRPC"}, "http://localhost:4318/v1/traces", "http://localhost:4317"),
-        ({"PROTOCOL": "grpc", "METRICS_ENDPOINT": "https://other"}, "http://localhost:4317", "https://other"),
-        ({"PROTOCOL": "grpc", "ENDPOINT": "collector:4317"}, "collector:4317", "collector:4317"),
-        ({"METRICS_PROTOCOL": "grpc", "ENDPOINT": "http://c:1"}, "http://c:1/v1/traces", "http://c:1"),
-        ({"PROTOCOL": "grpc", "TRACES_PROTOCOL": "http/protobuf"}, "http://localhost:4318/v1/traces", ":4317"),
-    ],
-)
-def test_gives_each_protocol_its_own_form_of_an_endpoint(environ: dict[str, str], traces: str, metrics: str) -> None:
-    config = Config.read({}, {f"OTEL_EXPORTER_OTLP_{name}": text for name, text in environ.items()})
-    assert config.traces_endpoint == traces
-    assert config.metrics_endpoint.endswith(metrics)
-
-
-def test_takes_the_protocol_argument_for_both_signals() -> None:
-    config = Config.read({"protocol": "grpc"}, {"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"})
-    assert (config.protocol, config.metrics_protocol) == ("grpc", "grpc")
-    assert config.endpoint == config.traces_endpoint == config.metrics_endpoint == "http://localhost:4317"
-
-
 @pytest.mark.parametrize("endpoint", ["localhost", "", "http://", "a b:4317"])
 def test_refuses_a_target_that_grpc_could_not_read(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint: got"):
         Config.read({"protocol": "grpc", "endpoint": endpoint}, {})
-
-
-def test_counts_an_unknown_word_of_the_sdk_flag_as_false(caplog: pytest.LogCaptureFixture) -> None:
-    assert not Config.read({}, {"OTEL_SDK_DISABLED": "1"}).disabled
-    assert "OTEL_SDK_DISABLED" in caplog.text
 
 
 def test_wants_a_certificate_with_a_key() -> None:
@@ -414,21 +260,8 @@ def test_wants_a_certificate_with_a_key() -> None:
     assert Config(client_key=__file__, client_certificate=__file__).client_certificate == __file__
 
 
-def test_leaves_the_process_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "TORCHOTEL_DETAIL", "bad")
-    assert Config.read({}, {}).detail == "auto"
-
-
 def test_brings_values_into_one_form(tmp_path: Path) -> None:
     config = Config.read({"include": ["a", " b "], "exclude": "c, d", "record": str(tmp_path), "timeout_s": 5}, {})
     assert (config.include, config.exclude) == (("a", "b"), ("c", "d"))
     assert (config.record, config.timeout_s) == (tmp_path, 5.0)
     assert config.public()["record"] == str(tmp_path)
-
-
-def test_a_variable_that_is_nobodys_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A misspelt name with our prefix would else mean its default, silently; others' names are theirs."""
-    for _ in range(2):
-        Config.read({}, {"TORCHOTEL_DETIAL": "all", "OTEL_MADE_UP": "1", "TORCHOTEL_BACKENDS": "x"})
-    (record,) = caplog.records
-    assert record.getMessage().startswith("TORCHOTEL_DETIAL is not known to torchotel and ignored")
