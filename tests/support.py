@@ -1,4 +1,4 @@
-"""What tests share: the MNIST net of PyTorch's basic example, and a look at spans as a receiver saw them."""
+"""What tests share: the MNIST net of PyTorch's basic example, a short training, and spans as a receiver saw them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -133,3 +133,12 @@ def recorded(detail: Any = "all", **settings: Any) -> Iterator[Run]:
 def rows(count: int) -> DataLoader[Tensor]:
     """Give a loader of batches of one row of four ones."""
     return DataLoader(cast("Dataset[Tensor]", list(torch.ones(count, 4))))
+
+
+def train(steps: int = 3) -> None:
+    """Train a model with a layer that has parameters and one that has none."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(steps):
+        net(torch.randn(2, 4)).sum().backward()
+        optimizer.step()

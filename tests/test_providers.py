@@ -5,23 +5,14 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
-import torch
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, TraceIdRatioBased
 from receiver import Receiver
-from torch import nn
+from support import train
 
 import torchotel
-
-
-def train(steps: int = 3) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for _ in range(steps):
-        net(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
 
 
 @pytest.fixture

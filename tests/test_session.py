@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from receiver import receiver
-from support import recorded, roots
+from support import recorded, roots, train
 from torch import nn
 from torch.nn.modules import module as nn_module
 
@@ -30,14 +30,6 @@ from torchotel.capture.detail import WHILE_MEASURING, is_chosen
 from torchotel.telemetry.budget import LEAST_OFTEN
 
 STEPS = 5
-
-
-def _train(steps: int = STEPS) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for _ in range(steps):
-        net(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
 
 
 def _closed_port() -> int:
@@ -67,11 +59,11 @@ def _audited() -> Iterator[list[str]]:
 
 def test_no_endpoint_listening(caplog: pytest.LogCaptureFixture) -> None:
     """Training makes no network or file call, one warning is logged, and every span is counted as dropped."""
-    _train(1)  # torch itself opens files at its first step
+    train(1)  # torch itself opens files at its first step
     handle = torchotel.instrument(endpoint=f"http://127.0.0.1:{_closed_port()}", detail="all")
     with caplog.at_level(logging.WARNING, "torchotel"):
         with _audited() as events:
-            _train()
+            train(STEPS)
         assert handle.flush(timeout_s=1) is False
         handle.shutdown(timeout_s=1)
     assert events == []
@@ -87,7 +79,7 @@ def test_the_run_file_is_whole_without_an_endpoint(tmp_path: Path) -> None:
     """A dead endpoint costs the run file nothing."""
     folder = tmp_path / "run"
     handle = torchotel.instrument(endpoint=f"http://127.0.0.1:{_closed_port()}", detail="all", record=folder)
-    _train()
+    train(STEPS)
     handle.shutdown(timeout_s=1)
     lines = (folder / "trace-00001.jsonl").read_text().splitlines()
     assert len(lines) == STEPS + 1  # torch.run, then a line a step
@@ -107,7 +99,7 @@ def test_folders_stay_where_they_were_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     with torchotel.instrument(record="run", discovery_dir="targets", traces_exporter="none"):
         monkeypatch.chdir(elsewhere)
-        _train()
+        train(STEPS)
     assert list(elsewhere.iterdir()) == list((tmp_path / "targets").iterdir()) == []
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == STEPS
     assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is True
@@ -116,7 +108,7 @@ def test_folders_stay_where_they_were_named(tmp_path: Path, monkeypatch: pytest.
 def test_spans_as_a_receiver_sees_them() -> None:
     """Ids are unique, parents right, children inside, nothing lost; steps link to the one `torch.run`."""
     with recorded() as run:
-        _train(20)
+        train(20)
     (first,) = [root for root in run.roots if root.name == "torch.run"]
     assert len(run.steps) == 20
     assert len({step.span.trace_id for step in run.steps}) == 20
@@ -132,7 +124,7 @@ def test_spans_as_a_receiver_sees_them() -> None:
 def test_siblings_stand_a_microsecond_apart() -> None:
     """Jaeger counts in microseconds, and touching siblings vanish from its critical path."""
     with recorded() as run:
-        _train()
+        train(STEPS)
     for step in run.steps:
         for span in step.walk():
             for one, following in pairwise(span.children):
@@ -186,7 +178,7 @@ def test_which_modules_get_spans(settings: dict[str, Any], names: set[str]) -> N
 def test_without_shapes() -> None:
     """`shapes=False` leaves shapes and dtypes out, and nothing else."""
     with recorded(shapes=False) as run:
-        _train(1)
+        train(1)
     attributes = run.steps[0].find("forward 0").attributes
     assert not any("shapes" in name or "dtypes" in name for name in attributes)
     assert attributes["torch.device"] == "cpu"
@@ -197,7 +189,7 @@ def test_auto_stays_within_its_budget() -> None:
     # Of steps as short as these, detail takes far more than this.
     with recorded("auto", overhead_budget=1e-6) as run:
         for _ in range(200):
-            _train(1)
+            train(1)
             run.handle.flush()  # the worker has measured the step before the next begins
     detailed = [int(str(step.attributes["torch.step.number"])) for step in run.steps if step.find_all("forward 0")]
     assert detailed[:10] == list(range(10))
@@ -229,7 +221,7 @@ def test_zero_code_settings_give_way(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     handle = start({"record": folder, "traces_exporter": "none", "detail": "off"}, None, zero_code=True)
     assert torchotel.instrument(detail="all") is handle
-    _train()
+    train(STEPS)
     handle.shutdown()
     assert handle.stats()["steps_detailed"] == STEPS
     assert json.loads((folder / "run.json").read_text())["config"]["detail"] == "all"
@@ -239,7 +231,7 @@ def test_zero_code_settings_give_way(tmp_path: Path) -> None:
 def test_zero_code_settings_stay_once_training_began(caplog: pytest.LogCaptureFixture) -> None:
     """After the first event nothing changes any more, and the log says what was not taken."""
     handle = start({"traces_exporter": "none", "detail": "off"}, None, zero_code=True)
-    _train()
+    train(STEPS)
     assert torchotel.instrument(detail="all") is handle
     (record,) = caplog.records
     assert "another detail;" in record.getMessage()
@@ -251,7 +243,7 @@ def test_disabled_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     engine = vars(torch.autograd)["_engine_run_backward"]
     handle = torchotel.instrument()
-    _train(1)
+    train(1)
     assert vars(torch.autograd)["_engine_run_backward"] is engine
     assert not nn_module._global_forward_pre_hooks
     assert handle.flush() is True
@@ -336,7 +328,7 @@ def test_the_last_step_of_a_thread_that_has_ended() -> None:
     """What a thread leaves behind is handed over at the next flush, whatever the garbage collector did meanwhile."""
     with recorded("all") as run:
         for _ in range(3):
-            thread = threading.Thread(target=_train, args=(2,))
+            thread = threading.Thread(target=train, args=(2,))
             thread.start()
             thread.join()
         gc.collect()
@@ -364,7 +356,7 @@ def test_only_the_first_rank_sends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with recorded(record=tmp_path / "run") as run:
-        _train(2)
+        train(2)
     assert {root.name for root in run.roots} == {"torch.step"}
     assert (tmp_path / "run-rank1" / "run.json").exists()
 
@@ -373,7 +365,7 @@ def test_a_shutdown_that_has_no_time() -> None:
     """What the worker can't build in time is dropped and counted."""
     with receiver() as server:
         handle = torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), detail="all")
-        _train(300)
+        train(300)
         handle.shutdown(timeout_s=0.01)
     stats = handle.stats()
     assert stats["steps"] == 300
