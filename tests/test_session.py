@@ -5,7 +5,6 @@ import json
 import logging
 import random
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from misbehaving import closed_port
 from receiver import receiver
 from support import recorded, roots, train
 from torch import nn
@@ -30,13 +30,6 @@ from torchotel.capture.detail import WHILE_MEASURING, is_chosen
 from torchotel.telemetry.budget import LEAST_OFTEN
 
 STEPS = 5
-
-
-def _closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -60,7 +53,7 @@ def _audited() -> Iterator[list[str]]:
 def test_no_endpoint_listening(caplog: pytest.LogCaptureFixture) -> None:
     """Training makes no network or file call, one warning is logged, and every span is counted as dropped."""
     train(1)  # torch itself opens files at its first step
-    handle = torchotel.instrument(endpoint=f"http://127.0.0.1:{_closed_port()}", detail="all")
+    handle = torchotel.instrument(endpoint=f"http://127.0.0.1:{closed_port()}", detail="all")
     with caplog.at_level(logging.WARNING, "torchotel"):
         with _audited() as events:
             train(STEPS)
@@ -78,7 +71,7 @@ def test_no_endpoint_listening(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_run_file_is_whole_without_an_endpoint(tmp_path: Path) -> None:
     """A dead endpoint costs the run file nothing."""
     folder = tmp_path / "run"
-    handle = torchotel.instrument(endpoint=f"http://127.0.0.1:{_closed_port()}", detail="all", record=folder)
+    handle = torchotel.instrument(endpoint=f"http://127.0.0.1:{closed_port()}", detail="all", record=folder)
     train(STEPS)
     handle.shutdown(timeout_s=1)
     lines = (folder / "trace-00001.jsonl").read_text().splitlines()
@@ -341,7 +334,7 @@ def test_ctrl_c_still_ends_the_program_as_one() -> None:
     """A program that Ctrl-C ends has the exit status of one, though spans are sent after it."""
     program = (
         "import sys, torch, torchotel\n"
-        f"torchotel.instrument(endpoint='http://127.0.0.1:{_closed_port()}', detail='all')\n"
+        f"torchotel.instrument(endpoint='http://127.0.0.1:{closed_port()}', detail='all')\n"
         "net = torch.nn.Linear(2, 2)\n"
         "while not hasattr(sys.modules.get('requests'), 'ConnectionError'):\n"
         "    net(torch.randn(1, 2)).sum().backward()\n"
