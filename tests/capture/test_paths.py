@@ -3,69 +3,15 @@
 import copy
 import gc
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
-from support import Run, Seen, recorded
+from named import NET, Net, backward_of, captured, trees
+from support import recorded
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel
-
-from torchotel._records import Record, Unit
-from torchotel.capture.capture import Capture
-from torchotel.capture.detail import Detail
-
-
-class Net(nn.Module):
-    """A body of two layers and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.head(self.body(x))
-        return output
-
-
-NET = ("Net", [("body", ["body.0", "body.1"]), "head"])
-"""How its calls show."""
-
-
-def backward_of(net: nn.Module) -> None:
-    net(torch.randn(3, 4)).sum().backward()
-
-
-def tree(span: Seen) -> Any:
-    """Give the paths of the module spans below a span: a path, or (path, [inner])."""
-    inner = [tree(child) for child in span.children]
-    path = span.attributes["torch.module.path"]
-    return (path, inner) if inner else path
-
-
-def trees(run: Run) -> list[tuple[str, Any]]:
-    """Give model and tree of each outermost call, in the order of the calls."""
-    phases = [span for root in run.roots for span in root.walk() if span.name == "torch.forward"]
-    return [(call.attributes["torch.model"], tree(call)) for phase in phases for call in phase.children]
-
-
-@contextmanager
-def captured() -> Iterator[Capture]:
-    """Capture the block in detail, and look at what is remembered meanwhile."""
-    units: list[Unit] = []
-    capture = Capture(cast("Callable[[Record], None]", units.append), Detail("all"))
-    capture.install()
-    try:
-        yield capture
-    finally:
-        capture.uninstall()
-        capture.end()
-    assert capture.guard.faults == 0
-    assert sum(len(unit.calls) for unit in units) > 0
 
 
 def test_two_models_of_one_class_have_names_of_their_own() -> None:
@@ -198,88 +144,6 @@ def test_a_model_that_is_given_has_its_names_from_the_first_call() -> None:
         backward_of(outer["right"])
     left = ("left", [("left.body", ["left.body.0", "left.body.1"]), "left.head"])
     assert trees(run) == [("ModuleDict", left), ("ModuleDict", "right")]
-
-
-def test_modules_that_no_module_holds_stand_below_their_caller() -> None:
-    """A plain list hides modules from PyTorch; their class stands for the name, their own parts are named as ever."""
-
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Module()
-            self.blocks = [nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU())), nn.Linear(4, 2)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    hidden = Hidden()
-    with recorded() as run:
-        for _ in range(2):
-            backward_of(hidden)
-            backward_of(nn.Sequential(hidden))
-    block = ("Sequential", ["Sequential.0", ("Sequential.1", ["Sequential.1.0"])])
-    below = ("0.Sequential", ["0.Sequential.0", ("0.Sequential.1", ["0.Sequential.1.0"])])
-    assert trees(run)[0] == ("Hidden", ("Hidden", [block, "Linear"]))
-    assert trees(run)[1] == ("Sequential", ("Sequential", [("0", [below, "0.Linear"])]))
-    counts = [span.attributes["torch.module.parameters"] for span in run.steps[0].find_all("forward Sequential.0")]
-    assert counts == [20]
-
-
-def test_modules_made_in_forward_do_not_pile_up() -> None:
-    """A loss or an activation that every call makes anew has its class for a name, and is forgotten with the call."""
-
-    class Hasty(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = nn.Softmax(dim=1)(super().forward(x))
-            return output
-
-    net = Hasty()
-    with captured() as capture:
-        kept = [net(torch.randn(3, 4)) for _ in range(50)]
-        assert (len(capture.paths.states), len(capture.paths._hidden)) == (5, 0)
-    with recorded() as run:
-        kept = [net(torch.randn(3, 4)) for _ in range(3)]
-    shown = ("Hasty", [("body", ["body.0", "body.1"]), "head", "Softmax"])
-    assert [tree(call) for root in run.evaluations for call in root.children] == [shown] * len(kept)
-
-
-def test_a_part_of_a_given_model_keeps_its_place_with_hidden_modules() -> None:
-    """What a part's forward makes anew stands below the part, and the part where it stood."""
-
-    class Part(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = nn.Softmax(dim=1)(self.layer(x))
-            return output
-
-    outer = nn.ModuleList([Part()])
-    with recorded(model=outer) as run:
-        for _ in range(2):
-            backward_of(outer[0])
-    assert trees(run) == [("ModuleList", ("0", ["0.layer", "0.Softmax"]))] * 2
-
-
-def test_depth_counts_from_the_root_for_hidden_modules_too() -> None:
-    """`max_depth=0` shows the root alone."""
-
-    class Hidden(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = [nn.Linear(4, 2)]
-
-        def forward(self, x: Tensor) -> Tensor:
-            output: Tensor = self.blocks[0](x)
-            return output
-
-    with recorded(max_depth=0) as run:
-        backward_of(Hidden())
-        backward_of(nn.DataParallel(Net()))
-    assert trees(run) == [("Hidden", "Hidden"), ("Net", ("Net", ["Net"]))]
 
 
 def test_a_root_that_was_a_part_is_named_anew() -> None:
