@@ -6,12 +6,12 @@ import sys
 import pytest
 from receiver import Receiver
 from senders import http, soon
-from traces import RESOURCE, flat, proto, rich
+from traces import RESOURCE, T0, flat, proto, rich
 
 from torchotel._receiver import OtlpCompression
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.stats import ExportCounts
-from torchotel.telemetry.spans import Trace
+from torchotel.telemetry.spans import Span, SpanTemplate, Trace
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])
@@ -24,7 +24,8 @@ def test_delivers(server: Receiver, compression: OtlpCompression) -> None:
     assert exporter.flush(soon())
     exporter.shutdown(soon())
     (request,) = server.requests
-    assert [span.span_id for span in server.spans] == [span.span_id for t in (flat(100), rich()) for span in proto(t)]
+    sent = [span for trace in (flat(100), rich()) for span in proto(trace)]
+    assert sorted(span.span_id for span in server.spans) == sorted(span.span_id for span in sent)
     assert request.path == "/v1/traces"
     assert request.headers["Content-Type"] == "application/x-protobuf"
     assert request.headers["User-Agent"] == "torchotel/1.2"
@@ -48,6 +49,19 @@ def test_splits_and_batches(server: Receiver) -> None:
     assert len(sizes) < 8
     assert max(request.message.ByteSize() for request in server.requests) < 91_000
     assert exporter.stats.read() == ExportCounts(1256, 0, {})
+
+
+def test_spans_of_a_template_are_side_by_side(server: Receiver) -> None:
+    """In a request of several traces, so that compression finds the one in the other."""
+    exporter = RequestExporter(http(server.url), resource=RESOURCE, version="1.2")
+    templates = [SpanTemplate(f"forward {name}", {}) for name in "abc"]
+    for number in range(4):
+        spans = [Span(template, 1 + index, 0, T0, T0 + 9) for index, template in enumerate(templates)]
+        exporter.export(Trace(1 + number, spans, {}))
+    exporter.shutdown(soon())
+    (request,) = server.requests
+    found = [(span.name, int.from_bytes(span.trace_id, "big")) for span in request.spans()]
+    assert found == [(template.name, 1 + number) for template in templates for number in range(4)]
 
 
 def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ a plain span then is a few bytes of ids and times between pieces that are there 
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torchotel import _names
 from torchotel.exporters.otlp import wire
@@ -26,11 +26,13 @@ _START, _END = 0x39, 0x41
 _ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
 _SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
 
+_new = cast("Callable[[type[EncodedSpan], tuple[Any, ...]], EncodedSpan]", tuple.__new__)  # half of EncodedSpan(…)
 
-class Slice(NamedTuple):
-    """Some spans of a trace as repeated `ScopeSpans.spans`."""
 
-    spans: int
+class EncodedSpan(NamedTuple):
+    """A span as one of repeated `ScopeSpans.spans`."""
+
+    template: SpanTemplate
     data: bytes
 
 
@@ -68,26 +70,25 @@ class SpanEncoder:
 
     def encode(self, trace: Trace) -> bytes:
         """Encode a whole trace as repeated `ScopeSpans.spans`."""
-        return b"".join(data for _, data in self.slices(trace))
+        return b"".join(span.data for spans in self.slices(trace) for span in spans)
 
-    def slices(self, trace: Trace) -> Iterator[Slice]:
+    def slices(self, trace: Trace) -> Iterator[list[EncodedSpan]]:
         """Encode a trace by slices that may go into different requests."""
         head = _head(trace, remote=False)
         for start in range(0, len(trace.spans), SLICE_SPANS):
             spans = trace.spans[start : start + SLICE_SPANS]
             if start == 0 and trace.remote_parent:
-                pieces = self._pieces(spans[:1], _head(trace, remote=True)) + self._pieces(spans[1:], head)
+                yield self._encoded(spans[:1], _head(trace, remote=True)) + self._encoded(spans[1:], head)
             else:
-                pieces = self._pieces(spans, head)
-            yield Slice(len(spans), b"".join(pieces))
+                yield self._encoded(spans, head)
             self._since_rest += len(spans)
             if self._since_rest >= SLICE_SPANS:
                 self._since_rest = 0
                 self._rest()
 
-    def _pieces(self, spans: Sequence[Span], head: bytes) -> list[bytes]:
-        known, head_len, pieces = self._known, len(head), list[bytes]()
-        add = pieces.extend
+    def _encoded(self, spans: Sequence[Span], head: bytes) -> list[EncodedSpan]:
+        known, head_len, join = self._known, len(head), b"".join
+        encoded: list[EncodedSpan] = []
         for span in spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, dropped = span
             encoding = known[template]
@@ -96,7 +97,7 @@ class SpanEncoder:
                 if encoding.head_len != head_len:
                     encoding.fit(head_len)
                 ids = _IDS(_SPAN_ID, span_id, _PARENT_ID, parent_id)
-                add((encoding.prefix, head, ids, times, encoding.body))
+                encoded.append(_new(EncodedSpan, (template, join((encoding.prefix, head, ids, times, encoding.body)))))
                 continue
             own = _own(span)
             if parent_id:
@@ -105,8 +106,9 @@ class SpanEncoder:
             else:
                 ids = _ROOT_ID(_SPAN_ID, span_id)
                 length = head_len + _ROOT_LEN + len(encoding.body) + len(own)
-            add((_SPAN_TAG, wire.varint(length), head, ids, times, encoding.body, own))
-        return pieces
+            data = join((_SPAN_TAG, wire.varint(length), head, ids, times, encoding.body, own))
+            encoded.append(EncodedSpan(template, data))
+        return encoded
 
 
 def _head(trace: Trace, *, remote: bool) -> bytes:

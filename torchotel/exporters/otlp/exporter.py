@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
-from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
+from torchotel.exporters.otlp.batch import Batch
+from torchotel.exporters.otlp.encode import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.stats import ExportStats
@@ -56,11 +57,7 @@ class RequestExporter(TraceExporter):
         self._sender = Sender(transport, self.stats)
         self._max_spans = max_request_spans
         self._max_bytes = max_request_bytes
-        self._batch: list[bytes] = []
-        self._traces: list[int] = []
-        """Those whose roots are in the batch: the first slice of a trace holds its root."""
-        self._spans = 0
-        self._bytes = 0
+        self._batch = Batch()
         self._since_s = 0.0
         self._complained = False
 
@@ -76,28 +73,27 @@ class RequestExporter(TraceExporter):
         """Take one trace; one that is too large for a request goes in several."""
         taken = 0
         try:
-            for spans, data in self._encoder.slices(self._limiter.hold(trace)):
-                self._add(spans, data)
-                if not taken:
-                    self._traces.append(trace.trace_id)
-                taken += spans
+            for spans in self._encoder.slices(self._limiter.hold(trace)):
+                self._add(spans)
+                if not taken:  # the first slice holds the root
+                    self._batch.traces.append(trace.trace_id)
+                taken += len(spans)
         except Exception as error:  # noqa: BLE001  # the next one may be good
             self._failed(error, len(trace.spans) - taken)
-        if self._batch and time.monotonic() - self._since_s > MAX_AGE_S:
+        if self._batch.count and time.monotonic() - self._since_s > MAX_AGE_S:
             self.push()
 
     def push(self) -> None:
         """Hand what was taken to the sender, without waiting."""
-        if not self._batch:
+        if not self._batch.count:
             return
-        batch, self._batch, spans, self._spans, self._bytes = self._batch, [], self._spans, 0, 0
-        traces, self._traces = self._traces, []
+        batch, self._batch = self._batch, Batch()
         try:
-            body = self._envelope.wrap(batch)
+            body = self._envelope.wrap(batch.spans())
         except Exception as error:  # noqa: BLE001  # the next one may be good
-            self._failed(error, spans)
+            self._failed(error, batch.count)
         else:
-            self._sender.put(body, spans, traces)
+            self._sender.put(body, batch.count, batch.traces)
 
     def flush(self, deadline_s: float) -> bool:
         """Send all that was taken; False where that was not by `deadline_s`, or spans were lost meanwhile."""
@@ -116,11 +112,10 @@ class RequestExporter(TraceExporter):
             self._complained = True
             _logger.error("Could not encode a trace; further ones are only counted", exc_info=error)
 
-    def _add(self, spans: int, data: bytes) -> None:
-        if self._spans + spans > self._max_spans or self._bytes + len(data) > self._max_bytes:
+    def _add(self, spans: Sequence[EncodedSpan]) -> None:
+        size = sum(len(span.data) for span in spans)
+        if self._batch.count + len(spans) > self._max_spans or self._batch.size + size > self._max_bytes:
             self.push()
-        if not self._batch:
+        if not self._batch.count:
             self._since_s = time.monotonic()
-        self._batch.append(data)
-        self._spans += spans
-        self._bytes += len(data)
+        self._batch.add(spans, size)

@@ -1,0 +1,38 @@
+"""The encoded spans of one request, in the order in which they compress best."""
+
+from collections.abc import Sequence
+
+from torchotel.exporters.otlp.encode import EncodedSpan
+from torchotel.telemetry.spans import SpanTemplate
+
+
+class Batch:
+    """Collect encoded spans of several traces, and bring those of one template side by side.
+
+    Deflate finds again what lies less than 32 KiB back (https://www.rfc-editor.org/rfc/rfc1951, section 2), and a step
+    of a hundred modules takes more than that: in the order of the traces a span costs 32 bytes, in this one 25.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        """In bytes."""
+        self.traces: list[int] = []
+        """Those whose roots are in it."""
+        self._by_template: dict[SpanTemplate, list[bytes]] = {}
+
+    def add(self, spans: Sequence[EncodedSpan], size: int) -> None:
+        """Take spans that have this size together."""
+        groups = self._by_template
+        for template, data in spans:
+            group = groups.get(template)
+            if group is None:
+                groups[template] = [data]
+            else:
+                group.append(data)
+        self.count += len(spans)
+        self.size += size
+
+    def spans(self) -> list[bytes]:
+        """Return all spans, those of a template in the order in which they came."""
+        return [data for group in self._by_template.values() for data in group]
