@@ -21,7 +21,7 @@ _random = random.Random()  # noqa: S311  # no secret; the global one is the prog
 _logger = logging.getLogger("torchotel")
 
 MAX_REQUESTS = 64
-MAX_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 32 * 1024 * 1024
 CLOSING_BACKOFF_S = 0.5
 """Longest pause of our own in `shutdown`, while an endpoint answers but does not take the request."""
 
