@@ -1,7 +1,6 @@
 """Names of modules, classes, services and values go through every exit: cut, escaped, and still told apart."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import hostile
@@ -10,7 +9,7 @@ import torch
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from receiver import Receiver, receiver
+from receiver import Receiver
 from scrapes import OPENMETRICS, scrape
 from support import plain
 from torch import Tensor, nn
@@ -48,12 +47,6 @@ def _fail(model: nn.Module) -> None:
 def _watch(_module: nn.Module, _args: object, output: Tensor) -> None:
     torchotel.watch(output, hostile.NAME)
     torchotel.watch(output, LONG)
-
-
-@pytest.fixture
-def server() -> Iterator[Receiver]:
-    with receiver() as made:
-        yield made
 
 
 def test_every_exit_takes_hostile_names(

@@ -180,9 +180,3 @@ def test_credentials_do_not_follow_a_redirect(server: Receiver) -> None:
         assert transport.send(transport.pack(b""), 10).error_type == "307"
         transport.close()
         assert not other.requests
-
-
-@pytest.fixture
-def server() -> Iterator[Receiver]:
-    with receiver() as made:
-        yield made
