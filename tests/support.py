@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchotel
 from torchotel._handle import Handle
+from torchotel.testing import CapturedSpan
 
 
 class Net(nn.Module):
@@ -91,6 +92,11 @@ def roots(spans: Iterable[Span]) -> list[Seen]:
         assert one.parent.span.trace_id == one.span.trace_id
         assert one.parent.start_ns <= one.start_ns <= one.end_ns <= one.parent.end_ns, (one.parent.name, one.name)
     return found
+
+
+def tree(span: CapturedSpan) -> Any:
+    """Give the names below a span that was captured, as `Seen.tree` does of one that arrived."""
+    return (span.name, [tree(child) for child in span.children]) if span.children else span.name
 
 
 class Run:

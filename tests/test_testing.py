@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from support import rows
+from support import rows, tree
 from torch import Tensor, nn
 
 import torchotel
 from torchotel import _names as names
 from torchotel._records import Unit
-from torchotel.testing import CapturedSpan, capture
+from torchotel.testing import capture
 
 
 class Encoder(nn.Module):
@@ -33,10 +33,6 @@ def train(model: nn.Module, steps: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         torchotel.log(loss=loss)
-
-
-def tree(span: CapturedSpan) -> object:
-    return (span.name, [tree(child) for child in span.children]) if span.children else span.name
 
 
 def test_a_training_is_captured_as_it_is_exported_elsewhere(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import tree
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -137,11 +138,6 @@ def train(model: nn.Module, steps: int = 3) -> list[Tensor]:
         optimizer.step()
         numbers += [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
     return [*numbers, *(parameter.detach().clone() for parameter in model.parameters())]
-
-
-def tree(span: CapturedSpan) -> Any:
-    """Give the names below a span."""
-    return (span.name, [tree(child) for child in span.children]) if span.children else span.name
 
 
 def side_by_side(direction: str) -> Any:

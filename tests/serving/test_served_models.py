@@ -8,6 +8,7 @@ import pytest
 import torch
 from opentelemetry.sdk.trace import TracerProvider
 from served import ROW, Net, predict
+from support import tree
 from torch import Tensor, nn
 
 from torchotel.testing import CapturedSpan, capture
@@ -24,10 +25,6 @@ def in_requests(model: nn.Module, count: int = 2, **settings: Any) -> list[Captu
             requests.append(request.get_span_context().trace_id)
     assert [one.trace_id for one in captured.evaluations] == requests
     return captured.evaluations
-
-
-def tree(span: CapturedSpan) -> Any:
-    return (span.name, [tree(child) for child in span.children]) if span.children else span.name
 
 
 class Session(nn.Module):
