@@ -3,29 +3,15 @@
 import sys
 
 import torch
-from torch import Tensor, nn
+from computed import Computed
+from torch import nn
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import spawn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import torchotel
 
 torchotel.instrument(endpoint=sys.argv[1], detail="all")
-
-
-class Computed(Dataset[Tensor]):
-    """Samples that a module makes."""
-
-    def __init__(self) -> None:
-        self.make = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        with torch.no_grad():
-            made: Tensor = self.make(torch.full((4,), float(index)))
-        return made
 
 
 def train(_: int = 0, workers: int = 0) -> None:

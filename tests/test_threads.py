@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from commands import python
+from computed import Computed
 from receiver import Pushed, Received, receiver
 from support import Run, recorded, roots
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 BATCH = torch.arange(8.0).reshape(2, 4) / 8
 SCRIPT = Path(__file__).with_name("spawned.py")
@@ -111,21 +112,6 @@ def test_two_threads_at_once() -> None:
         assert all(map(torch.equal, one.parameters(), other.parameters()))
     assert counted(run) == expected((tree_of(First, detailed=True), 50), (tree_of(Second, detailed=True), 50))
     assert sorted(step.attributes["torch.step.number"] for step in run.steps) == list(range(100))
-
-
-class Computed(Dataset[Tensor]):
-    """Samples that a module makes."""
-
-    def __init__(self) -> None:
-        self.make = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Tensor:
-        with torch.no_grad():
-            made: Tensor = self.make(torch.full((4,), float(index)))
-        return made
 
 
 @pytest.mark.parametrize("detail", ["all", "off"])
