@@ -31,9 +31,14 @@ class Trained:
 
     def slow(self) -> set[str]:
         """Give the step that is slow on purpose, and those that were for reasons of this machine's."""
-        usual_ns = median(_duration_ns(step) for step in self._steps)
         others = (step for step in self._steps if step.attributes.get("torch.kept.reason") == {"stringValue": "slow"})
-        return {self.steps[digits.SLOW], *(step.trace_id for step in others if _duration_ns(step) > 1.5 * usual_ns)}
+        return {self.steps[digits.SLOW], *(step.trace_id for step in others if self._took_longer(step))}
+
+    def _took_longer(self, step: Said) -> bool:
+        """Tell whether a step took half again as long as those before it, with detail or without as it was."""
+        detailed = {said.trace_id for said in self.spans if "torch.direction" in said.attributes}
+        like = [one for one in self._steps if (one.trace_id in detailed) == (step.trace_id in detailed)]
+        return _duration_ns(step) > 1.5 * median(_duration_ns(one) for one in like[: like.index(step)])
 
 
 Searched = tuple[JaegerApi, Trained]
