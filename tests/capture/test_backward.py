@@ -198,6 +198,21 @@ def test_reentrant_checkpoint_of_an_operation_in_place() -> None:
     assert step.tree() == step_tree([("forward Model", ["forward a", forward])], backward)
 
 
+def test_an_operation_in_place_that_begins_late() -> None:
+    """It takes the node away that a layer's start was seen on: for one step that is estimated, then another is seen.
+
+    On inputs of three dimensions a linear layer gives out a view.
+    """
+    model = Model(lambda m, x, relu: m.b(relu(m.a(x))))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded() as run:
+        for relu in (torch.relu_, torch.relu, torch.relu, torch.relu_, torch.relu_, torch.relu):
+            model(ROWS.reshape(1, 2, 4), relu).sum().backward()
+            optimizer.step()
+    assert [estimates(step) for step in run.steps] == [{}, {}, {}, {"backward a": "start"}, {}, {}]
+    assert all(step.tree() == step_tree([FORWARD], [BACKWARD]) for step in run.steps)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_recomputation_is_marked(*, use_reentrant: bool) -> None:
     """Only the second forward of a checkpoint is recomputation, it is no further call, and nothing fails."""

@@ -3,14 +3,14 @@
 The start is a pre-hook on the nodes of the outputs. On one CPU thread nodes run in falling order of their sequence
 numbers, so a call's backward is one run, and its end is a post-hook on the call's lowest node that the outputs
 reach. Where that order is not given (several devices or threads, recomputation) the end is the latest of post-hooks
-on all nodes that lead out of the call. Closures hold numbers only: one that held a node or a tensor would keep the
-graph alive.
+on all nodes that lead out of the call. What is hooked holds no node and no tensor: it would keep the graph alive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -53,20 +53,28 @@ class BackwardStamps:
     def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
         self._gate, self._fault = gate, fault
         self.log: list[Stamp] = []
+        self._stamp = _stamp_into(self.log, gate, fault)
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self.borders: set[Node] = set()
         """Nodes of another thread that lead out of any call: held while an outermost call runs."""
         self._starts: dict[int, int] = {}
+        self._spared: set[int] = set()
+        """Numbers in `_starts` beside which no other node needs a hook."""
         self._ends: dict[int, int] = {}
 
     def another(self) -> BackwardStamps:
         """Return one with a log of its own."""
         return BackwardStamps(self._gate, self._fault)
 
+    def write_to_log_of(self, other: BackwardStamps) -> None:
+        """Write what is hooked from now on to another thread's log."""
+        self.log, self._stamp = other.log, other._stamp
+
     def clear(self) -> None:
         """Forget which nodes are hooked: numbers are shared only within one outermost call."""
         self._starts.clear()
+        self._spared.clear()
         self._ends.clear()
 
     def hook_one(self, output: Tensor, node: Node, first: int, state: ModuleState) -> tuple[Slots, Slots]:
@@ -74,13 +82,7 @@ class BackwardStamps:
         number = node_number(node)
         if number < first:
             return NO_SLOTS, NO_SLOTS  # passed through: no node of its own
-        start: Slots
-        start = own = self._start(node, number)
-        if output._is_view() and (base := output._base) is not None and (made := base.grad_fn) is not None:
-            # An in-place operation on the output gives it a new node, and the old one never runs.
-            base_number = node_number(made)
-            if number != base_number >= first:
-                start = (own, self._start(made, base_number))
+        start = self._start_of(output, node, number, first, state)
         end = self._ends.get(first)  # a child made our first node: its end is ours
         if end is None:
             end = self._lowest(node, number, first, state)
@@ -105,8 +107,8 @@ class BackwardStamps:
             return NO_SLOTS, NO_SLOTS
         start, end = _next_slot(), _next_slot()
         for node in nodes:
-            node.register_prehook(self._stamp(start))
-            node.register_hook(self._stamp(end))
+            node.register_prehook(self._hook(start))
+            node.register_hook(self._hook(end))
         return start, end
 
     def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
@@ -122,7 +124,7 @@ class BackwardStamps:
         seen = set(nodes)
         todo = list(seen)
         for node in todo:
-            node.register_prehook(self._stamp(start))
+            node.register_prehook(self._hook(start))
         while todo:
             node = todo.pop()
             inner = [
@@ -131,7 +133,7 @@ class BackwardStamps:
                 if n is not None and n not in stops and first <= node_number(n) < LEAF_NUMBER
             ]
             if not inner:
-                node.register_hook(self._stamp(end))
+                node.register_hook(self._hook(end))
             fresh = [n for n in inner if n not in seen]
             if len(seen) + len(fresh) > MOST_NODES:
                 return start, NO_SLOTS
@@ -139,11 +141,31 @@ class BackwardStamps:
             todo += fresh
         return start, end
 
-    def _start(self, node: Node, number: int) -> int:
+    def _start_of(self, output: Tensor, node: Node, number: int, first: int, state: ModuleState) -> Slots:
+        """Hook the output's node, and where the output is a view of what the call made the node of that, too.
+
+        An in-place operation on such an output gives it a new node, and the old one never runs. In a module whose last
+        one did run none is expected: to hook both takes a tenth of what the whole call does.
+        """
+        own = self._starts.get(number)
+        if own is not None and number in self._spared:
+            return own  # the last child's output is ours too
+        if own is None and state.settled:
+            state.settled = False  # until it has run
+            self._spared.add(number)
+            return self._start(node, number, state)
+        if not output._is_view() or (base := output._base) is None or (made := base.grad_fn) is None:
+            return self._start(node, number)
+        base_number = node_number(made)
+        if not number != base_number >= first:
+            return self._start(node, number)
+        return self._start(node, number, state), self._start(made, base_number)
+
+    def _start(self, node: Node, number: int, state: ModuleState | None = None) -> int:
         slot = self._starts.get(number)
-        if slot is None:  # else the last child's output is ours too
+        if slot is None:
             slot = self._starts[number] = _next_slot()
-            node.register_prehook(self._stamp(slot))
+            node.register_prehook(self._hook(slot, state))
         return slot
 
     def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
@@ -157,27 +179,31 @@ class BackwardStamps:
         slot = self._ends.get(number)
         if slot is None:
             slot = self._ends[number] = _next_slot()
-            lowest.register_hook(self._stamp(slot))  # type: ignore[union-attr] # set above
+            lowest.register_hook(self._hook(slot))  # type: ignore[union-attr] # set above
         return slot
 
-    def _stamp(self, slot: int) -> Callable[..., None]:
-        log, on_device, gate, fault = self.log, self.on_device, self._gate, self._fault
+    def _hook(self, slot: int, state: ModuleState | None = None) -> Callable[..., None]:
+        return partial(self._stamp, slot, state, self.on_device)  # a closure for each would be seven objects
 
-        def stamp(*_: object) -> None:
-            try:
-                # Compiled autograd traces hooks; in eager it costs half of what is_compiling() does.
-                if is_dynamo_compiling() or not gate.open:
-                    return
-                if len(log) >= MOST_STAMPS:
-                    gate.dropped += 1
-                    return
-                log.append((slot, perf_counter_ns(), graph_task()))
-                if on_device is not None:
-                    on_device(slot, graph_task())
-            except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
-                fault()
 
-        return stamp
+def _stamp_into(log: list[Stamp], gate: Gate, fault: Callable[[], None]) -> Callable[..., None]:
+    def stamp(slot: int, state: ModuleState | None, on_device: DeviceStamp | None, *_: object) -> None:
+        try:
+            # Compiled autograd traces hooks; in eager it costs half of what is_compiling() does.
+            if is_dynamo_compiling() or not gate.open:
+                return
+            if len(log) >= MOST_STAMPS:
+                gate.dropped += 1
+                return
+            log.append((slot, perf_counter_ns(), graph_task()))
+            if state is not None:
+                state.settled = True
+            if on_device is not None:
+                on_device(slot, graph_task())
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+            fault()
+
+    return stamp
 
 
 def _is_made(node: Node) -> bool:

@@ -21,7 +21,6 @@ from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
     calls_in_progress,
-    node_of,
     runs_plainly,
     sequence_number,
     torch_function_modes,
@@ -204,69 +203,60 @@ class CallRecorder:
     def _add(
         self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
     ) -> None:
-        module, first, start_ns, _ = frame
-        backward = thread.backward
-        backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
+        module, _, start_ns, _ = frame
+        thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
         state = self._state_of(thread, module)
-        starts = ends = NO_SLOTS
-        if (
-            type(output) is Tensor
-            and not kwargs
-            and len(args) == 1
-            and type(tensor := args[0]) is Tensor
-            and sequence_number is not None
-            and not (output.is_nested or tensor.is_nested)
-        ):
-            node = node_of(output)
-            site = self._site_of_one(state, module, tensor, output, has_node=node is not None)
-            if site.device is not thread.device:
-                self._note_device(thread, site)
-            if node is not None:
-                if thread.unordered:
-                    starts, ends = backward.hook_unordered([output], [tensor], first)
-                else:
-                    starts, ends = backward.hook_one(output, node, first, state)
-        else:
+        found = self._look_at_one(thread, state, frame, args, kwargs, output)
+        if found is None:
             with without_torch_function():  # subclasses of Tensor may have their own
-                site, starts, ends = self._look_closely(thread, state, frame, args, kwargs, output)
+                found = self._look_closely(thread, state, frame, args, kwargs, output)
+        site, starts, ends = found
         if not state.skipped:
             note = RECOMPUTED if thread.recompute else None
             if thread.given_ids:
                 note = self._with_id(thread, frame, note)
             thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note, slot)))
 
-    def _site_of_one(
-        self, state: ModuleState, module: Module, tensor: Tensor, output: Tensor, *, has_node: bool
-    ) -> CallSite:
-        """Compare with the module's last call; only where something differs are its tensors looked at closely."""
-        if (last := state.last) is not None:
-            site, to_shape, from_shape, to_type, from_type, to_grad, from_grad, device, training, grad_enabled = last
-            if (
-                output.shape == to_shape
-                and tensor.shape == from_shape
-                and output.dtype is to_type
-                and tensor.dtype is from_type
-                and has_node == to_grad
-                and tensor.requires_grad == from_grad
-                and output.get_device() == device
-                and module.training == training
-                and _is_grad_enabled() == grad_enabled
-            ):
-                return site
-        site = self._sites.find(state, module, [tensor], [output])
-        state.last = (
-            site,
-            output.shape,
-            tensor.shape,
-            output.dtype,
-            tensor.dtype,
-            has_node,
-            tensor.requires_grad,
-            output.get_device(),
-            module.training,
-            _is_grad_enabled(),
-        )
-        return site
+    def _look_at_one(
+        self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
+    ) -> tuple[CallSite, Slots, Slots] | None:
+        """Take in a call of one tensor in and one out, as nearly all are; None for any other.
+
+        Where all that is asked of it is as it was in the module's last call, nothing is built.
+        """
+        if type(output) is not Tensor or kwargs or len(args) != 1 or type(tensor := args[0]) is not Tensor:
+            return None
+        if sequence_number is None:
+            return None
+        module, first, _, _ = frame
+        try:
+            node = output.grad_fn
+            looks = (
+                output.shape,
+                tensor.shape,
+                output.dtype,
+                tensor.dtype,
+                output.get_device(),
+                node is None,
+                tensor.requires_grad,
+                module.training,
+                _is_grad_enabled(),
+            )
+        except RuntimeError:  # nested ones have no shape, and a view whose base has changed since has no node
+            return None
+        last = state.last
+        if last is not None and last[0] == looks:
+            site = last[1]
+        else:
+            site = self._sites.find(state, module, [tensor], [output])
+            state.last = looks, site
+        if site.device is not thread.device:
+            self._note_device(thread, site)
+        if node is None:
+            return site, NO_SLOTS, NO_SLOTS
+        if thread.unordered:
+            return site, *thread.backward.hook_unordered([output], [tensor], first)
+        return site, *thread.backward.hook_one(output, node, first, state)
 
     def _look_closely(
         self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any

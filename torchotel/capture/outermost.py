@@ -106,7 +106,7 @@ class Outermost:
         self._capture.live.enter(thread, forward=True)
         self._capture.forwarding.add(thread)
         if len(self._capture.forwarding) == 1 and (thread.trains or _is_alone()):
-            self._capture.hooks.disarm()  # else the one-shot stays, so that no thread's forward is missed
+            self._capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
         if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
             part.detailed = self._is_detailed(part, grad=grad)
         return part.detailed
@@ -153,7 +153,7 @@ class Outermost:
             owners = [other for other in self._capture.threads if other.in_backward]
             if len(owners) == 1:
                 thread.owner = owners[0]
-                thread.backward.log = owners[0].backward.log
+                thread.backward.write_to_log_of(owners[0].backward)
             else:
                 thread.muted_from = len(thread.calls)
 

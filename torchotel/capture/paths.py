@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-import torch
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
@@ -33,10 +32,8 @@ class Place(NamedTuple):
     """Whether nothing but wrappers holds it: paths begin below."""
 
 
-LastCall: TypeAlias = tuple[
-    CallSite, torch.Size, torch.Size, torch.dtype, torch.dtype, bool, bool, int, bool, bool
-]  # fmt: skip
-"""A call's site and what of it is compared, output before input; whole, since other threads call the module too."""
+LastCall: TypeAlias = tuple[tuple[object, ...], CallSite]
+"""What of a call is compared with the next, and its site; whole, since other threads call the module too."""
 
 
 class ModuleState:
@@ -54,6 +51,7 @@ class ModuleState:
         "path",
         "reference",
         "root",
+        "settled",
         "sites",
         "skipped",
         "span",
@@ -77,6 +75,8 @@ class ModuleState:
         # The remembered way from its output node to its lowest node, checked by sequence numbers.
         self.way: tuple[int, ...] | None = None
         self.offset = self.span = 0
+        self.settled = False
+        """Its last output was a view of what it made, and no in-place operation took that output's node away."""
 
     def in_place(self, module: Module) -> bool:
         """Tell whether the module still stands where its name says."""

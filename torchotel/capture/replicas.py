@@ -35,7 +35,7 @@ def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadS
     owner, caller = owners[0]
     thread.owner = owner
     owner.unordered = thread.unordered = True  # numbers of nodes are each thread's own
-    thread.backward.log = owner.backward.log
+    thread.backward.write_to_log_of(owner.backward)
     copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
     thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
     _name(replica, unwrapped(caller), paths)

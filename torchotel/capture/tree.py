@@ -17,7 +17,14 @@ WRAPPERS = {
 
 def modules_of(root: Module) -> Iterator[Module]:
     """Yield a module and all below it once, as `Module.modules` does where every module has a hash."""
-    return (module for module, _, _, _ in walk(root, ""))
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        module = todo.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            todo += [child for child in reversed(module._modules.values()) if child is not None]
 
 
 def walk(top: Module, path: str) -> Iterator[tuple[Module, str, Module | None, str]]:
