@@ -71,6 +71,7 @@ MISSING: dict[str, tuple[str, Any]] = {
     "graph_task": ("del torch._C._current_graph_task_id", WHOLE),
     "engine": ("hide_engine()", WHOLE),
     "data_loader": ("del data_loader._BaseDataLoaderIter", NO_DATA),
+    "compiler_flags": ("torch.compiler.is_compiling = bool; del torch.compiler._is_compiling_flag", WHOLE),
     "forward_hooks_with_kwargs": ("nn_module._global_forward_hooks_with_kwargs = {}", WHOLE),
 }
 

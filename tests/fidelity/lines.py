@@ -9,7 +9,7 @@ from fidelity.all_subjects import subjects
 from fidelity.checked import Row, check
 from fidelity.subjects import Subject
 from fidelity.table import Key, Line, failed
-from fidelity.truth import Errors, measure_undisturbed
+from fidelity.truth import Truth, measure_undisturbed
 
 
 @cache
@@ -31,24 +31,29 @@ def line_of(key: Key) -> Line:
 def _line(key: Key, subject: Subject) -> Line:
     row = check(subject)
     timed = subject.timed and subject.device == "cpu" and subject.loop is None
-    forward, backward = measure_undisturbed(subject) if timed else (None, None)
-    off = backward.faults if backward is not None else []
+    truth = measure_undisturbed(subject) if timed else Truth(None, None)
     line = Line(
         *key,
-        wrong=row.changed + row.faults + (row.norms.faults if row.norms is not None else []) + off,
+        wrong=row.changed + row.faults + (row.norms.faults if row.norms is not None else []) + truth.faults,
         calls=row.calls,
         spans=row.spans,
         same=_same(row),
         trace="right" if not row.faults else f"{len(row.faults)} faults",
         norm=max(row.norms) if row.norms is not None else None,
-        ahead_us=forward.end_us if forward is not None else None,
     )
-    return line if backward is None else _timed(line, backward)
+    return _timed(line, truth) if truth.backward is not None else line
 
 
-def _timed(line: Line, backward: Errors) -> Line:
-    times = "true" if not backward.faults else "not true"
-    return line._replace(ratio=backward.ratio, end_us=backward.end_us, worst_end_us=backward.worst_us, times=times)
+def _timed(line: Line, truth: Truth) -> Line:
+    forward, backward = truth
+    assert backward is not None
+    return line._replace(
+        ahead_us=forward.end_us if forward is not None else None,
+        ratio=backward.ratio,
+        end_us=backward.end_us,
+        worst_end_us=max(errors.worst_us for errors in truth if errors is not None),
+        times="true" if not truth.faults else "not true",
+    )
 
 
 def _same(row: Row) -> str:

@@ -1,4 +1,7 @@
-"""How true the times are: every autograd node and every leaf's forward timed by hooks of this file's own."""
+"""How true the times are: every autograd node and every leaf's forward timed by hooks of this file's own.
+
+Those around a forward stand inside of torchotel's: what PyTorch itself takes from its hooks to the forward is in both.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +14,8 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_forward_hook
 
 from fidelity.counted import Call, Counted, counting, nodes_of
 from fidelity.subjects import Subject
@@ -107,6 +112,16 @@ class Truth(NamedTuple):
     forward: Errors | None
     backward: Errors | None
 
+    @property
+    def faults(self) -> list[str]:
+        """Say where times of either are further off than they may be."""
+        return [
+            f"{direction}: {fault}"
+            for direction, errors in self._asdict().items()
+            if errors is not None
+            for fault in errors.faults
+        ]
+
 
 @dataclass
 class _Nodes:
@@ -132,11 +147,11 @@ def measure(subject: Subject, steps: int = 3) -> Truth:
     Where other programs run, they take the others' time. A step before these loads code.
     """
     nodes = _Nodes()
-    forwards: dict[nn.Module, list[Interval]] = {}
-    with capture(max_spans=None) as captured, counting(nodes.watch) as counted, _timed_leaves(forwards):
+    # Hooks run in the order in which they were put in: the timer's after a forward, before ours.
+    with _timed_leaves() as log, capture(max_spans=None) as captured, counting(nodes.watch) as counted:
         train(replace(subject, steps=1 + steps), counted.built)
     quickest: dict[str, dict[object, Leaf]] = {"forward": {}, "backward": {}}
-    for direction, key, leaf in _compared(captured, counted, nodes, forwards):
+    for direction, key, leaf in _compared(captured, counted, nodes, _intervals(log)):
         known = quickest[direction].get(key)
         if known is None or leaf.both_ns < known.both_ns:
             quickest[direction][key] = leaf
@@ -144,38 +159,52 @@ def measure(subject: Subject, steps: int = 3) -> Truth:
 
 
 def measure_undisturbed(subject: Subject, times: int = 5) -> Truth:
-    """Measure until the backward is true; where it never is, it is not other programs' doing."""
+    """Measure until both are true; where they never are, it is not other programs' doing."""
     for _ in range(times - 1):
         truth = measure(subject)
-        if truth.backward is None or not truth.backward.faults:
+        if not truth.faults:
             return truth
     return measure(subject)
 
 
 @contextmanager
-def _timed_leaves(times: dict[nn.Module, list[Interval]]) -> Iterator[None]:
-    """Time the forward itself of modules that hold no others, inside of all hooks."""
+def _timed_leaves() -> Iterator[list[tuple[nn.Module, bool, int]]]:
+    """Log when forwards of modules that hold no others begin (True) and end: the last hook before, the first after."""
+    log: list[tuple[nn.Module, bool, int]] = []
+    hooked: set[nn.Module] = set()
     original: Callable[..., Any] = nn.Module.__call__
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         traced = torch.compiler.is_compiling()  # for export
-        if not traced and "forward" not in vars(module) and not any(module.children()):
-            module.forward = _timed(module.forward, times.setdefault(module, []))
+        if not traced and module not in hooked and not any(module.children()):
+            hooked.add(module)
+            module.register_forward_pre_hook(begins, prepend=True)  # global hooks come before a module's own
         return original(module, *args, **kwargs)
 
+    def begins(module: nn.Module, _: object) -> None:
+        if not is_dynamo_compiling():
+            log.append((module, True, perf_counter_ns()))
+
+    def ends(module: nn.Module, *_: object) -> None:
+        if not is_dynamo_compiling():
+            log.append((module, False, perf_counter_ns()))
+
+    # Also called where an exception ends what a checkpoint runs again.
+    handle = register_module_forward_hook(ends, always_call=True)
     with patch.object(nn.Module, "__call__", call):
-        yield
+        yield log
+    handle.remove()
 
 
-def _timed(forward: Callable[..., Any], times: list[Interval]) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start_ns = perf_counter_ns()
-        try:
-            return forward(*args, **kwargs)
-        finally:  # an exception ends what a checkpoint runs again
-            times.append(Interval(start_ns, perf_counter_ns()))
-
-    return timed
+def _intervals(log: Sequence[tuple[nn.Module, bool, int]]) -> dict[nn.Module, list[Interval]]:
+    times: dict[nn.Module, list[Interval]] = {}
+    starts: dict[nn.Module, int] = {}
+    for module, begins, time_ns in log:
+        if begins:
+            starts[module] = time_ns
+        elif module in starts:  # others end, too
+            times.setdefault(module, []).append(Interval(starts.pop(module), time_ns))
+    return times
 
 
 def _compared(

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
 from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
+    EXPORTING,
     calls_in_progress,
+    compiler_flags,
     runs_plainly,
     sequence_number,
     torch_function_modes,
@@ -89,7 +91,7 @@ class CallRecorder:
     @runs_plainly
     def before(self, module: Module, args: Any) -> None:
         """Open a call; a global forward pre-hook."""
-        if is_compiling():
+        if is_dynamo_compiling() or compiler_flags[EXPORTING]:
             return
         try:
             thread = self._here.thread
@@ -101,7 +103,9 @@ class CallRecorder:
                     return
             elif not self._enter(thread, module):
                 return
-            self.open(thread, module, args)
+            marks = self._device_marks
+            mark = marks.begin(module, args) if marks.on else None
+            stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault()
 
@@ -111,9 +115,11 @@ class CallRecorder:
 
         PyTorch calls it with (kwargs, output), and where the forward raised with (None,) alone.
         """
-        if is_compiling():
+        if is_dynamo_compiling():
             return
-        end_ns = perf_counter_ns()
+        end_ns = perf_counter_ns()  # the forward was just before
+        if compiler_flags[EXPORTING]:
+            return
         try:
             thread = self._here.thread
             stack = thread.stack
@@ -140,10 +146,9 @@ class CallRecorder:
             self._fault(iterated=len(rest) == 1)
 
     def open(self, thread: ThreadState, module: Module, args: Any) -> None:
-        """Open a call that is to be recorded."""
-        marks = self._device_marks
-        mark = marks.begin(module, args) if marks.on else None
-        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
+        """Open a call that is to be recorded, as `before` does."""
+        mark = self._device_marks.begin(module, args) if self._device_marks.on else None
+        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))
 
     def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
         """Close the calls that an interrupt left open, as far as the Python stack shows.

@@ -11,6 +11,7 @@
 | `Tensor._version` | whether gradients that were unscaled are so still | they stay so while they are kept |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
 | `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
+| `torch.compiler._is_compiling_flag` | telling export without a call | `is_compiling()` is called |
 | `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
 | `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
@@ -53,6 +54,19 @@ ENDS_ARE_SEEN = {"_forward_hooks", "_forward_hooks_always_called"} <= vars(nn_mo
 
 _untraced: set[str] = set()
 """Packages that Dynamo was told of."""
+
+EXPORTING = "_is_compiling_flag"
+
+
+class _Asked(dict[str, bool]):
+    """Stands for the flags where they are kept elsewhere."""
+
+    def __missing__(self, _: str) -> bool:
+        return torch.compiler.is_compiling()
+
+
+compiler_flags: Mapping[str, Any] = vars(torch.compiler) if hasattr(torch.compiler, EXPORTING) else _Asked()
+"""At `EXPORTING`, whether export traces: with `is_dynamo_compiling()` what `is_compiling()` says, for half of it."""
 
 Undo = Callable[[], None]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -169,6 +183,7 @@ def found() -> dict[str, bool]:
         "engine": hasattr(torch.autograd, "_engine_run_backward"),
         "data_loader": hasattr(data_loader, "_BaseDataLoaderIter"),
         "forward_hooks_with_kwargs": hasattr(nn_module, "_global_forward_hooks_with_kwargs"),
+        "compiler_flags": hasattr(torch.compiler, EXPORTING),
         "module_call": _call_code is not None,
         "ends": ENDS_ARE_SEEN,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
