@@ -75,6 +75,7 @@ class Worker:
         self._on_step = self.guard.guarded(on_step)
         self._ended = False
         self._deadline_s = math.inf
+        self._prepared = threading.Event()
         self._seen: set[str] = set()
         """Kinds of units."""
         self.spans_recorded = 0
@@ -90,6 +91,11 @@ class Worker:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    def wait_prepared(self, timeout_s: float) -> None:
+        """Wait until the thread has loaded the libraries that it needs."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._prepared.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Bring out all that is in the buffer; False where it could not be in time."""
@@ -111,6 +117,7 @@ class Worker:
         self._on_start()
         for exporter in self._exporters:
             self.guard.guarded(exporter.prepare)()
+        self._prepared.set()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)
