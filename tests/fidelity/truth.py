@@ -1,24 +1,19 @@
-"""How true the times are: every autograd node and every leaf's forward timed by hooks of this file's own.
+"""How true the times are: those of spans beside what timers of the tests' own say of the same nodes and forwards.
 
-Those around a forward stand inside of torchotel's: what PyTorch itself takes from its hooks to the forward is in both.
+The timers around a forward stand inside of torchotel's hooks: what PyTorch takes from hooks to the forward is in both.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from statistics import median
-from time import perf_counter_ns
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
-from torch.nn.modules.module import register_module_forward_hook
+from torch import nn
 
-from fidelity.counted import Call, Counted, counting, nodes_of
+from fidelity.counted import Counted, counting
 from fidelity.subjects import Subject
+from fidelity.timers import Interval, Nodes, timed_leaves
 from fidelity.training import train
 from torchotel import _names as names
 from torchotel._records import Unit
@@ -30,18 +25,6 @@ MOST_OFF_NS = 2_000
 """What each end may be, where that is more."""
 WORST_END_US = 100
 """Where no other program runs."""
-
-
-class Interval(NamedTuple):
-    """When something ran, in nanoseconds of one clock."""
-
-    start_ns: int
-    end_ns: int
-
-    @property
-    def duration_ns(self) -> int:
-        """Give how long it lasted."""
-        return self.end_ns - self.start_ns
 
 
 class Leaf(NamedTuple):
@@ -123,39 +106,20 @@ class Truth(NamedTuple):
         ]
 
 
-@dataclass
-class _Nodes:
-    """When nodes of the graph ran."""
-
-    stamps: dict[int, list[int]] = field(default_factory=dict)
-    """When each began and ended, by its number."""
-
-    def watch(self, roots: Sequence[Tensor]) -> None:
-        for node in {node for root in roots for node in nodes_of(root)}:
-            stamps = self.stamps.setdefault(node._sequence_nr(), [])
-            node.register_prehook(lambda _, stamps=stamps: stamps.append(perf_counter_ns()))
-            node.register_hook(lambda *_, stamps=stamps: stamps.append(perf_counter_ns()))
-
-    def of(self, call: Call) -> Interval | None:
-        own = [t for number in range(call.first, call.last) for t in self.stamps.get(number, ())]
-        return Interval(min(own), max(own)) if own else None
-
-
 def measure(subject: Subject, steps: int = 3) -> Truth:
     """Train a subject with all detail, and compare its leaves with the truth, each in the step where it was quickest.
 
     Where other programs run, they take the others' time. A step before these loads code.
     """
-    nodes = _Nodes()
-    # Hooks run in the order in which they were put in: the timer's after a forward, before ours.
-    with _timed_leaves() as log, capture(max_spans=None) as captured, counting(nodes.watch) as counted:
+    nodes = Nodes()
+    with timed_leaves() as leaves, capture(max_spans=None) as captured, counting(nodes.watch) as counted:
         train(replace(subject, steps=1 + steps), counted.built)
     quickest: dict[str, dict[object, Leaf]] = {"forward": {}, "backward": {}}
-    for direction, key, leaf in _compared(captured, counted, nodes, _intervals(log)):
+    for direction, key, leaf in _compared(captured, counted, nodes, leaves.intervals()):
         known = quickest[direction].get(key)
         if known is None or leaf.both_ns < known.both_ns:
             quickest[direction][key] = leaf
-    return Truth(*(Errors([*leaves.values()]) if leaves else None for leaves in quickest.values()))
+    return Truth(*(Errors([*found.values()]) if found else None for found in quickest.values()))
 
 
 def measure_undisturbed(subject: Subject, times: int = 5) -> Truth:
@@ -167,48 +131,8 @@ def measure_undisturbed(subject: Subject, times: int = 5) -> Truth:
     return measure(subject)
 
 
-@contextmanager
-def _timed_leaves() -> Iterator[list[tuple[nn.Module, bool, int]]]:
-    """Log when forwards of modules that hold no others begin (True) and end: the last hook before, the first after."""
-    log: list[tuple[nn.Module, bool, int]] = []
-    hooked: set[nn.Module] = set()
-    original: Callable[..., Any] = nn.Module.__call__
-
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        traced = torch.compiler.is_compiling()  # for export
-        if not traced and module not in hooked and not any(module.children()):
-            hooked.add(module)
-            module.register_forward_pre_hook(begins, prepend=True)  # global hooks come before a module's own
-        return original(module, *args, **kwargs)
-
-    def begins(module: nn.Module, _: object) -> None:
-        if not is_dynamo_compiling():
-            log.append((module, True, perf_counter_ns()))
-
-    def ends(module: nn.Module, *_: object) -> None:
-        if not is_dynamo_compiling():
-            log.append((module, False, perf_counter_ns()))
-
-    # Also called where an exception ends what a checkpoint runs again.
-    handle = register_module_forward_hook(ends, always_call=True)
-    with patch.object(nn.Module, "__call__", call):
-        yield log
-    handle.remove()
-
-
-def _intervals(log: Sequence[tuple[nn.Module, bool, int]]) -> dict[nn.Module, list[Interval]]:
-    times: dict[nn.Module, list[Interval]] = {}
-    starts: dict[nn.Module, int] = {}
-    for module, begins, time_ns in log:
-        if begins:
-            starts[module] = time_ns
-        elif module in starts:  # others end, too
-            times.setdefault(module, []).append(Interval(starts.pop(module), time_ns))
-    return times
-
-
 def _compared(
-    captured: Captured, counted: Counted, nodes: _Nodes, forwards: Mapping[nn.Module, list[Interval]]
+    captured: Captured, counted: Counted, nodes: Nodes, forwards: Mapping[nn.Module, list[Interval]]
 ) -> Iterator[tuple[str, object, Leaf]]:
     """Yield the leaves of all steps but the first, by direction and by what is the same in each step."""
     units = [record for record in captured.records if isinstance(record, Unit) and record.kind == "step"]
@@ -220,7 +144,7 @@ def _compared(
             if call.children:
                 continue
             key = *_key(span), next(place) if names.RECOMPUTE in span.attributes else 0
-            if left.get(call.module):
+            if left.get(call.module) and names.COMPILED not in span.attributes:  # hooks run inside a region, if at all
                 yield "forward", key, Leaf(left[call.module].pop(), _interval(span, unit))
             true = nodes.of(call)
             if true is not None:
