@@ -1,12 +1,12 @@
 """Every part of the benchmark, in the order of its page."""
 
 from benchmarks import budget, growth, load, memory, overhead, scrape, startup, step, wire, worker
-from benchmarks.modes import AGAIN, ALL, DEFAULT, NAIVE, OFF
+from benchmarks.modes import AGAIN, ALL, DEFAULT, NAIVE, OFF, SPANS
 from benchmarks.parts import Part
 
 TRANSFORMER, RESNET, VIT, CHAIN = "transformer", "resnet18", "vit", "2000"
 TINY = "tiny"
-CLOSELY = {AGAIN: 2, OFF: 2, DEFAULT: 4, ALL: 2, NAIVE: 2}
+CLOSELY = {AGAIN: 2, OFF: 2, DEFAULT: 4, ALL: 2, SPANS: 2, NAIVE: 2}
 """Blocks in a round of the modes that something is held against."""
 
 

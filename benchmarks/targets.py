@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from benchmarks import budget, load, memory, overhead, scrape, startup, step, wire, worker
 from benchmarks.all_parts import RESNET, TRANSFORMER
-from benchmarks.modes import ALL, DEFAULT, OFF
+from benchmarks.modes import ALL, DEFAULT, OFF, SPANS
 from benchmarks.parts import Tables, cell
 from benchmarks.replay import SENT
 
@@ -38,7 +38,9 @@ BUDGET = budget.row_name(0.01)
 STEP = step.row_name(OFF, step.NO_LOADER)
 TARGETS = (
     Target("CPU of a call in full detail, of naive's", 0.1, TRANSFORMER, ALL, overhead.SHARE_CPU),
+    Target("the same without gradient norms, as naive", 0.1, TRANSFORMER, SPANS, overhead.SHARE_CPU),
     Target("step time above none in full detail, of naive's", 0.15, TRANSFORMER, ALL, overhead.SHARE),
+    Target("the same without gradient norms, as naive", 0.15, TRANSFORMER, SPANS, overhead.SHARE),
     Target("step as it comes, x", 1.015, TRANSFORMER, DEFAULT, overhead.STEP),
     Target("step in full detail, x", 1.02, RESNET, ALL, overhead.STEP),
     Target("step as it comes, upper bound, x", 1.01, RESNET, DEFAULT, overhead.STEP, upper=True),
