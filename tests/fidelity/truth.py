@@ -25,6 +25,8 @@ MOST_OFF_NS = 2_000
 """What each end may be, where that is more."""
 WORST_END_US = 100
 """Where no other program runs."""
+MORE_STEPS = (3, 3, 6, 12, 24)
+"""Steps of each attempt: few are enough where there are many leaves and nothing else runs."""
 
 
 class Leaf(NamedTuple):
@@ -106,7 +108,7 @@ class Truth(NamedTuple):
         ]
 
 
-def measure(subject: Subject, steps: int = 3) -> Truth:
+def measure(subject: Subject, steps: int) -> Truth:
     """Train a subject with all detail, and compare its leaves with the truth, each in the step where it was quickest.
 
     Where other programs run, they take the others' time. A step before these loads code.
@@ -122,13 +124,13 @@ def measure(subject: Subject, steps: int = 3) -> Truth:
     return Truth(*(Errors([*found.values()]) if found else None for found in quickest.values()))
 
 
-def measure_undisturbed(subject: Subject, times: int = 5) -> Truth:
-    """Measure until both are true; where they never are, it is not other programs' doing."""
-    for _ in range(times - 1):
-        truth = measure(subject)
+def measure_undisturbed(subject: Subject) -> Truth:
+    """Measure until both are true, ever more steps; where they never are, it is not other programs' doing."""
+    for steps in MORE_STEPS:
+        truth = measure(subject, steps)
         if not truth.faults:
-            return truth
-    return measure(subject)
+            break
+    return truth
 
 
 def _compared(
