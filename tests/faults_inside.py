@@ -23,7 +23,7 @@ HOOKS = (
     "capture.device_times.DeviceMarks.look",
     # the nodes of the graph
     "capture.backward.BackwardStamps.hook_one",
-    "capture.backward.is_dynamo_compiling",
+    "capture.backward.StampLog.add",
     # backward, fetch, optimizer, scaler, registration
     "capture.events.Events._backward_begins",
     "capture.events.Events._backward_ends",
@@ -65,7 +65,7 @@ COMPILED = (
     "capture.hooks.ModuleHooks.resume",
     "capture.outermost.Outermost.leave",
     "capture.calls.CallRecorder.open",
-    "capture.backward.is_dynamo_compiling",
+    "capture.backward.StampLog.add",
 )
 """The same where something is compiled or exported."""
 

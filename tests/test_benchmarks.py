@@ -36,7 +36,7 @@ def test_prints_a_figure_of_every_part(tmp_path: Path) -> None:
             assert f"| {row} |" in done.stdout
             assert all(map(isfinite, _numbers(cells))), row
     lost = {row: cells[overhead.LOST] for row, cells in found["tiny"].items()}
-    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SDK, modes.NAIVE)
+    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SPANS, modes.SDK, modes.NAIVE)
     assert {row: share for row, share in lost.items() if share != "-"} == dict.fromkeys(senders, "0.0%")
     for target in TARGETS:  # each reads a figure that there is
         part = "tiny" if target.part in {TRANSFORMER, RESNET} else target.part
@@ -101,7 +101,7 @@ def _figures(folder: Path, name: str, share: float, *, wide: float = 0.01) -> Pa
     of = Spread(median=share, low=share - wide, high=share + wide)
     row: dict[str, Any] = {overhead.STEP: of, overhead.SHARE: of, overhead.SHARE_CPU: of}
     file = folder / f"{name}.json"
-    parts_ = {TRANSFORMER: dict.fromkeys((modes.EMPTY, modes.DEFAULT, modes.ALL, modes.NAIVE), row)}
+    parts_ = {TRANSFORMER: dict.fromkeys((modes.EMPTY, modes.DEFAULT, modes.ALL, modes.SPANS, modes.NAIVE), row)}
     file.write_text(json.dumps({"machine": name, "parts": parts_}))
     return file
 

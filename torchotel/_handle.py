@@ -236,11 +236,6 @@ def stop() -> None:
         _current.shutdown()
 
 
-def _about_to_fork() -> None:
-    if (session := running()) is not None:
-        session.about_to_fork()
-
-
 def _forked() -> None:
     global _current, _current_lock  # noqa: PLW0603  # another thread may have held the lock when this child was forked
     _current_lock = threading.RLock()
@@ -249,7 +244,7 @@ def _forked() -> None:
         handle.detach()
 
 
-os.register_at_fork(before=_about_to_fork, after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)
 
 
 def _forget(handle: Handle) -> None:

@@ -37,9 +37,6 @@ from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
-IMPORTS_S = 10.0
-"""Longest that the worker's imports may take before a process is forked all the same."""
-
 
 class Session:
     """One run of capture, worker and exporters, from its first hook to its last byte.
@@ -172,10 +169,6 @@ class Session:
     def resume(self) -> None:
         """Put them back."""
         self._guard.guarded(self._capture.resume)()
-
-    def about_to_fork(self) -> None:
-        """Wait for the worker's imports: where one is under way, a child that imports the same waits for ever."""
-        self._worker.wait_prepared(IMPORTS_S)
 
     def detach(self) -> None:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""

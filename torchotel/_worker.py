@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from torchotel._buffer import Buffer
 from torchotel._guard import Guard
+from torchotel._loading import Loading
 from torchotel._records import Log, Record, Unit
 from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.keeping import Keeper
@@ -75,7 +76,6 @@ class Worker:
         self._on_step = self.guard.guarded(on_step)
         self._ended = False
         self._deadline_s = math.inf
-        self._prepared = threading.Event()
         self._seen: set[str] = set()
         """Kinds of units."""
         self.spans_recorded = 0
@@ -90,12 +90,8 @@ class Worker:
 
     def start(self) -> None:
         """Start the thread."""
+        self._loading = Loading()
         self._thread.start()
-
-    def wait_prepared(self, timeout_s: float) -> None:
-        """Wait until the thread has loaded the libraries that it needs."""
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._prepared.wait(timeout_s)
 
     def flush(self, timeout_s: float) -> bool:
         """Bring out all that is in the buffer; False where it could not be in time."""
@@ -114,10 +110,10 @@ class Worker:
         self._thread.join(timeout_s + LAST_RECORD_S)
 
     def _run(self) -> None:
-        self._on_start()
-        for exporter in self._exporters:
-            self.guard.guarded(exporter.prepare)()
-        self._prepared.set()
+        with self._loading:
+            self._on_start()
+            for exporter in self._exporters:
+                self.guard.guarded(exporter.prepare)()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)
@@ -180,7 +176,8 @@ class Worker:
         self._count(record)
         if record.kind not in self._seen:
             self._seen.add(record.kind)
-            run = self._on_first(record)
+            with Loading():
+                run = self._on_first(record)
             if run is not None and not self._starter.off:
                 self._send(run)
         if record.kind == "step":

@@ -198,19 +198,40 @@ def test_reentrant_checkpoint_of_an_operation_in_place() -> None:
     assert step.tree() == step_tree([("forward Model", ["forward a", forward])], backward)
 
 
-def test_an_operation_in_place_that_begins_late() -> None:
-    """It takes the node away that a layer's start was seen on: for one step that is estimated, then another is seen.
+class Viewing(nn.Module):
+    """Gives out a view of what it makes, as a linear layer on three dimensions does in some versions of PyTorch."""
 
-    On inputs of three dimensions a linear layer gives out a view.
-    """
-    model = Model(lambda m, x, relu: m.b(relu(m.a(x))))
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).view_as(x)
+
+
+def test_an_operation_in_place_that_begins_late() -> None:
+    """It takes the node away that a layer's start was seen on: for one step that is estimated, then never again."""
+    model = Model(lambda m, x, relu: m.b(relu(m.a(x))), a=Viewing())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with recorded() as run:
-        for relu in (torch.relu_, torch.relu, torch.relu, torch.relu_, torch.relu_, torch.relu):
-            model(ROWS.reshape(1, 2, 4), relu).sum().backward()
+        for relu in (torch.relu, torch.relu, torch.relu_, torch.relu_, torch.relu, torch.relu_):
+            model(ROWS, relu).sum().backward()
             optimizer.step()
-    assert [estimates(step) for step in run.steps] == [{}, {}, {}, {"backward a": "start"}, {}, {}]
+    assert [estimates(step) for step in run.steps] == [{}, {}, {"backward a": "start"}, {}, {}, {}]
     assert all(step.tree() == step_tree([FORWARD], [BACKWARD]) for step in run.steps)
+
+
+@pytest.mark.parametrize("in_place", [[True, False], [False, True]])
+def test_an_operation_in_place_on_one_of_two_outputs_of_a_layer(in_place: list[bool]) -> None:
+    """Each call of a layer that is called twice has its exact start, in every step."""
+    relus = [torch.relu_ if one else torch.relu for one in in_place]
+    model = Model(lambda m, x: m.b(relus[1](m.a(relus[0](m.a(x))))), a=Viewing())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded() as run:
+        for _ in range(4):
+            model(ROWS).sum().backward()
+            optimizer.step()
+    assert [estimates(step) for step in run.steps] == [{}] * 4
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -41,16 +41,15 @@ def _line(key: Key, subject: Subject) -> Line:
         trace="right" if not row.faults else f"{len(row.faults)} faults",
         norm=max(row.norms) if row.norms is not None else None,
     )
-    return _timed(line, truth) if truth.backward is not None else line
+    return _timed(line, truth) if any(truth) else line
 
 
 def _timed(line: Line, truth: Truth) -> Line:
     forward, backward = truth
-    assert backward is not None
     return line._replace(
         ahead_us=forward.end_us if forward is not None else None,
-        ratio=backward.ratio,
-        end_us=backward.end_us,
+        ratio=backward.ratio if backward is not None else None,
+        end_us=backward.end_us if backward is not None else None,
         worst_end_us=max(errors.worst_us for errors in truth if errors is not None),
         times="true" if not truth.faults else "not true",
     )

@@ -52,16 +52,17 @@ class Leaves:
     def __init__(self) -> None:
         self._log: list[tuple[nn.Module, bool, int]] = []  # True: begins
         self._hooked: set[nn.Module] = set()
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
 
     def hook(self, module: nn.Module) -> None:
-        if self._handle is None:  # before ours, which come with the first call; strict export takes no global hook
+        if not self._handles:  # before ours, which come with the first call; strict export takes no global hook
             # Also called where an exception ends what a checkpoint runs again.
-            self._handle = register_module_forward_hook(self._ends, always_call=True)
+            self._handles.append(register_module_forward_hook(self._ends, always_call=True))
         if module in self._hooked or any(module.children()) or isinstance(module, torch.jit.ScriptModule):
             return
         self._hooked.add(module)
-        module.register_forward_pre_hook(self._begins, prepend=True)  # global hooks come before a module's own
+        # Global hooks come before a module's own.
+        self._handles.append(module.register_forward_pre_hook(self._begins, prepend=True))
 
     def _begins(self, module: nn.Module, _: object) -> None:
         if not is_dynamo_compiling():
@@ -72,8 +73,8 @@ class Leaves:
             self._log.append((module, False, perf_counter_ns()))
 
     def remove(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
+        for handle in self._handles:
+            handle.remove()
 
     def intervals(self) -> dict[nn.Module, list[Interval]]:
         times: dict[nn.Module, list[Interval]] = {}
@@ -95,6 +96,8 @@ def timed_leaves() -> Iterator[Leaves]:
             leaves.hook(module)
         return original(module, *args, **kwargs)
 
-    with patch.object(nn.Module, "__call__", call):
-        yield leaves
-    leaves.remove()
+    try:
+        with patch.object(nn.Module, "__call__", call):
+            yield leaves
+    finally:
+        leaves.remove()

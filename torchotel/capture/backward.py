@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -42,6 +41,26 @@ class Gate:
     """Stamps beyond `MOST_STAMPS`: a graph may run backward any number of times."""
 
 
+class StampLog:
+    """Write stamps to a list, while the gate is open."""
+
+    def __init__(self, log: list[Stamp], gate: Gate) -> None:
+        self._log, self._gate = log, gate
+
+    def add(self, slot: int, state: ModuleState | None, on_device: DeviceStamp | None) -> None:
+        """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
+        if not self._gate.open:
+            return
+        if len(self._log) >= MOST_STAMPS:
+            self._gate.dropped += 1
+            return
+        self._log.append((slot, perf_counter_ns(), graph_task()))
+        if state is not None and state.awaited == slot:
+            state.awaited, state.settled = None, True
+        if on_device is not None:
+            on_device(slot, graph_task())
+
+
 class BackwardStamps:
     """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards.
 
@@ -53,7 +72,7 @@ class BackwardStamps:
     def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
         self._gate, self._fault = gate, fault
         self.log: list[Stamp] = []
-        self._stamp = _stamp_into(self.log, gate, fault)
+        self._stamp = StampLog(self.log, gate).add
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self.borders: set[Node] = set()
@@ -144,14 +163,14 @@ class BackwardStamps:
     def _start_of(self, output: Tensor, node: Node, number: int, first: int, state: ModuleState) -> Slots:
         """Hook the output's node, and where the output is a view of what the call made the node of that, too.
 
-        An in-place operation on such an output gives it a new node, and the old one never runs. In a module whose last
-        one did run none is expected: to hook both takes a tenth of what the whole call does.
+        An in-place operation on such an output gives it a new node, and the old one never runs. Where that of the
+        module's awaited call did run, none is expected for one call more, which is awaited then.
         """
         own = self._starts.get(number)
         if own is not None and number in self._spared:
             return own  # the last child's output is ours too
         if own is None and state.settled:
-            state.settled = False  # until it has run
+            state.settled = False
             self._spared.add(number)
             return self._start(node, number, state)
         if not output._is_view() or (base := output._base) is None or (made := base.grad_fn) is None:
@@ -159,12 +178,14 @@ class BackwardStamps:
         base_number = node_number(made)
         if not number != base_number >= first:
             return self._start(node, number)
-        return self._start(node, number, state), self._start(made, base_number)
+        return self._start(node, number, state if state.awaited is None else None), self._start(made, base_number)
 
     def _start(self, node: Node, number: int, state: ModuleState | None = None) -> int:
         slot = self._starts.get(number)
         if slot is None:
             slot = self._starts[number] = _next_slot()
+            if state is not None:
+                state.awaited = slot
             node.register_prehook(self._hook(slot, state))
         return slot
 
@@ -183,27 +204,17 @@ class BackwardStamps:
         return slot
 
     def _hook(self, slot: int, state: ModuleState | None = None) -> Callable[..., None]:
-        return partial(self._stamp, slot, state, self.on_device)  # a closure for each would be seven objects
+        stamp, on_device, fault = self._stamp, self.on_device, self._fault
 
+        def hook(*_: object) -> None:
+            try:
+                # Compiled autograd traces hooks, and guards on a partial's arguments; is_compiling() is two calls.
+                if not is_dynamo_compiling():
+                    stamp(slot, state, on_device)
+            except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+                fault()
 
-def _stamp_into(log: list[Stamp], gate: Gate, fault: Callable[[], None]) -> Callable[..., None]:
-    def stamp(slot: int, state: ModuleState | None, on_device: DeviceStamp | None, *_: object) -> None:
-        try:
-            # Compiled autograd traces hooks; in eager it costs half of what is_compiling() does.
-            if is_dynamo_compiling() or not gate.open:
-                return
-            if len(log) >= MOST_STAMPS:
-                gate.dropped += 1
-                return
-            log.append((slot, perf_counter_ns(), graph_task()))
-            if state is not None:
-                state.settled = True
-            if on_device is not None:
-                on_device(slot, graph_task())
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
-            fault()
-
-    return stamp
+        return hook
 
 
 def _is_made(node: Node) -> bool:

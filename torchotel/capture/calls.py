@@ -20,7 +20,7 @@ from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, 
 from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
-    EXPORTING,
+    COMPILING,
     calls_in_progress,
     compiler_flags,
     runs_plainly,
@@ -91,7 +91,7 @@ class CallRecorder:
     @runs_plainly
     def before(self, module: Module, args: Any) -> None:
         """Open a call; a global forward pre-hook."""
-        if is_dynamo_compiling() or compiler_flags[EXPORTING]:
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
             return
         try:
             thread = self._here.thread
@@ -103,9 +103,7 @@ class CallRecorder:
                     return
             elif not self._enter(thread, module):
                 return
-            marks = self._device_marks
-            mark = marks.begin(module, args) if marks.on else None
-            stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
+            self.open(thread, module, args)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault()
 
@@ -118,7 +116,7 @@ class CallRecorder:
         if is_dynamo_compiling():
             return
         end_ns = perf_counter_ns()  # the forward was just before
-        if compiler_flags[EXPORTING]:
+        if compiler_flags[COMPILING]:
             return
         try:
             thread = self._here.thread
@@ -146,9 +144,10 @@ class CallRecorder:
             self._fault(iterated=len(rest) == 1)
 
     def open(self, thread: ThreadState, module: Module, args: Any) -> None:
-        """Open a call that is to be recorded, as `before` does."""
-        mark = self._device_marks.begin(module, args) if self._device_marks.on else None
-        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))
+        """Open a call that is to be recorded."""
+        marks = self._device_marks
+        mark = marks.begin(module, args) if marks.on else None
+        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
 
     def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
         """Close the calls that an interrupt left open, as far as the Python stack shows.

@@ -41,6 +41,7 @@ class ModuleState:
 
     __slots__ = (
         "__weakref__",
+        "awaited",
         "callers",
         "holder",
         "info",
@@ -75,8 +76,10 @@ class ModuleState:
         # The remembered way from its output node to its lowest node, checked by sequence numbers.
         self.way: tuple[int, ...] | None = None
         self.offset = self.span = 0
+        # Where outputs are views of what the module makes: the start of a call's backward that is to tell whether an
+        # in-place operation takes the output's node away, and whether the last such call told that none did.
+        self.awaited: int | None = None
         self.settled = False
-        """Its last output was a view of what it made, and no in-place operation took that output's node away."""
 
     def in_place(self, module: Module) -> bool:
         """Tell whether the module still stands where its name says."""

@@ -11,7 +11,7 @@
 | `Tensor._version` | whether gradients that were unscaled are so still | they stay so while they are kept |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
 | `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
-| `torch.compiler._is_compiling_flag` | telling export without a call | `is_compiling()` is called |
+| `torch.compiler._is_compiling_flag` | what `is_compiling()` reads, without a call | it is called |
 | `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
 | `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
@@ -55,7 +55,7 @@ ENDS_ARE_SEEN = {"_forward_hooks", "_forward_hooks_always_called"} <= vars(nn_mo
 _untraced: set[str] = set()
 """Packages that Dynamo was told of."""
 
-EXPORTING = "_is_compiling_flag"
+COMPILING = "_is_compiling_flag"
 
 
 class _Asked(dict[str, bool]):
@@ -65,8 +65,9 @@ class _Asked(dict[str, bool]):
         return torch.compiler.is_compiling()
 
 
-compiler_flags: Mapping[str, Any] = vars(torch.compiler) if hasattr(torch.compiler, EXPORTING) else _Asked()
-"""At `EXPORTING`, whether export traces: with `is_dynamo_compiling()` what `is_compiling()` says, for half of it."""
+compiler_flags: Mapping[str, Any] = vars(torch.compiler) if hasattr(torch.compiler, COMPILING) else _Asked()
+"""At `COMPILING`, whether export or Dynamo works, on any thread; with `is_dynamo_compiling()`, which Dynamo takes for
+true in what it traces, this is what `is_compiling()` says, for half of its price."""
 
 Undo = Callable[[], None]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -183,7 +184,7 @@ def found() -> dict[str, bool]:
         "engine": hasattr(torch.autograd, "_engine_run_backward"),
         "data_loader": hasattr(data_loader, "_BaseDataLoaderIter"),
         "forward_hooks_with_kwargs": hasattr(nn_module, "_global_forward_hooks_with_kwargs"),
-        "compiler_flags": hasattr(torch.compiler, EXPORTING),
+        "compiler_flags": hasattr(torch.compiler, COMPILING),
         "module_call": _call_code is not None,
         "ends": ENDS_ARE_SEEN,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),

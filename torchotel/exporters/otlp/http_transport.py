@@ -123,8 +123,8 @@ class HttpTransport(Transport):
             return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer))
 
     def prepare(self) -> None:
-        """Load `requests`."""
-        import requests  # noqa: F401, PLC0415  # 100 ms
+        """Load `requests`, and what is made of it."""
+        from torchotel.exporters.otlp import answers  # noqa: F401, PLC0415  # 100 ms
 
     def _open(self) -> "requests.Session":
         import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
