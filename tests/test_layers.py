@@ -17,6 +17,7 @@ WORDS = {
     "_guard",
     "_kinds",
     "_listening",
+    "_loading",
     "_names",
     "_package",
     "_process",
