@@ -17,7 +17,7 @@ from traces import RESOURCE, flat, proto, request, rich
 
 from torchotel._receiver import OtlpCompression, Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
-from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, metadata, read_target
+from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, _failure, metadata, read_target
 from torchotel.exporters.otlp.retry import RetryPolicy
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.signals import METRICS, TRACES
@@ -262,3 +262,15 @@ def test_tells_an_answer_from_none(peer: GrpcReceiver) -> None:
     peer.stop()
     assert not way.send(b"", 5.0).answered
     way.close()
+
+
+def test_a_channel_that_is_idle_again_makes_no_answer_of_a_failure(peer: GrpcReceiver) -> None:
+    """The pause of a channel that could not connect may be over before it is asked for its state."""
+    way = transport(peer.endpoint)
+    peer.stop()
+    address = peer.endpoint.removeprefix("http://")
+    with grpc.insecure_channel(address) as failing, pytest.raises(grpc.RpcError) as caught:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = failing.unary_unary(TRACES.method)
+        call(b"", timeout=5)
+    with grpc.insecure_channel(address) as idle:
+        assert not _failure(caught.value, way._receiver, idle).answered

@@ -19,6 +19,8 @@ _THROTTLED = "RESOURCE_EXHAUSTED"
 """To be tried again only where the answer says when: without that it is the message that is too large."""
 _UNREACHED = "UNAVAILABLE"
 """What gRPC says where nobody is there, and a server where it cannot take more: the channel knows which."""
+_NO_CONNECTION = "failed to connect to all addresses"
+"""How gRPC says so; the channel's pause after it may be over before it is asked, and then it seems idle."""
 _SILENT = "DEADLINE_EXCEEDED"
 _STATE_S = 1.0
 """Longest wait for a channel's state, which is told at once, by a thread of gRPC's."""
@@ -134,14 +136,21 @@ def _failure(error: Exception, receiver: Receiver, channel: "grpc.Channel | None
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
         return Reply(type(error).__name__, f"{type(error).__name__}: {receiver.quote(error)}", answered=False)
     code = error.code().name
-    after_s = _retry_after_s(error.trailing_metadata() or ())
+    after_s, details = _retry_after_s(error.trailing_metadata() or ()), error.details() or ""
     return Reply(
         error_type=code,
-        text=f"{code}: {receiver.quote(error.details() or '')}".rstrip(": "),
+        text=f"{code}: {receiver.quote(details)}".rstrip(": "),
         retry=code in _RETRYABLE or (code == _THROTTLED and after_s is not None),
-        answered=after_s is not None or (_connects(channel) if code == _UNREACHED else code != _SILENT),
+        answered=after_s is not None or _is_answer(code, details, channel),
         retry_after_s=after_s,
     )
+
+
+def _is_answer(code: str, details: str, channel: "grpc.Channel | None") -> bool:
+    """Tell whether a status is the server's own word."""
+    if code != _UNREACHED:
+        return code != _SILENT
+    return not details.startswith(_NO_CONNECTION) and _connects(channel)
 
 
 def _connects(channel: "grpc.Channel | None") -> bool:
