@@ -269,8 +269,9 @@ def test_a_channel_that_is_idle_again_makes_no_answer_of_a_failure(peer: GrpcRec
     way = transport(peer.endpoint)
     peer.stop()
     address = peer.endpoint.removeprefix("http://")
-    with grpc.insecure_channel(address) as failing, pytest.raises(grpc.RpcError) as caught:
+    with grpc.insecure_channel(address) as failing:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = failing.unary_unary(TRACES.method)
-        call(b"", timeout=5)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=5)
     with grpc.insecure_channel(address) as idle:
         assert not _failure(caught.value, way._receiver, idle).answered
