@@ -268,7 +268,7 @@ class Stopped(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Raise."""
-        type(self).made = weakref.ref(self._former_parameters["weight"])  # type: ignore[index]
+        type(self).made = weakref.ref(self._former_parameters["weight"])  # type: ignore[index]  # a private attribute of torch has no type
         raise Stop
 
 

@@ -216,7 +216,7 @@ def test_random_numbers_of_the_program_stay() -> None:
 
 
 def _counting(base: type[IdGenerator]) -> IdGenerator:
-    class Counting(base):  # type: ignore[misc, valid-type]
+    class Counting(base):  # type: ignore[misc, valid-type]  # of a class that is given
         """Ids as a vendor has them."""
 
         last = 0

@@ -191,16 +191,15 @@ class BackwardStamps:
 
     def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
         """Hook the call's lowest node that `node` reaches, and return the slot of its end."""
-        lowest: Node | None = node
-        if number != first:
-            lowest = _follow(node, number, first, state) or _walk(node, number, first, state)
-            if lowest is None:
-                return None
+        lowest = node if number == first else _follow(node, number, first, state) or _walk(node, number, first, state)
+        if lowest is None:
+            return None
+        if lowest is not node:
             number = node_number(lowest)
         slot = self._ends.get(number)
         if slot is None:
             slot = self._ends[number] = _next_slot()
-            lowest.register_hook(self._hook(slot))  # type: ignore[union-attr] # set above
+            lowest.register_hook(self._hook(slot))
         return slot
 
     def _hook(self, slot: int, state: ModuleState | None = None) -> Callable[..., None]:
