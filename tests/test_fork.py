@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from commands import python
 
 STARTED = """
@@ -70,19 +71,15 @@ def test_a_child_may_load_what_the_worker_was_loading(tmp_path: Path) -> None:
     assert done.stdout == "7\n", done.stderr
 
 
-def test_a_thread_does_not_wait_for_what_it_loads_itself(tmp_path: Path) -> None:
-    """A library may fork while it is loaded."""
-    done = python("-c", OWN, cwd=tmp_path)
-    assert done.stdout == "forked\n", done.stderr
-
-
-def test_what_takes_too_long_is_waited_for_once(tmp_path: Path) -> None:
-    """Each of a loader's workers is a fork."""
-    done = python("-c", TOO_LONG, cwd=tmp_path)
-    assert done.stdout == "forked\n", done.stderr
-
-
-def test_an_interrupt_while_a_fork_waits_is_not_lost(tmp_path: Path) -> None:
-    """Python prints what is raised before a fork, and forks all the same; the program is interrupted after it."""
-    done = python("-c", INTERRUPTED, cwd=tmp_path)
-    assert done.stdout == "interrupted\n", done.stderr
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        pytest.param(OWN, "forked\n", id="a library forks while it is loaded"),
+        pytest.param(TOO_LONG, "forked\n", id="what takes too long is waited for once"),
+        pytest.param(INTERRUPTED, "interrupted\n", id="an interrupt meanwhile comes after the fork"),
+    ],
+)
+def test_a_fork_waits_no_longer_than_it_must(program: str, printed: str, tmp_path: Path) -> None:
+    """A loader forks many times; and what is raised before a fork Python only prints, and forks all the same."""
+    done = python("-c", program, cwd=tmp_path)
+    assert done.stdout == printed, done.stderr
