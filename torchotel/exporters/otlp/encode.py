@@ -17,12 +17,15 @@ from torchotel.telemetry.spans import Attributes, Span, SpanEvent, SpanLink, Spa
 SLICE_SPANS = 64
 """Spans that are encoded without a rest, about 0.1 ms: the training thread gets the GIL in between."""
 
-# Ids are bytes, the highest first; times are fixed64, the lowest first. Between them stand the fields' tags.
+# Fields may stand in any order (https://protobuf.dev/programming-guides/encoding/#order). In this one a span has in one
+# piece what it shares with its trace, from the trace's id to all but the last bytes of its own, and in one piece what
+# it shares with its template, from there to the times of the next span: gzip leaves 21 bytes of a span, else 25.
+# Ids are bytes, the highest first; times are fixed64, the lowest first. Before each stands its field's tag.
+_TIMES = struct.Struct("<BQBQ").pack
 _IDS = struct.Struct(">HQHQ").pack
 _ROOT_ID = struct.Struct(">HQ").pack
-_TIMES = struct.Struct("<BQBQ").pack
-_SPAN_ID, _PARENT_ID = 0x1208, 0x2208
 _START, _END = 0x39, 0x41
+_SPAN_ID, _PARENT_ID = 0x1208, 0x2208
 _ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
 _SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
 
@@ -96,17 +99,17 @@ class SpanEncoder:
             if parent_id and attributes is None and error is None and not events and not links and dropped is None:
                 if encoding.head_len != head_len:
                     encoding.fit(head_len)
-                ids = _IDS(_SPAN_ID, span_id, _PARENT_ID, parent_id)
-                encoded.append(_new(EncodedSpan, (template, join((encoding.prefix, head, ids, times, encoding.body)))))
+                ids = _IDS(_PARENT_ID, parent_id, _SPAN_ID, span_id)
+                encoded.append(_new(EncodedSpan, (template, join((encoding.prefix, times, head, ids, encoding.body)))))
                 continue
             own = _own(span)
             if parent_id:
-                ids = _IDS(_SPAN_ID, span_id, _PARENT_ID, parent_id)
+                ids = _IDS(_PARENT_ID, parent_id, _SPAN_ID, span_id)
                 length = head_len + _CHILD_LEN + len(encoding.body) + len(own)
             else:
                 ids = _ROOT_ID(_SPAN_ID, span_id)
                 length = head_len + _ROOT_LEN + len(encoding.body) + len(own)
-            data = join((_SPAN_TAG, wire.varint(length), head, ids, times, encoding.body, own))
+            data = join((_SPAN_TAG, wire.varint(length), times, head, ids, encoding.body, own))
             encoded.append(EncodedSpan(template, data))
         return encoded
 
