@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._ranks import own_port
-from torchotel._settings import UNSET
+from torchotel._unset import UNSET
 
 BAD: list[tuple[str, list[object]]] = [
     ("service_name", ["", "  ", 3, b"name"]),

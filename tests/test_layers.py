@@ -27,6 +27,7 @@ WORDS = {
     "_shared",
     "_stack_folder",
     "_text",
+    "_unset",
     "_variables",
     "_warn",
 }

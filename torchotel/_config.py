@@ -16,9 +16,10 @@ from torchotel._receiver import (
     signal_endpoint,
     without_credentials,
 )
-from torchotel._settings import UNSET, Setting, env, otlp
+from torchotel._settings import Setting, env, otlp
 from torchotel._shared import first, without
 from torchotel._text import shortened
+from torchotel._unset import UNSET
 from torchotel._warn import warn_once
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int

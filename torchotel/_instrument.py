@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from torchotel._config import Config
-from torchotel._settings import UNSET, Unset
-from torchotel._zero_code import call_off, start_now
+from torchotel._unset import UNSET, Unset
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
     from prometheus_client import CollectorRegistry
@@ -91,8 +90,11 @@ def instrument(
         ConfigError: A value is bad; nothing was installed.
     """
     given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
+    from torchotel._config import Config  # noqa: PLC0415  # importing torchotel must stay free
+
     Config.read(given, os.environ)  # a bad value is told before torch is loaded
-    from torchotel import _handle  # noqa: PLC0415  # brings in torch: importing torchotel must stay free
+    from torchotel import _handle  # noqa: PLC0415  # brings in torch
+    from torchotel._zero_code import start_now  # noqa: PLC0415  # as the first
 
     start_now()  # zero code may be waiting for torch, and its settings hold where none are given here
     return _handle.start(given, model)
@@ -100,6 +102,8 @@ def instrument(
 
 def uninstrument() -> None:
     """Shut down what `instrument()` started, if it runs."""
+    from torchotel._zero_code import call_off  # noqa: PLC0415  # see above
+
     call_off()
     handle = sys.modules.get("torchotel._handle")
     if handle is not None:

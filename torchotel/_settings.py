@@ -1,25 +1,12 @@
 """One setting: the variables that it is read from, and how a bad value is told."""
 
-import enum
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from torchotel._errors import ConfigError
 from torchotel._kinds import Kind
+from torchotel._unset import UNSET
 from torchotel._warn import warn_once
-
-
-class Unset(enum.Enum):
-    """The type of UNSET."""
-
-    UNSET = "unset"
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Final = Unset.UNSET
-"""Stands for an argument that was left out: its variable is read, and only then comes the default."""
 
 
 class Setting(NamedTuple):

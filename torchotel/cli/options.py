@@ -15,8 +15,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from torchotel._checks import TARGET
 from torchotel._config import Config
 from torchotel._instrument import instrument
-from torchotel._settings import UNSET, Setting
+from torchotel._settings import Setting
 from torchotel._shared import all_of
+from torchotel._unset import UNSET
 
 _WORDS: Mapping[Any, str] = {
     int: "N",
