@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from torchotel._records import Error, ModuleCall, Phase, Slots, Stamp
+
+_start, _end = attrgetter("start_ns"), attrgetter("end_ns")
 
 
 @dataclass(slots=True)
@@ -126,8 +128,8 @@ def _time(
             span = _estimate(index, start_ns, end_ns, inner, task, run)
         else:
             span = BackwardCall(index, -1, start_ns, end_ns)
-            for child in inner:
-                span.start_ns, span.end_ns = min(span.start_ns, child.start_ns), max(span.end_ns, child.end_ns)
+            if inner:
+                span.start_ns, span.end_ns = min(start_ns, *map(_start, inner)), max(end_ns, *map(_end, inner))
         for child in inner:
             child.parent = span
         parent = parents[index]
@@ -136,7 +138,9 @@ def _time(
         if parent >= 0:
             children.setdefault(parent, []).append(span)
         spans.append(span)
-    return sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, -span.call))
+    spans.reverse()  # of those that start together the parent stays first
+    spans.sort(key=_start)
+    return spans
 
 
 def _estimate(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import attrgetter
 
 from torchotel import _names as names
 from torchotel._records import Error
 from torchotel.telemetry.spans import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1
+NS_PER_US = 1000
 
 
 class Node:
@@ -86,13 +88,13 @@ def lay_out(nodes: Sequence[Node]) -> None:
 
     Jaeger counts in microseconds, and touching siblings vanish from its critical path.
     """
-    children: dict[int, list[Node]] = {}
+    children: defaultdict[int, list[Node]] = defaultdict(list)
     for node in nodes[1:]:
-        children.setdefault(node.parent, []).append(node)
+        children[node.parent].append(node)
     for index, parent in enumerate(nodes):
         siblings = children.get(index)
         if siblings is not None:
-            siblings.sort(key=lambda node: node.start_ns)
+            siblings.sort(key=attrgetter("start_ns"))
             _inside(parent, siblings)
             _apart(siblings)
 
@@ -107,5 +109,6 @@ def _inside(parent: Node, children: Sequence[Node]) -> None:
 
 def _apart(siblings: Sequence[Node]) -> None:
     for node, following in pairwise(siblings):
-        if node.end_ns <= following.start_ns and node.end_ns // 1000 == following.start_ns // 1000:
-            node.end_ns = max(node.start_ns, following.start_ns // 1000 * 1000 - 1)
+        near = 0 <= following.start_ns - node.end_ns < NS_PER_US
+        if near and node.end_ns // NS_PER_US == following.start_ns // NS_PER_US:
+            node.end_ns = max(node.start_ns, following.start_ns // NS_PER_US * NS_PER_US - 1)

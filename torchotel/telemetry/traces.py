@@ -226,7 +226,10 @@ def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
     for index, node in enumerate(nodes):
         if not node.folded:
             span_id = node.span_id = node.span_id or (first_id + index) & LARGEST_ID
-            above = nodes[node.parent].span_id if node.parent >= 0 else parent_id
-            ids_and_times = (node.template, span_id, above, node.start_ns, node.end_ns)
-            spans.append(_new(Span, (*ids_and_times, node.attributes, node.error, node.events, node.links, None)))
+            above = nodes[node.parent].span_id if index else parent_id
+            fields = (
+                node.template, span_id, above, node.start_ns, node.end_ns,
+                node.attributes, node.error, node.events, node.links, None,
+            )  # fmt: skip
+            spans.append(_new(Span, fields))
     return spans
