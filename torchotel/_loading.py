@@ -4,8 +4,8 @@ In a child that is forked while another thread imports a module, Python never le
 imports the same there waits for ever. A DataLoader's workers are forked soon after the start.
 """
 
-import _thread
 import os
+import signal
 import threading
 from types import TracebackType
 
@@ -45,7 +45,14 @@ def _before_fork() -> None:
         for loading in tuple(_under_way):
             loading.wait()
     except KeyboardInterrupt:  # what is raised here is printed and forgotten: it must come again when this is over
-        threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+        threading.Timer(AGAIN_S, _interrupt_again).start()
+
+
+def _interrupt_again() -> None:
+    if callable(signal.getsignal(signal.SIGINT)):  # else it would end the program at once, or nobody would see it
+        main = threading.main_thread().ident
+        assert main is not None  # noqa: S101  # says so to the type checker
+        signal.pthread_kill(main, signal.SIGINT)  # also wakes a thread that waits, as `interrupt_main` does not
 
 
 os.register_at_fork(before=_before_fork, after_in_child=_under_way.clear)
