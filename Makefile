@@ -4,6 +4,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 .PHONY: setup test demo lint bench fidelity docs dashboards backends clean
 .DELETE_ON_ERROR:
+# Many tests start programs, and none is to compile anew what the one before it has.
+unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(READY)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
 
@@ -11,15 +12,16 @@ from torchotel._config import Config
 from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._ranks import own_folder
-from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.limits import SpanLimits
 from torchotel.exporters.otlp.connect import make_transport
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.signals import TRACES
-from torchotel.exporters.runfile import RunFile
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, TraceExporter
+
+if TYPE_CHECKING:
+    from torchotel.exporters.runfile import RunFile
 
 REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
@@ -32,6 +34,8 @@ def open_record(config: Config, resource: Attributes, stats: ExportStats) -> Run
     """
     if config.record is None or is_child():
         return None  # the folder is the parent's: a spawned loader worker runs the user's script again
+    from torchotel.exporters.runfile import RunFile  # noqa: PLC0415  # what is used is loaded
+
     return RunFile(
         own_folder(config.record, os.environ),
         resource=resource,
@@ -59,10 +63,12 @@ def _make_engine(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
 ) -> TraceExporter:
     if provider is not None:
-        from torchotel.exporters.sdk.engine import SdkEngine  # noqa: PLC0415  # what is used is loaded
+        from torchotel.exporters.sdk.engine import SdkEngine  # noqa: PLC0415  # as above
 
         return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
     if config.traces_exporter == "console":
+        from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
+
         return ConsoleExporter(stats)
     return _make_otlp(config, resource, stats)
 

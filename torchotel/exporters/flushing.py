@@ -1,15 +1,19 @@
 """Flush a provider of the user's, and wait for it no longer than asked."""
 
+from __future__ import annotations
+
 import logging
 import queue
 import threading
 import time
-
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import TracerProvider
+from typing import TYPE_CHECKING
 
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.suppress import suppressed
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
 
 SLICE_TIMEOUT_S = 30.0
 """What a flush between slices may take by its own account; the SDK's default."""

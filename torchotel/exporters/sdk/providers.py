@@ -15,7 +15,6 @@ from torchotel import _names
 from torchotel._config import Config
 from torchotel._receiver import Receiver
 from torchotel.exporters.flushing import ProviderFlush
-from torchotel.exporters.otlp.grpc_transport import credentials, metadata, read_target
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
@@ -97,6 +96,8 @@ def _over_http(receiver: Receiver) -> "SpanExporter":
 def _over_grpc(receiver: Receiver) -> "SpanExporter":
     import grpc  # noqa: PLC0415  # see above
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+    from torchotel.exporters.otlp.grpc_transport import credentials, metadata, read_target  # noqa: PLC0415
 
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
     return OTLPSpanExporter(
