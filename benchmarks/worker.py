@@ -35,7 +35,7 @@ def part(workload: str) -> Part:
 
 
 def _measure(workload: str, conditions: Conditions) -> Table:
-    units = record(workloads.make(workload), steps=2 if conditions.quick else 16)
+    units = record(workloads.make(workload), steps=2 if conditions.quick else 48)
     builder, encoder, lines = Builder(), SpanEncoder(), JsonEncoder(RESOURCE, "0")
     traces = [builder.build(unit) for unit in units]
     request = Envelope(RESOURCE, "0").wrap([encoder.encode(trace) for trace in traces])

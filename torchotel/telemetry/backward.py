@@ -116,8 +116,11 @@ def _time(
 ) -> list[BackwardCall]:
     """Time the calls that a task ran through; a container holds at least what its children took."""
     stamped: dict[int, tuple[int | None, int | None]] = {}
+    first, last = task.first, task.last
     for index in candidates:
-        start_ns, end_ns = earliest(task.first, calls[index].starts), latest(task.last, calls[index].ends)
+        _, _, _, starts, ends, _, _ = calls[index]
+        start_ns = first.get(starts) if type(starts) is int else earliest(first, starts)
+        end_ns = last.get(ends) if type(ends) is int else latest(last, ends)
         if start_ns is not None or end_ns is not None:
             stamped[index] = start_ns, end_ns
     spans: list[BackwardCall] = []

@@ -46,10 +46,10 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> None:
 
     The parent then says how many calls were folded into it, and how long those directly below it took.
     """
-    for node in nodes[1:]:
-        node.level = nodes[node.parent].level + 1
     if max_spans is None or len(nodes) <= max_spans:
         return
+    for node in nodes[1:]:
+        node.level = nodes[node.parent].level + 1
     counts = Counter(node.level for node in nodes)
     deepest, total = 0, counts[0]
     while total + counts[deepest + 1] <= max_spans:

@@ -65,8 +65,12 @@ class CallTimer:
             _hidden(calls, parents),
             [None] * own + call_indices(unit.calls),
             runs,
-            {i: forwards_ns[slot] for i, call in enumerate(calls) if (slot := call.device_slot) in forwards_ns},
+            _on_device(calls, forwards_ns) if forwards_ns else {},
         )
+
+
+def _on_device(calls: Sequence[ModuleCall], forwards_ns: Mapping[int, int]) -> dict[int, int]:
+    return {i: forwards_ns[slot] for i, call in enumerate(calls) if (slot := call.device_slot) in forwards_ns}
 
 
 def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int]) -> list[bool]:

@@ -123,6 +123,7 @@ class TraceBuilder:
         """Add the backward spans; return their nodes."""
         node_of: dict[int, int] = {}
         added: list[int] = []
+        indices = timed.indices
         for run in timed.runs:
             outer = phase_nodes[run.run] if run.run >= 0 else 0
             parent = node_of[id(run.parent)] if run.parent is not None else outer
@@ -132,7 +133,7 @@ class TraceBuilder:
                 continue
             node = Node(templates[1], parent, run.start_ns, run.end_ns)
             node.error = run.error
-            if (number := timed.indices[run.call]) is not None:
+            if (number := indices[run.call]) is not None:
                 node.set(names.CALL_INDEX, number)
             if run.estimated is not None:
                 node.set(names.ESTIMATED, run.estimated)

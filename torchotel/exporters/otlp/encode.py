@@ -6,7 +6,7 @@ a plain span then is a few bytes of ids and times between pieces that are there 
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TypeAlias
 
 from torchotel import _names
 from torchotel.exporters.otlp import wire
@@ -29,14 +29,8 @@ _SPAN_ID, _PARENT_ID = 0x1208, 0x2208
 _ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
 _SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
 
-_new = cast("Callable[[type[EncodedSpan], tuple[Any, ...]], EncodedSpan]", tuple.__new__)  # half of EncodedSpan(…)
-
-
-class EncodedSpan(NamedTuple):
-    """A span as one of repeated `ScopeSpans.spans`."""
-
-    template: SpanTemplate
-    data: bytes
+EncodedSpan: TypeAlias = tuple[SpanTemplate, bytes]
+"""A span as one of repeated `ScopeSpans.spans`, with its template."""
 
 
 class _Encoding:
@@ -73,7 +67,7 @@ class SpanEncoder:
 
     def encode(self, trace: Trace) -> bytes:
         """Encode a whole trace as repeated `ScopeSpans.spans`."""
-        return b"".join(span.data for spans in self.slices(trace) for span in spans)
+        return b"".join(data for spans in self.slices(trace) for _, data in spans)
 
     def slices(self, trace: Trace) -> Iterator[list[EncodedSpan]]:
         """Encode a trace by slices that may go into different requests."""
@@ -100,7 +94,7 @@ class SpanEncoder:
                 if encoding.head_len != head_len:
                     encoding.fit(head_len)
                 ids = _IDS(_PARENT_ID, parent_id, _SPAN_ID, span_id)
-                encoded.append(_new(EncodedSpan, (template, join((encoding.prefix, times, head, ids, encoding.body)))))
+                encoded.append((template, join((encoding.prefix, times, head, ids, encoding.body))))
                 continue
             own = _own(span)
             if parent_id:
@@ -110,7 +104,7 @@ class SpanEncoder:
                 ids = _ROOT_ID(_SPAN_ID, span_id)
                 length = head_len + _ROOT_LEN + len(encoding.body) + len(own)
             data = join((_SPAN_TAG, wire.varint(length), times, head, ids, encoding.body, own))
-            encoded.append(EncodedSpan(template, data))
+            encoded.append((template, data))
         return encoded
 
 

@@ -113,7 +113,7 @@ class RequestExporter(TraceExporter):
             _logger.error("Could not encode a trace; further ones are only counted", exc_info=error)
 
     def _add(self, spans: Sequence[EncodedSpan]) -> None:
-        size = sum(len(span.data) for span in spans)
+        size = sum([len(data) for _, data in spans])
         if self._batch.count + len(spans) > self._max_spans or self._batch.size + size > self._max_bytes:
             self.push()
         if not self._batch.count:
