@@ -52,6 +52,8 @@ print("forked")
 """
 INTERRUPTED = """
 import os, signal, threading
+
+os.register_at_fork(before=lambda: threading.Event().wait(0.5))  # longer than the pause before it comes again
 from torchotel import _loading
 
 loading = _loading.Loading()

@@ -14,6 +14,8 @@ LONGEST_S = 10.0
 AGAIN_S = 0.1
 
 _under_way: set["Loading"] = set()
+_interrupted = False
+"""Before the fork that is being made."""
 
 
 class Loading:
@@ -41,11 +43,25 @@ class Loading:
 
 
 def _before_fork() -> None:
+    global _interrupted  # noqa: PLW0603  # the process's, as forks are
     try:
         for loading in tuple(_under_way):
             loading.wait()
     except KeyboardInterrupt:  # what is raised here is printed and forgotten: it must come again when this is over
-        threading.Timer(AGAIN_S, _interrupt_again).start()
+        _interrupted = True
+
+
+def _after_fork() -> None:
+    global _interrupted  # noqa: PLW0603  # see above
+    if _interrupted:
+        _interrupted = False
+        threading.Timer(AGAIN_S, _interrupt_again).start()  # when others, whom fork calls after us, are done
+
+
+def _in_child() -> None:
+    global _interrupted  # noqa: PLW0603  # see above
+    _interrupted = False
+    _under_way.clear()
 
 
 def _interrupt_again() -> None:
@@ -55,4 +71,4 @@ def _interrupt_again() -> None:
         signal.pthread_kill(main, signal.SIGINT)  # also wakes a thread that waits, as `interrupt_main` does not
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_under_way.clear)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
