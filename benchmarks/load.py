@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
 from torchotel._buffer import Buffer
-from torchotel._exporting import REST_S
+from torchotel._exporting import rest
 from torchotel._receiver import Receiver
 from torchotel._worker import Worker
 from torchotel.exporters.otlp.exporter import RequestExporter
@@ -32,7 +34,8 @@ from torchotel.telemetry.traces import TraceBuilder
 SPANS_PER_S = 30_000
 LEAST_NS = 500_000
 FLUSH_S = 60.0
-OURS, THEIRS, NOBODY = "torchotel", "the SDK's default processor", "no spans at all"
+OURS, THEIRS = "torchotel", "the SDK's default processor"
+NOBODY, BESIDE = "no spans at all", "no spans, another program as busy as can be"
 OFFERED, LOST, STALL = "spans/s offered", "lost", "longest stall, ms"
 
 
@@ -53,7 +56,8 @@ def part(workload: str) -> Part:
         "30,000 spans a second",
         "The thread runs small operators without a pause, as a training does whose kernels are short. To torchotel it"
         " hands records of the transformer's steps, to the SDK spans of three attributes each. The stall is the longest"
-        " wait between two operators in a second, the median second's: without spans it is the machine's doing.",
+        " wait between two operators in a second, the median second's. What it is without spans, and beside a program"
+        " that has nothing to do with it, is the machine's doing.",
         lambda conditions: _measure(workload, conditions),
     )
 
@@ -62,6 +66,7 @@ def _measure(workload: str, conditions: Conditions) -> Table:
     rows: Table = {}
     for name, opened in {
         NOBODY: _nobody(),
+        BESIDE: _beside(),
         OURS: _handed_over(workload, conditions.sink),
         THEIRS: _started(conditions.sink),
     }.items():
@@ -103,10 +108,19 @@ def _nobody() -> Iterator[Offer]:
 
 
 @contextmanager
+def _beside() -> Iterator[Offer]:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # ours
+    with _nobody() as offer:
+        yield offer
+    busy.kill()
+    busy.wait()
+
+
+@contextmanager
 def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
     units = cycle(record(workloads.make(workload), 8))
     transport = HttpTransport(Receiver(sink.traces), version="0")
-    exporter = RequestExporter(transport, resource={}, version="0", rest=lambda: time.sleep(REST_S))
+    exporter = RequestExporter(transport, resource={}, version="0", rest=rest)
     buffer = Buffer()
     worker = _worker(buffer, exporter)
 
@@ -124,7 +138,7 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
     return Worker(
         buffer,
-        TraceBuilder(Templates(), 2000),
+        TraceBuilder(Templates(), 2000, rest=rest),
         [exporter],
         Identities("always_on"),
         Metrics(dict, dict),
@@ -132,6 +146,7 @@ def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
         on_step=lambda _: None,
         on_line=lambda _: None,
         on_first=lambda _: None,
+        rest=rest,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from benchmarks.sink import Sink
 from benchmarks.wandb_watch import wandb_modes
 from benchmarks.workloads import Workload
 from torchotel._config import Config
-from torchotel._exporting import REST_S
+from torchotel._exporting import rest
 from torchotel._session import Session
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
@@ -127,9 +126,7 @@ def _capture() -> Iterator[Running]:
 
 @contextmanager
 def _encode() -> Iterator[Running]:
-    exporter = RequestExporter(
-        Nowhere(), resource={"service.name": "bench"}, version="0", rest=lambda: time.sleep(REST_S)
-    )
+    exporter = RequestExporter(Nowhere(), resource={"service.name": "bench"}, version="0", rest=rest)
     session = Session(Config(detail="all", max_spans=None, prometheus_port=0), None, lambda _: [exporter])
     yield Running()
     session.stop(FLUSH_S)

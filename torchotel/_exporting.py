@@ -42,7 +42,7 @@ def open_record(config: Config, resource: Attributes, stats: ExportStats) -> Run
         version=package_version(),
         # Where spans go both ways, those sent are the ones that are counted.
         stats=stats if config.traces_exporter == "none" else None,
-        rest=_rest,
+        rest=rest,
     )
 
 
@@ -65,7 +65,7 @@ def _make_engine(
     if provider is not None:
         from torchotel.exporters.sdk.engine import SdkEngine  # noqa: PLC0415  # as above
 
-        return SdkEngine(provider, version=package_version(), stats=stats, rest=_rest)
+        return SdkEngine(provider, version=package_version(), stats=stats, rest=rest)
     if config.traces_exporter == "console":
         from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
 
@@ -85,8 +85,9 @@ def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> Requ
         config.attribute_value_length_limit,
         config.event_value_length_limit,
     )
-    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=_rest)
+    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=rest)
 
 
-def _rest() -> None:
+def rest() -> None:
+    """Let the training thread have the GIL: the worker calls this after each slice of its work."""
     time.sleep(REST_S)

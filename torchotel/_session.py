@@ -13,7 +13,7 @@ import torch
 from torchotel import _names as names
 from torchotel._buffer import Buffer
 from torchotel._config import Config
-from torchotel._exporting import make_exporters, open_record
+from torchotel._exporting import make_exporters, open_record, rest
 from torchotel._guard import Guard
 from torchotel._package import package_version
 from torchotel._process import is_child
@@ -101,7 +101,7 @@ class Session:
         self._starter = starters[0] if starters else Identities(config.sampler, config.sampler_ratio)
         buffer = Buffer()
         templates = Templates(config.include, config.exclude, config.max_depth)
-        builder = TraceBuilder(templates, config.max_spans, self._run)
+        builder = TraceBuilder(templates, config.max_spans, self._run, rest)
         self._worker = Worker(
             buffer,
             builder,
@@ -112,6 +112,7 @@ class Session:
             self._weigh,
             self._write_line,
             self._first,
+            rest,
         )
         self._capture = Capture(
             buffer.put if on_record is None else _both(on_record, buffer.put),

@@ -52,6 +52,7 @@ class Worker:
         on_line: Gets the line of each step, for `metrics.jsonl`.
         on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
             the rank that sends it.
+        rest: Called between slices of work on a detailed record, to let go of the GIL.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Worker:
         on_step: Callable[[Unit], None],
         on_line: Callable[[Mapping[str, object]], None],
         on_first: Callable[[Unit], Trace | None],
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
         self._starter, self._on_line, self._on_first = starter, on_line, on_first
@@ -82,7 +84,7 @@ class Worker:
         self.spans_dropped = 0
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
-        self._timer = CallTimer()
+        self._timer, self._rest = CallTimer(rest), rest
         self._keeper = Keeper()
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
@@ -202,6 +204,8 @@ class Worker:
         # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
         sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
         self._measure(unit, timed, root if sent and self._exporters else None)
+        if timed.calls:
+            self._rest()
         if sent:
             self._send(self._builder.build(unit, timed, root, attributes))
         elif self._exporters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchotel._records import ModuleCall, Stamp, Unit
@@ -34,9 +34,14 @@ class Timed:
 
 
 class CallTimer:
-    """Time the calls of records in the order that they come; keeps what a later backward may run through."""
+    """Time the calls of records in the order that they come; keeps what a later backward may run through.
 
-    def __init__(self) -> None:
+    Args:
+        rest: Called between slices of work, to let go of the GIL.
+    """
+
+    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
+        self._rest = rest
         self._earlier: dict[int, list[list[ModuleCall]]] = {}
 
     def time(self, unit: Unit) -> Timed:
@@ -52,7 +57,9 @@ class CallTimer:
             parents = enclosing_calls(before) + [p + own if p >= 0 else -1 for p in parents]
         earlier.append(unit.calls)
         del earlier[:-KEPT_CALLS]
+        self._rest()
         runs = backward_calls(calls, parents, unit.phases, stamps)
+        self._rest()
         forwards_ns: dict[int, int] = {}
         for times in unit.device_times:
             forwards_ns.update(times.forwards_ns)

@@ -37,10 +37,18 @@ class TraceBuilder:
         max_spans: Most spans of a trace, which evaluations of one request share; deeper modules fold into their
             parents. None: no limit.
         run: The span that every step links to.
+        rest: Called between slices of work on a detailed record, to let go of the GIL.
     """
 
-    def __init__(self, templates: Templates, max_spans: int | None, run: SpanReference | None = None) -> None:
+    def __init__(
+        self,
+        templates: Templates,
+        max_spans: int | None,
+        run: SpanReference | None = None,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
         self._templates, self._max_spans, self._run = templates, max_spans, run
+        self._rest = rest
         self._room = Room(max_spans)
         self._optimizers: dict[str, SpanTemplate] = {}
 
@@ -64,8 +72,10 @@ class TraceBuilder:
         for node in nodes:
             node.start_ns += unit.unix_offset_ns
             node.end_ns += unit.unix_offset_ns
+        self._rest_amid(timed)
         fold(nodes, self._max_spans if parent is None else self._room.left(root.trace_id))
         lay_out(nodes)
+        self._rest_amid(timed)
         spans = _spans(nodes, parent.span_id if parent is not None else 0)
         if parent is not None:
             self._room.take(root.trace_id, len(spans))
@@ -76,6 +86,10 @@ class TraceBuilder:
             parent is not None and parent.remote,
             root.state,
         )
+
+    def _rest_amid(self, timed: Timed) -> None:
+        if timed.calls:  # all else is a few spans
+            self._rest()
 
     def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:
         """Link to the run, and to the user's span where that is not the parent."""
