@@ -1,7 +1,7 @@
 """Measure what torchotel costs, beside what else there is: `make bench`.
 
 Prints a table for each part, what had to be reached, and the shares of the baseline beside those of now; exits with 1
-where one of them got worse. All of it takes a quarter of an hour, and a machine that does nothing else.
+where one of them got worse. All of it takes some twenty minutes, and a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from benchmarks import pages
 from benchmarks.all_parts import parts
 from benchmarks.gate import compare
-from benchmarks.parts import Conditions, Part, Table
+from benchmarks.parts import Conditions, Part, Table, Tables
 from benchmarks.sink import Sink
 from benchmarks.targets import reached
 
@@ -38,8 +38,9 @@ say = partial(print, flush=True)
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, or read what was, and print; 1 where something got worse."""
     options = _parse(words)
+    baseline = _read(options.baseline) if options.baseline.exists() else None  # before --json writes over it
     chosen = [part for part in parts(quick=options.quick) if re.search(options.pattern, part.name)]
-    found = json.loads(options.read.read_text(encoding="utf-8")) if options.read else _measure_all(chosen, options)
+    found = _read(options.read) if options.read else _measure_all(chosen, options)
     tables: dict[str, Table] = found["parts"]
     sections = [pages.section(part, tables[part.name]) for part in chosen if part.name in tables]
     if options.read:
@@ -51,7 +52,10 @@ def main(words: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if options.write:
         pages.write([found["machine"], *sections])
-    return _hold_against(options.baseline, tables)
+    if baseline is None:
+        say(f"there is no {options.baseline} to compare with: --json writes one")
+        return 0
+    return _hold_against(baseline["parts"], tables)
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -91,11 +95,12 @@ def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[st
     return {"machine": _machine(), "parts": tables}
 
 
-def _hold_against(baseline: Path, tables: dict[str, Table]) -> int:
-    if not baseline.exists():
-        say(f"there is no {baseline} to compare with: --json writes one")
-        return 0
-    compared = list(compare(tables, json.loads(baseline.read_text(encoding="utf-8"))["parts"]))
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _hold_against(baseline: Tables, tables: Tables) -> int:
+    compared = list(compare(tables, baseline))
     say(pages.gate_section(compared))
     return 1 if any(one.worse for one in compared) else 0
 

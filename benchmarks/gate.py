@@ -8,9 +8,11 @@ from typing import NamedTuple
 from benchmarks import overhead
 from benchmarks.modes import EMPTY
 from benchmarks.parts import Tables
-from benchmarks.spread import Spread
+from benchmarks.spread import FEWEST, Spread
 
 MOST_WORSE = 1.25
+LEAST = 0.01
+"""Of what the naive way costs: a share near zero doubles for nothing."""
 
 
 class Compared(NamedTuple):
@@ -24,8 +26,10 @@ class Compared(NamedTuple):
 
     @property
     def worse(self) -> bool:
-        """Whether it is, by more than a quarter and beyond doubt: the bounds of the two lie apart."""
-        return self.now["median"] > MOST_WORSE * self.then["median"] and self.now["low"] > self.then["high"]
+        """Whether it is, by more than a quarter, by more than next to nothing, and beyond doubt."""
+        longer = self.now["median"] - self.then["median"]
+        sure = self.now["low"] > self.then["high"] and min(self.now["count"], self.then["count"]) >= FEWEST
+        return sure and longer > LEAST and longer > (MOST_WORSE - 1) * self.then["median"]
 
 
 def compare(now: Tables, then: Tables) -> Iterator[Compared]:

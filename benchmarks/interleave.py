@@ -105,7 +105,7 @@ def _block(mode: Mode, step: Callable[[], None], sink: Sink, lengths: Lengths) -
     gc.collect()
     with mode.enter() as running:
         begin_s = monotonic()
-        _steps(step, 0 if mode is NOTHING else lengths.warm_s)
+        _steps(step, lengths.warm_s / 4 if mode is NOTHING else lengths.warm_s)
         wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
         count = _steps(step, lengths.block_s)
         wall_ns, cpu_ns = perf_counter_ns() - wall_ns, process_time_ns() - cpu_ns

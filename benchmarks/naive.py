@@ -41,6 +41,7 @@ class NaiveInstrument:
         self.spans = 0
         self._model = model
         self._paths = {module: path or "root" for path, module in model.named_modules()}
+        self._sizes = {module: sum(p.numel() for p in module.parameters(recurse=False)) for module in self._paths}
         self._tracer = provider.get_tracer("naive")
         self._stack: list[Span] = []
         self._backward: dict[nn.Module, Span] = {}
@@ -66,7 +67,6 @@ class NaiveInstrument:
                 "torch.module.path": path,
                 "torch.module.type": type(module).__name__,
                 "torch.direction": direction,
-                "torch.module.parameters": sum(p.numel() for p in module.parameters(recurse=False)),
             },
         )
 
@@ -74,7 +74,9 @@ class NaiveInstrument:
         if module is self._model:
             self._end_left()
         span = self._start("forward", module, self._stack[-1] if self._stack else None)
-        span.set_attribute("torch.input.shapes", _shapes(args))
+        span.set_attributes(
+            {"torch.module.parameters": self._sizes.get(module, 0), "torch.input.shapes": _shapes(args)}
+        )
         self._stack.append(span)
         for tensor in _tensors(args):
             if tensor.requires_grad:

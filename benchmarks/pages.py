@@ -7,10 +7,11 @@ from pathlib import Path
 
 from benchmarks.gate import Compared
 from benchmarks.parts import Cell, Part, Table
-from benchmarks.spread import Spread
+from benchmarks.spread import FEWEST, Spread
 from benchmarks.targets import Reached
 
 PAGE = Path(__file__).parents[1] / "docs" / "overhead.md"
+_VERDICTS = {True: "yes", False: "**no**", None: "can't tell"}
 _BEGIN, _END = "<!-- figures -->\n", "<!-- end of figures -->"
 
 
@@ -28,9 +29,9 @@ def targets_section(reached: Sequence[Reached]) -> str:
             f"{target.part}: {target.what}",
             f"{'≥' if target.at_least else '≤'} {_number(target.limit)}",
             _number(figure),
-            "yes" if met else "**no**",
+            _VERDICTS[verdict],
         ]
-        for target, figure, met in reached
+        for target, figure, verdict in reached
     ]
     return f"### What it must reach\n\n{_table(['', 'reach', 'reached', 'met'], rows)}"
 
@@ -65,6 +66,8 @@ def _cell(value: Cell) -> str:
 
 
 def _spread(value: Spread) -> str:
+    if value["count"] < FEWEST:
+        return f"{_number(value['median'])} (of {value['count']})"
     return f"{_number(value['median'])} ({_number(value['low'])} … {_number(value['high'])})"
 
 

@@ -8,6 +8,8 @@ from statistics import median
 from typing import TypedDict
 
 TAIL = 0.025
+FEWEST = 6
+"""Values whose least and greatest are bounds."""
 
 
 class Spread(TypedDict):
@@ -16,6 +18,8 @@ class Spread(TypedDict):
     median: float
     low: float
     high: float
+    count: int
+    """Of the values; with fewer than `FEWEST` the bounds say nothing."""
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -26,7 +30,7 @@ def spread(values: Sequence[float]) -> Spread:
     """
     ordered = sorted(values)
     outside = _outside(len(ordered))
-    return Spread(median=median(ordered), low=ordered[outside], high=ordered[-1 - outside])
+    return Spread(median=median(ordered), low=ordered[outside], high=ordered[-1 - outside], count=len(ordered))
 
 
 def _outside(count: int) -> int:

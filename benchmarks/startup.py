@@ -15,11 +15,12 @@ IMPORT, INSTRUMENT = "`import torchotel`", "`torchotel.instrument()`"
 WALL, CPU, DYNAMO = "ms", "CPU ms of its thread", "imports Dynamo"
 
 _TIMED = """
-import json, sys, time
+import sys, time
 {before}
 wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
 {timed}
 wall_ns, cpu_ns = time.perf_counter_ns() - wall_ns, time.thread_time_ns() - cpu_ns
+import json
 print(json.dumps([wall_ns / 1e6, cpu_ns / 1e6, "torch._dynamo" in sys.modules]))
 """
 _PROGRAMS = {

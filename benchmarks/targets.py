@@ -31,7 +31,8 @@ class Reached(NamedTuple):
 
     target: Target
     figure: float
-    met: bool
+    met: bool | None
+    """None where the figure's own bounds hold the limit between them."""
 
 
 BUDGET = budget.row_name(0.01)
@@ -67,5 +68,9 @@ def reached(tables: Tables) -> Iterator[Reached]:
     """Set what was measured against each target; those of parts that were not are left out."""
     for target in TARGETS:
         if target.part in tables:
-            figure = cell(tables[target.part], target.row, target.column, upper=target.upper)
-            yield Reached(target, figure, figure >= target.limit if target.at_least else figure <= target.limit)
+            table = tables[target.part]
+            figure = cell(table, target.row, target.column, upper=target.upper)
+            met = figure >= target.limit if target.at_least else figure <= target.limit
+            found = table[target.row][target.column]
+            doubtful = isinstance(found, dict) and not target.upper and found["low"] <= target.limit <= found["high"]
+            yield Reached(target, figure, None if doubtful else met)

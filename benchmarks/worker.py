@@ -67,7 +67,7 @@ def _times_us(works: dict[str, Callable[[], object]], spans: int, rounds: int) -
 
 
 def _rate(us: Spread) -> Spread:
-    return Spread(median=1e6 / us["median"], low=1e6 / us["high"], high=1e6 / us["low"])
+    return Spread(median=1e6 / us["median"], low=1e6 / us["high"], high=1e6 / us["low"], count=us["count"])
 
 
 def _sdk_spans(traces: Sequence[Trace]) -> tuple[ReadableSpan, ...]:

@@ -88,17 +88,17 @@ def test_the_page_takes_no_part_of_the_figures(words: list[str], capsys: pytest.
 
 def test_bounds_are_those_of_the_binomial() -> None:
     """As tables of the sign test have them; of few values all lie between."""
-    assert spread([1, 2, 3]) == Spread(median=2, low=1, high=3)
-    assert spread(range(1, 11)) == Spread(median=5.5, low=2, high=9)
-    assert spread(range(1, 101)) == Spread(median=50.5, low=40, high=61)
+    assert spread([1, 2, 3]) == Spread(median=2, low=1, high=3, count=3)
+    assert spread(range(1, 11)) == Spread(median=5.5, low=2, high=9, count=10)
+    assert spread(range(1, 101)) == Spread(median=50.5, low=40, high=61, count=100)
 
 
 # ---- the gate
 
 
-def _figures(folder: Path, name: str, share: float, *, wide: float = 0.01) -> Path:
+def _figures(folder: Path, name: str, share: float, *, wide: float = 0.01, count: int = 10) -> Path:
     """Write the figures of a run in which torchotel costs a share of what the naive way does."""
-    of = Spread(median=share, low=share - wide, high=share + wide)
+    of = Spread(median=share, low=share - wide, high=share + wide, count=count)
     row: dict[str, Any] = {overhead.STEP: of, overhead.SHARE: of, overhead.SHARE_CPU: of}
     file = folder / f"{name}.json"
     parts_ = {TRANSFORMER: dict.fromkeys((modes.EMPTY, modes.DEFAULT, modes.ALL, modes.SPANS, modes.NAIVE), row)}
@@ -111,6 +111,29 @@ def test_what_got_worse_by_a_quarter_fails(tmp_path: Path, now: float, wide: flo
     """Less than that does not, nor what is better, nor what may be noise."""
     words = ["--read", str(_figures(tmp_path, "now", now, wide=wide))]
     assert main([*words, "--baseline", str(_figures(tmp_path, "then", 0.1))]) == code
+
+
+def test_of_a_few_looks_none_is_sure(tmp_path: Path) -> None:
+    """The least and the greatest of two are no bounds; and a share that is next to nothing may double."""
+    few, many = (str(_figures(tmp_path, f"{count}", 0.14, count=count)) for count in (5, 6))
+    then = ["--baseline", str(_figures(tmp_path, "then", 0.1))]
+    assert [main(["--read", one, *then]) for one in (few, many)] == [0, 1]
+    small = [str(_figures(tmp_path, f"{share}", share, wide=0.001)) for share in (0.002, 0.009)]
+    assert main(["--read", small[1], "--baseline", small[0]]) == 0
+
+
+def test_a_new_baseline_is_held_against_the_old_one(tmp_path: Path) -> None:
+    now, then = str(_figures(tmp_path, "now", 0.14)), _figures(tmp_path, "then", 0.1)
+    assert main(["--read", now, "--json", str(then), "--baseline", str(then)]) == 1
+    assert json.loads(then.read_text())["machine"] == "now"
+
+
+def test_says_where_a_figure_can_not_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit is 0.1 of what the naive way costs."""
+    none = ["--baseline", str(tmp_path / "none.json")]
+    for share, verdict in ((0.095, "can't tell"), (0.05, "yes"), (0.2, "**no**")):
+        main(["--read", str(_figures(tmp_path, "now", share)), *none])
+        assert f"| ≤ 0.100 | {share:.3f} | {verdict} |" in capsys.readouterr().out
 
 
 def test_without_a_baseline_nothing_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
