@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import spread
 
-IMPORT, INSTRUMENT = "`import torchotel`", "`torchotel.instrument()`"
+IMPORT, AFTER_TORCH, INSTRUMENT = "`import torchotel`", "the same after `import torch`", "`torchotel.instrument()`"
 WALL, CPU, DYNAMO = "ms", "CPU ms of its thread", "imports Dynamo"
 
 _TIMED = """
@@ -25,6 +25,7 @@ print(json.dumps([wall_ns / 1e6, cpu_ns / 1e6, "torch._dynamo" in sys.modules]))
 """
 _PROGRAMS = {
     IMPORT: _TIMED.format(before="", timed="import torchotel"),
+    AFTER_TORCH: _TIMED.format(before="import torch", timed="import torchotel"),
     INSTRUMENT: _TIMED.format(
         before="import torch, torchotel", timed="torchotel.instrument(endpoint=sys.argv[1], prometheus_port=0)"
     ),
