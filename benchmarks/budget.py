@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
@@ -13,6 +13,7 @@ from time import perf_counter_ns, process_time_ns
 from benchmarks import workloads
 from benchmarks.modes import FLUSH_S, paused_session, resumed
 from benchmarks.parts import Cell, Conditions, Part, Table
+from benchmarks.spread import Spread, percent, ratio_of_means
 from torchotel._stats import Stats
 from torchotel.capture.detail import FIRST_STEPS
 
@@ -50,22 +51,19 @@ class _Lane:
     """One way to train, a block at a time."""
 
     enter: Callable[[], AbstractContextManager[object]]
-    lengths_ns: list[int] = field(default_factory=list)
-    cpu_ns: int = 0
+    wall_ns: list[int] = field(default_factory=list)
+    """Of each step."""
+    cpu_ns: list[int] = field(default_factory=list)
+    """The same, of all threads."""
 
     def train(self, step: Callable[[], None]) -> None:
         gc.collect()
         with self.enter():
-            cpu_ns = process_time_ns()
             for _ in range(BLOCK_STEPS):
-                start_ns = perf_counter_ns()
+                start_ns, start_cpu_ns = perf_counter_ns(), process_time_ns()
                 step()
-                self.lengths_ns.append(perf_counter_ns() - start_ns)
-            self.cpu_ns += process_time_ns() - cpu_ns
-
-    def mean_ns(self, start: int = 0) -> float:
-        limit_ns = INTERRUPTED * median(self.lengths_ns)
-        return fmean(min(length_ns, limit_ns) for length_ns in self.lengths_ns[start:])
+                self.wall_ns.append(perf_counter_ns() - start_ns)
+                self.cpu_ns.append(process_time_ns() - start_cpu_ns)
 
 
 def _measure(conditions: Conditions) -> Table:
@@ -92,12 +90,25 @@ def _train(workload: workloads.Workload, budget: float, conditions: Conditions) 
 
 def _row(nothing: _Lane, off: _Lane, auto: _Lane, stats: Stats) -> dict[str, Cell]:
     # Of itself torchotel says what detail costs once the first steps, which warm up anyway, are over.
-    seen, said = auto.mean_ns(FIRST_STEPS) / off.mean_ns(FIRST_STEPS) - 1, stats["overhead_ratio"] or 0.0
+    detail, said = _longer(auto.wall_ns, off.wall_ns, FIRST_STEPS), 100 * (stats["overhead_ratio"] or 0.0)
+    seen = detail["median"]
     return {
-        SLOWER: 100 * (auto.mean_ns() / nothing.mean_ns() - 1),
-        SLOWER_CPU: 100 * (auto.cpu_ns / nothing.cpu_ns - 1),
-        DETAIL: 100 * seen,
-        DETAIL_CPU: 100 * (auto.cpu_ns / off.cpu_ns - 1),
-        SAID: 100 * said,
+        SLOWER: _longer(auto.wall_ns, nothing.wall_ns),
+        SLOWER_CPU: _longer(auto.cpu_ns, nothing.cpu_ns),
+        DETAIL: detail,
+        DETAIL_CPU: _longer(auto.cpu_ns, off.cpu_ns, FIRST_STEPS),
+        SAID: said,
         FACTOR: max(seen / said, said / seen) if min(seen, said) > 0 else NOISE,
     }
+
+
+def _longer(one: Sequence[int], other: Sequence[int], start: int = 0) -> Spread:
+    """Return by how many percent the steps of one lane are longer on average, from the given one on."""
+    return percent(ratio_of_means(list(zip(_means(one, start), _means(other, start), strict=True))))
+
+
+def _means(lengths: Sequence[int], start: int) -> list[float]:
+    """Return the mean step of each block."""
+    limit = INTERRUPTED * median(lengths)
+    blocks = (lengths[max(first, start) : first + BLOCK_STEPS] for first in range(0, len(lengths), BLOCK_STEPS))
+    return [fmean(min(length, limit) for length in block) for block in blocks]

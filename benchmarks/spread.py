@@ -1,19 +1,21 @@
-"""Medians, and how sure they are."""
+"""Medians and ratios, and how sure they are."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from math import comb
 from statistics import median
 from typing import TypedDict
 
 TAIL = 0.025
+DRAWS = 1000
 FEWEST = 6
 """Values whose least and greatest are bounds."""
 
 
 class Spread(TypedDict):
-    """A median, and the bounds between which it lies 95 times of a hundred."""
+    """A median, or a ratio of means, and the bounds between which it lies 95 times of a hundred."""
 
     median: float
     low: float
@@ -31,6 +33,27 @@ def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     outside = _outside(len(ordered))
     return Spread(median=median(ordered), low=ordered[outside], high=ordered[-1 - outside], count=len(ordered))
+
+
+def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> Spread:
+    """Return the mean of the one over that of the other, where a few of many count; bounds by drawing pairs anew.
+
+    https://en.wikipedia.org/wiki/Bootstrapping_(statistics)#Case_resampling.
+    """
+    generator = random.Random(0)  # noqa: S311  # no secret
+    drawn = sorted(_ratio(generator.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    outside = int(TAIL * DRAWS)
+    return Spread(median=_ratio(pairs), low=drawn[outside], high=drawn[-1 - outside], count=len(pairs))
+
+
+def percent(ratio: Spread) -> Spread:
+    """Return by how many percent a ratio is above one."""
+    median_, low, high = (100 * (ratio[name] - 1) for name in ("median", "low", "high"))
+    return Spread(median=median_, low=low, high=high, count=ratio["count"])
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(one for one, _ in pairs) / sum(other for _, other in pairs)
 
 
 def _outside(count: int) -> int:

@@ -16,7 +16,7 @@ from benchmarks import memory, modes, overhead, pages, workloads
 from benchmarks.__main__ import main
 from benchmarks.all_parts import RESNET, TRANSFORMER, parts
 from benchmarks.naive import NaiveInstrument
-from benchmarks.spread import Spread, spread
+from benchmarks.spread import Spread, ratio_of_means, spread
 from benchmarks.targets import TARGETS
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +91,15 @@ def test_bounds_are_those_of_the_binomial() -> None:
     assert spread([1, 2, 3]) == Spread(median=2, low=1, high=3, count=3)
     assert spread(range(1, 11)) == Spread(median=5.5, low=2, high=9, count=10)
     assert spread(range(1, 101)) == Spread(median=50.5, low=40, high=61, count=100)
+
+
+def test_a_ratio_of_means_is_sure_where_all_pairs_say_the_same() -> None:
+    """And one pair of many that stands out moves it, as it moves no median."""
+    alike = ratio_of_means([(2.0, 1.0)] * 10)
+    assert alike == Spread(median=2, low=2, high=2, count=10)
+    one = ratio_of_means([(1.0, 1.0)] * 9 + [(11.0, 1.0)])
+    assert (one["median"], one["low"]) == (2, 1)
+    assert one["high"] > 3
 
 
 # ---- the gate
