@@ -31,7 +31,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Every model with and without torchotel, bit for bit: half an hour on two cores. ARGS="swin" checks those of that name.
+# Every model with and without torchotel, bit for bit: ten minutes on two cores. ARGS="swin" checks those of that name.
 fidelity: $(READY)
 	PYTHONPATH=tests:. $(BIN)/python -m fidelity --write docs/fidelity.md $(ARGS)
 

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--resume", type=Path, help="file of lines: they are kept there, and not checked again")
     parser.add_argument("--processes", type=int, default=2, help="how many check at once, each on one core")
     arguments = parser.parse_args()
-    chosen = [key for key in known() if re.search(arguments.pattern, " ".join(key))]
+    chosen = [key for key in known() if re.search(arguments.pattern, " ".join(key), re.IGNORECASE)]
     if not chosen:
         parser.error(f"nothing is called {arguments.pattern!r}")
     found = _checked(chosen, arguments.resume, arguments.processes)

@@ -2,10 +2,13 @@
 
 import platform
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+import torch
 
 HEAD = (
     *("model", "calls", "spans", "bit for bit", "trace", "norms, worst"),
@@ -105,4 +108,6 @@ def _versions() -> str:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return f"{', '.join(found)}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, no GPU"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    found += [f"Python {platform.python_version()}", f"{platform.system()} {platform.machine()}", device]
+    return f"{', '.join(found)}; {datetime.now(UTC):%Y-%m-%d}"

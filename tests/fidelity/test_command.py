@@ -38,12 +38,12 @@ def test_lines_are_taken_up_from_a_file(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What is kept is not checked again, and counts for the exit code."""
+    """What is kept is not checked again, and counts for the exit code; names are found in any case."""
     file = tmp_path / "lines.jsonl"
     names = ("LazyLinear", "LazyConv2d")
     lines = [json.dumps(line._replace(name=name)._asdict()) for line, name in zip(kept, names, strict=True)]
     file.write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(sys, "argv", ["fidelity", "^torch.nn, lazy", "--resume", str(file)])
+    monkeypatch.setattr(sys, "argv", ["fidelity", "^Torch.nn, lazy", "--resume", str(file)])
     assert command.main() == code
     assert told in capsys.readouterr().out
     assert len(file.read_text().splitlines()) == len(names)
