@@ -23,6 +23,7 @@ from benchmarks.stalls import longest_gap_ns
 from torchotel._buffer import Buffer
 from torchotel._exporting import rest
 from torchotel._receiver import Receiver
+from torchotel._warn import Warn
 from torchotel._worker import Worker
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
@@ -146,6 +147,7 @@ def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
         on_step=lambda _: None,
         on_line=lambda _: None,
         on_first=lambda _: None,
+        warn=Warn(),
         rest=rest,
     )
 

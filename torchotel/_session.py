@@ -21,6 +21,7 @@ from torchotel._publisher import Publisher
 from torchotel._records import Record, Unit
 from torchotel._stats import Stats
 from torchotel._versions import script_name, versions
+from torchotel._warn import Warn
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
@@ -99,7 +100,7 @@ class Session:
             exporter for exporter in self._exporters if isinstance(exporter, SpanStarter)
         ]  # the user's provider
         self._starter = starters[0] if starters else Identities(config.sampler, config.sampler_ratio)
-        buffer = Buffer()
+        buffer, warn = Buffer(), Warn()
         templates = Templates(config.include, config.exclude, config.max_depth)
         builder = TraceBuilder(templates, config.max_spans, self._run, rest)
         self._worker = Worker(
@@ -112,6 +113,7 @@ class Session:
             self._weigh,
             self._write_line,
             self._first,
+            warn,
             rest,
         )
         self._capture = Capture(
@@ -122,6 +124,7 @@ class Session:
             user_span=current_span,
             start_span=self._starter.start,
             make_current=make_current,
+            warn=warn,
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)

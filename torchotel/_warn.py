@@ -1,4 +1,4 @@
-"""What is wrong with a setting and can be gone on without."""
+"""Warnings that a user gets once."""
 
 import functools
 import logging
@@ -8,5 +8,18 @@ _logger = logging.getLogger("torchotel")
 
 @functools.cache
 def warn_once(text: str, *values: object) -> None:
-    """Log a warning, unless it has been: variables are read again by each `instrument()`."""
+    """Log what is wrong with a setting, unless it has been: variables are read again by each `instrument()`."""
     _logger.warning(text, *values)
+
+
+class Warn:
+    """Log what a run can't do or see: each text once, with the values that it comes up with first."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, object] = {}
+
+    def __call__(self, text: str, *values: object) -> None:
+        """Log a warning, unless this text has been; from any thread."""
+        this_call = object()
+        if self._told.setdefault(text, this_call) is this_call:
+            _logger.warning(text, *values)

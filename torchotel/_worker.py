@@ -14,7 +14,9 @@ from torchotel._buffer import Buffer
 from torchotel._guard import Guard
 from torchotel._loading import Loading
 from torchotel._records import Log, Record, Unit
+from torchotel._warn import Warn
 from torchotel.telemetry.evaluations import EvaluationFold
+from torchotel.telemetry.forwardless import Forwardless
 from torchotel.telemetry.keeping import Keeper
 from torchotel.telemetry.lines import log_line, unit_line
 from torchotel.telemetry.metrics import Metrics
@@ -29,6 +31,11 @@ Kind = TypeVar("Kind", Record, Unit)
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
 """Longest wait for the one record that is being built when the time is up."""
+
+BEHIND = (
+    "steps come faster than their spans can be built: %d spans are dropped, and all that follow are counted "
+    "(`spans_dropped` in stats()). Record fewer steps in detail: detail=n takes every n-th"
+)
 
 
 @dataclass(slots=True)
@@ -52,6 +59,7 @@ class Worker:
         on_line: Gets the line of each step, for `metrics.jsonl`.
         on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
             the rank that sends it.
+        warn: Called with what the user is to know.
         rest: Called between slices of work on a detailed record, to let go of the GIL.
     """
 
@@ -66,6 +74,7 @@ class Worker:
         on_step: Callable[[Unit], None],
         on_line: Callable[[Mapping[str, object]], None],
         on_first: Callable[[Unit], Trace | None],
+        warn: Warn,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
@@ -85,7 +94,7 @@ class Worker:
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
         self._timer, self._rest = CallTimer(rest), rest
-        self._keeper = Keeper()
+        self._keeper, self._forwardless, self._warn = Keeper(), Forwardless(warn), warn
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -152,7 +161,10 @@ class Worker:
                 self._count(record)
                 self._lost(record.span_estimate())
         self.guard.guarded(self._send_quiet)()
-        self._lost(self._buffer.take_dropped())
+        pushed_out = self._buffer.take_dropped()
+        if pushed_out:
+            self._warn(BEHIND, pushed_out)
+            self._lost(pushed_out)
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()
 
@@ -184,6 +196,7 @@ class Worker:
                 self._send(run)
         if record.kind == "step":
             self._on_step(record)
+            self._forwardless.look(record)
         for unit in self._fold.take(record):
             self._build(unit)
 

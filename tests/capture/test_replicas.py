@@ -227,18 +227,19 @@ class Paused(nn.Module):
         return self.inner(x)
 
 
-def test_replicas_join_no_forward_of_another_model() -> None:
-    """A forward that runs meanwhile, of a model that holds none of their class, has no part in them."""
+def test_replicas_join_no_forward_of_another_model(caplog: pytest.LogCaptureFixture) -> None:
+    """A forward that runs meanwhile, of a model that holds none of their class, has no part in them: told once."""
     replicas = [copy_of(nn.Sequential(nn.Tanh(), nn.Linear(4, 4))) for _ in range(2)]
     with capture() as captured, torch.no_grad():
         Paused(nn.Linear(4, 4), lambda: on_threads(replicas, ROWS))(ROWS)
     (evaluation,) = captured.evaluations
     assert tree(evaluation) == ("torch.evaluation", [("forward Paused", ["forward inner"])])
     assert captured.handle.stats()["calls_dropped"] == 6
+    assert ["replicas of a Sequential" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_replicas_of_a_model_that_two_threads_forward_are_counted() -> None:
-    """Whose they are can't be told: neither has them, and they are counted as dropped."""
+def test_replicas_of_a_model_that_two_threads_forward_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Whose they are can't be told: neither has them, they are counted as dropped, and the user is told once."""
     models = [Paused(nn.Sequential(nn.Linear(4, 4)), threading.Barrier(2).wait) for _ in range(2)]
     both = threading.Barrier(2)
 
@@ -255,6 +256,7 @@ def test_replicas_of_a_model_that_two_threads_forward_are_counted() -> None:
         ("torch.evaluation", [("forward Paused", [("forward inner", ["forward inner.0"])])])
     ] * 2
     assert captured.handle.stats()["calls_dropped"] == 4
+    assert ["replicas of a Sequential" in record.getMessage() for record in caplog.records] == [True]
 
 
 class Stop(BaseException):

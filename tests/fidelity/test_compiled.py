@@ -1,5 +1,6 @@
 """Ways to compile a model: each gives the numbers and the compilations that it gives without torchotel."""
 
+import shutil
 from functools import partial
 from typing import Any
 
@@ -65,12 +66,17 @@ def expected(way: Way, root: str) -> Any:
     return step([(f"forward {root}", ahead)], [(f"backward {root}", back)])
 
 
+needs_a_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=needs_a_compiler)]
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["instrumented before", "instrumented after"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("way", [whole, in_place, blocks, blocks_in_place, forward])
-def test_each_way_compiles_the_same_and_shows_its_regions(way: Way, root: str, late: bool) -> None:  # noqa: FBT001  # a parameter of the test
+def test_each_way_compiles_the_same_and_shows_its_regions(way: Way, root: str, backend: str, late: bool) -> None:  # noqa: FBT001  # a parameter of the test
     """Numbers, graphs, recompilations and words are as without torchotel; a region is one span each way."""
-    program = partial(train, compiled(ROOTS[root], way, backend="aot_eager", fullgraph=True))
+    program = partial(train, compiled(ROOTS[root], way, backend=backend, fullgraph=True))
     twins = compare(program, late=late)
     assert twins.changed == []
     assert twins.trees == [expected(way, root)] * 4

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from torchotel._guard import Guard
 from torchotel._records import Log, ModelInfo, Record, SpanReference
+from torchotel._warn import Warn
 from torchotel.capture.backward import Gate
 from torchotel.capture.calls import CallRecorder, error_of
 from torchotel.capture.compiling import Compiling
@@ -45,6 +46,7 @@ class Capture:
         start_span: Fixes the ids of a span that is asked for while it runs.
         make_current: Makes current what asks.
         clock: Of devices; None: CUDA's.
+        warn: Called with what the user is to know; None: logs it.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class Capture:
         start_span: StartSpan | None = None,
         make_current: MakeCurrent | None = None,
         clock: Clock | None = None,
+        warn: Warn | None = None,
     ) -> None:
         self._hand_over, self.detail, self._user_span = hand_over, detail, user_span
+        self.warn = warn or Warn()
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
@@ -68,8 +72,8 @@ class Capture:
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.calls_dropped = 0
         self.model: ModelInfo | None = None
-        self.gradients = Gradients(self.paths, setting=gradient_norms)
-        self.watches = Watches(self.thread)
+        self.gradients = Gradients(self.paths, self.warn, setting=gradient_norms)
+        self.watches = Watches(self.thread, self.warn)
         self.memory, self.rates = Memory(), LearningRates()
         self.gate = Gate()
         self.device_marks = DeviceMarks(clock or CudaClock())
@@ -79,7 +83,7 @@ class Capture:
         self.outermost = outermost = Outermost(self)
         self.calls = CallRecorder(
             self.paths,
-            Sites(shapes=shapes),
+            Sites(self.warn, shapes=shapes),
             self.device_marks,
             self._here,
             outermost.enter,
@@ -89,7 +93,12 @@ class Capture:
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, outermost.first, outermost.left)
         self.events = Events(self)
         self.compiling = Compiling(
-            self.hooks, outermost.enter_region, self.paths.compiled, self.guard.guarded, self._others_forward
+            self.hooks,
+            outermost.enter_region,
+            self.paths.compiled,
+            self.guard.guarded,
+            self._others_forward,
+            self.warn,
         )
         self.installed = False
         """Whether anything is to be recorded; what was running when it ended may still call."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import warnings
 import weakref
@@ -17,6 +16,7 @@ from typing import Any
 from torch.compiler import is_compiling
 from torch.nn import Module
 
+from torchotel._warn import Warn
 from torchotel.capture import seams
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.imports import after_import
@@ -31,8 +31,6 @@ BESIDE_A_FORWARD = (
     "something is compiled on one thread while another runs a model: hooks are out meanwhile, so spans of that time "
     "are missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
 )
-
-_logger = logging.getLogger("torchotel")
 
 UNTRACED = ("capture", "telemetry", "exporters", "_guard", "_handle", "_session")
 """All that runs on training threads; not `_annotate`, which sees for itself that it is being compiled."""
@@ -50,6 +48,7 @@ class Compiling:
         compiled: Called with a module that `module.compile()` has compiled.
         guarded: The guard at the edge of what Dynamo calls.
         others_forward: Tells whether another thread runs a forward.
+        warn: Called with what the user is to know.
     """
 
     def __init__(
@@ -59,9 +58,10 @@ class Compiling:
         compiled: Callable[[Module], None],
         guarded: Callable[[Call], Call],
         others_forward: Callable[[], bool],
+        warn: Warn,
     ) -> None:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
-        self._others_forward, self._told = others_forward, False
+        self._others_forward, self._warn = others_forward, warn
         self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
         seams.runs_plainly(self._suspend)  # and with it all that is guarded: one code object stands before each
         self._running: Counter[int] = Counter()  # of each thread
@@ -136,9 +136,8 @@ class Compiling:
         except Exception:
             self._hooks.remove()  # an export would fail on them
             raise
-        if not self._told and self._others_forward():
-            self._told = True
-            _logger.warning(BESIDE_A_FORWARD)
+        if self._others_forward():
+            self._warn(BESIDE_A_FORWARD)
         self._find_regions()
 
     def _end(self) -> None:

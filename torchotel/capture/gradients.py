@@ -6,7 +6,6 @@ backwards of a step add up in `grad`, so the last one's norms are the step's.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from torch.nn import Module
 
 from torchotel._guard import Guard
 from torchotel._records import GradientNorms, ModuleInfo
+from torchotel._warn import Warn
 from torchotel.capture.norms import Norms, combined, norms_later
 from torchotel.capture.seams import graph_task, without_torch_function
 from torchotel.capture.sites import info_of
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from torchotel.capture.paths import Paths
     from torchotel.capture.scaling import Scaling
     from torchotel.capture.thread import ThreadState
-
-_logger = logging.getLogger("torchotel")
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
 
@@ -73,14 +71,14 @@ class Gradients:
 
     Args:
         paths: Names of modules.
+        warn: Called with what the user is to know.
         setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False.
     """
 
-    def __init__(self, paths: Paths, *, setting: str | bool | int) -> None:
-        self._paths = paths
+    def __init__(self, paths: Paths, warn: Warn, *, setting: str | bool | int) -> None:
+        self._paths, self._warn = paths, warn
         self._every = 0 if setting == "auto" else int(setting)
         self._with_detail = setting == "auto"
-        self._warned = False
         self.guard = Guard("gradient norms", off=self._off)
 
     def wanted(self, number: int, *, detailed: bool) -> bool:
@@ -149,10 +147,9 @@ class Gradients:
         norms = norms_later(gradients, scaler, unscaled) if gradients else None
         if norms is None:
             return None
-        if norms.left_out and not self._warned:
-            self._warned = True
+        if norms.left_out:
             place = norms.left_out[0]
-            _logger.warning(LEFT_OUT, owners[place].path or owners[place].type, _kind(gradients[place]))
+            self._warn(LEFT_OUT, owners[place].path or owners[place].type, _kind(gradients[place]))
         return PendingNorms(owners, norms)
 
     def _info(self, module: Module, root: Module) -> ModuleInfo:

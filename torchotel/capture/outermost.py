@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 NEVER_FORWARD = ("torchotel", "Otel")
 """How the names of threads begin that are ours or the SDK's."""
 
+WHOSE_REPLICA = (
+    "it can't be told to which forward the replicas of a %s belong: several threads forward such models, or none does. "
+    "What they call is left out of the traces and counted (`calls_dropped` in stats())"
+)
+MANY_CALLS = (
+    "a step has more than %d module calls: the others are left out of its trace and counted (`calls_dropped` in "
+    "stats()). Where it is several steps, torchotel.step() says so"
+)
+
 
 class Outermost:
     """Tell the step machine of forwards, and decide at each whether its calls are recorded."""
@@ -85,14 +94,21 @@ class Outermost:
             self._capture.hooks.want(thread, detailed=True)
         if len(thread.calls) >= MOST_CALLS:
             thread.muted_from = len(thread.calls)
+            self._capture.warn(MANY_CALLS, MOST_CALLS)
         return True
 
     def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
         """Record what runs inside a backward, or inside another thread's forward, where it belongs."""
         if graph_task() == -1:
-            return join_forward(thread, module, list(self._capture.threads), self._capture.paths)
+            return self._join_forward(thread, module)
         self._recompute(thread)
         return self._capture.hooks.all_in
+
+    def _join_forward(self, thread: ThreadState, replica: Module) -> bool:
+        joined = join_forward(thread, replica, list(self._capture.threads), self._capture.paths)
+        if thread.muted_from is not None:
+            self._capture.warn(WHOSE_REPLICA, type(replica).__name__)
+        return joined
 
     def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
         """Tell the step machine; return whether the step is recorded in detail."""

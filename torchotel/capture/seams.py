@@ -255,6 +255,13 @@ def is_generated(module: torch.nn.Module) -> bool:
     return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
 
 
+def runs_its_graph(module: torch.nn.Module) -> bool:
+    """Tell whether a module was scripted, traced or exported: what it holds is not called when it is."""
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    exported = isinstance(module, GraphModule) and "_in_spec" in vars(module)
+    return (scripted or exported) and any(True for _ in module.children())
+
+
 def is_replica(module: torch.nn.Module) -> bool:
     """Tell whether a module is a copy that DataParallel made for one forward."""
     return "_is_replica" in vars(module)

@@ -14,12 +14,19 @@ from torch.nn.parameter import is_lazy
 
 from torchotel._records import CallSite, ModuleInfo
 from torchotel._text import shortened
+from torchotel._warn import Warn
 from torchotel.capture.paths import ModuleState
-from torchotel.capture.seams import is_compiled_function, is_outside_dynamo
+from torchotel.capture.seams import is_compiled_function, is_outside_dynamo, is_transformed, runs_its_graph
 
 MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
 MOST_TENSORS = 64  # looked at in one container
 DEEPEST = 8  # containers within containers
+
+ONE_SPAN = "%s was scripted, traced or exported: it is one span, since the modules that it was made of are not called"
+TRANSFORMED = (
+    "%s is called inside a transform of torch.func: a backward that is run outside of the transform shows nothing "
+    "of it, and its part is that of the module around"
+)
 
 
 def tensors_in(value: Any, found: list[Tensor] | None = None, depth: int = 0) -> list[Tensor]:
@@ -48,11 +55,12 @@ class Sites:
     """Make and find the `CallSite` of a call.
 
     Args:
+        warn: Called with what of a call can't be seen.
         shapes: Whether shapes and dtypes are recorded.
     """
 
-    def __init__(self, *, shapes: bool) -> None:
-        self._shapes = shapes
+    def __init__(self, warn: Warn, *, shapes: bool) -> None:
+        self._warn, self._shapes = warn, shapes
 
     def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSite:
         """Return the site for these tensors, made at their first sight."""
@@ -92,9 +100,13 @@ class Sites:
         *,
         grad_enabled: bool,
     ) -> CallSite:
-        keep = self._shapes
+        keep, info = self._shapes, info_of(state, module)
+        if runs_its_graph(module):
+            self._warn(ONE_SPAN, info.path)
+        if grad_enabled and any(map(is_transformed, outputs)):
+            self._warn(TRANSFORMED, info.path)
         return CallSite(
-            module=info_of(state, module),
+            module=info,
             input_shapes=_shapes(inputs) if keep else None,
             output_shapes=_shapes(outputs) if keep else None,
             input_dtypes=_dtypes(inputs) if keep else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -16,6 +15,7 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from torchotel._guard import Guard
 from torchotel._records import TensorGradient
 from torchotel._text import shortened
+from torchotel._warn import Warn
 from torchotel.capture.norms import Norms, norms_later
 from torchotel.capture.seams import without_torch_function
 from torchotel.capture.sites import shape_of
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MOST_NAMES = 256  # each is a series of its own
 MOST_WATCHED = 1024  # gradients kept for one part
-
-_logger = logging.getLogger("torchotel")
 
 
 class PendingGradient:
@@ -57,12 +55,12 @@ class Watches:
 
     Args:
         find_thread: The calling thread's state.
+        warn: Called with what the user is to know.
     """
 
-    def __init__(self, find_thread: Callable[[], ThreadState]) -> None:
-        self._find_thread = find_thread
+    def __init__(self, find_thread: Callable[[], ThreadState], warn: Warn) -> None:
+        self._find_thread, self._warn = find_thread, warn
         self._names: set[str] = set()
-        self._warned: set[str] = set()
         self._leaves: dict[int, _Leaf] = {}
         self._on = False
         self.guard = Guard("watch", off=self.uninstall)
@@ -91,23 +89,18 @@ class Watches:
 
     def _may_watch(self, tensor: Any, name: Any) -> bool:
         if not isinstance(tensor, Tensor):
-            self._warn("tensor", "watch takes a tensor, got %s: it is not watched", type(tensor).__name__)
+            self._warn("watch takes a tensor, got %s: it is not watched", type(tensor).__name__)
         elif not isinstance(name, str) or not name:
-            self._warn("name", "watch takes a name as a string, got %r: it is not watched", name)
+            self._warn("watch takes a name as a string, got %r: it is not watched", name)
         elif not tensor.requires_grad:
             if torch.is_grad_enabled():  # in an evaluation nobody expects a gradient
-                self._warn("grad", "watch: %r does not require grad, so there is no gradient to watch", name)
+                self._warn("watch: %r does not require grad, so there is no gradient to watch", name)
         elif name not in self._names and len(self._names) >= MOST_NAMES:
-            self._warn("names", "watch takes %d names, %r is one too many: it is not watched", MOST_NAMES, name)
+            self._warn("watch takes %d names, %r is one too many: it is not watched", MOST_NAMES, name)
         else:
             self._names.add(name)
             return True
         return False
-
-    def _warn(self, key: str, message: str, *values: object) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            _logger.warning(message, *values)
 
     def _put_hook(self, tensor: Tensor, name: str) -> None:
         thread = self._find_thread()
