@@ -137,7 +137,7 @@ def test_arguments_of_the_program_stay_at_home(
     detectors: str, server: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever detector looks for them: a password may be among them."""
-    from opentelemetry.sdk import resources  # noqa: PLC0415
+    from opentelemetry.sdk import resources  # noqa: PLC0415  # a test alone needs it
 
     found = resources.Resource({"process.command_args": ["train.py", "hunter2"], "process.command_line": "hunter2"})
     monkeypatch.setattr(resources.ProcessResourceDetector, "detect", lambda _: found)

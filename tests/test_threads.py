@@ -63,8 +63,13 @@ def events_of(model: nn.Module, steps: int) -> list[Callable[[], object]]:
     """Give what a training loop does, one event after the other."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loss: list[Tensor] = []
-    forward = lambda: loss.append(model(BATCH).sum())  # noqa: E731
-    backward = lambda: loss.pop().backward()  # noqa: E731
+
+    def forward() -> None:
+        loss.append(model(BATCH).sum())
+
+    def backward() -> None:
+        loss.pop().backward()
+
     return [forward, backward, optimizer.step] * steps
 
 
@@ -164,7 +169,7 @@ def what_is_in(pipe: Connection) -> None:
     model = First()
     model(BATCH).sum().backward()
     hooks = [*nn_module._global_forward_hooks, *nn_module._global_forward_pre_hooks]
-    wrapped = "torchotel" in torch.autograd._engine_run_backward.__module__  # type: ignore[attr-defined]
+    wrapped = "torchotel" in torch.autograd._engine_run_backward.__module__  # type: ignore[attr-defined]  # a private function
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("torchotel")]
     pipe.send((hooks, wrapped, threads, model.layer.weight.grad is not None))
     pipe.close()

@@ -14,8 +14,8 @@ LONGEST_S = 10.0
 AGAIN_S = 0.1
 
 _under_way: set["Loading"] = set()
-_interrupted = False
-"""Before the fork that is being made."""
+_interrupts: list[signal.Signals] = []
+"""Those that came before the fork that is being made."""
 
 
 class Loading:
@@ -43,24 +43,21 @@ class Loading:
 
 
 def _before_fork() -> None:
-    global _interrupted  # noqa: PLW0603  # the process's, as forks are
     try:
         for loading in tuple(_under_way):
             loading.wait()
     except KeyboardInterrupt:  # what is raised here is printed and forgotten: it must come again when this is over
-        _interrupted = True
+        _interrupts.append(signal.SIGINT)
 
 
 def _after_fork() -> None:
-    global _interrupted  # noqa: PLW0603  # see above
-    if _interrupted:
-        _interrupted = False
+    if _interrupts:
+        _interrupts.clear()
         threading.Timer(AGAIN_S, _interrupt_again).start()  # when others, whom fork calls after us, are done
 
 
 def _in_child() -> None:
-    global _interrupted  # noqa: PLW0603  # see above
-    _interrupted = False
+    _interrupts.clear()
     _under_way.clear()
 
 

@@ -42,11 +42,11 @@ def test_the_user_may_overwrite() -> None:
 
 def test_types_may_be_mixed() -> None:
     """Whole numbers and truth values become floats, large ones exactly."""
-    tensors = [torch.tensor(2**40 + 1), torch.tensor(0.5), torch.tensor(True), torch.tensor(1.5).bfloat16()]  # noqa: FBT003
+    tensors = [torch.tensor(2**40 + 1), torch.tensor(0.5), torch.tensor(True), torch.tensor(1.5).bfloat16()]  # noqa: FBT003  # a value, not a switch
     reading = read_later(tensors)
     assert reading.values() == [2.0**40 + 1, 0.5, 1.0, 1.5]
     assert all(type(value) is float for value in reading.values())
-    (truth,) = read_later([torch.tensor(True)]).values()  # noqa: FBT003
+    (truth,) = read_later([torch.tensor(True)]).values()  # noqa: FBT003  # a value, not a switch
     assert type(truth) is float
 
 
@@ -124,7 +124,7 @@ def test_modes_do_not_see_it(mode: type[Operations | Functions], count: int) -> 
 def test_one_number_is_read_at_once() -> None:
     """Of every type, and of a loss that has a graph without a warning."""
     x = torch.tensor(3.0, requires_grad=True)
-    whole, truth = torch.tensor([[2**40 + 1]]), torch.tensor(True)  # noqa: FBT003
+    whole, truth = torch.tensor([[2**40 + 1]]), torch.tensor(True)  # noqa: FBT003  # a value, not a switch
     found = [read_later([tensor]).values() for tensor in (x * 2, x, whole, truth, torch.tensor(1.5).bfloat16())]
     assert found == [[6.0], [3.0], [2.0**40 + 1], [1.0], [1.5]]
     assert {type(value) for (value,) in found} == {float}

@@ -37,7 +37,7 @@ class Noted(Tensor):
         cls, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         cls.seen.append(getattr(function, "__qualname__", str(function)))
-        return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # torch's own
 
 
 def in_a_mode(model: nn.Module) -> list[str]:

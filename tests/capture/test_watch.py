@@ -154,7 +154,7 @@ def test_what_can_not_be_watched(caplog: pytest.LogCaptureFixture) -> None:
     with captured() as (seen, capture), caplog.at_level(logging.WARNING):
         for _ in range(3):
             capture.watches.watch("no tensor", "name")  # type: ignore[arg-type]  # what is to be tried
-            capture.watches.watch(good, 3)  # type: ignore[arg-type]
+            capture.watches.watch(good, 3)  # type: ignore[arg-type]  # as above
             capture.watches.watch(good, "")
             capture.watches.watch(plain, "plain")
         (good * 2).sum().backward()

@@ -218,7 +218,7 @@ def test_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_unwritable_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A trace that cannot be encoded costs its own spans; the recording goes on."""
     run = record(tmp_path / "run")
-    bad = replace(flat(3), trace_id="not a number")  # type: ignore[arg-type]
+    bad = replace(flat(3), trace_id="not a number")  # type: ignore[arg-type]  # what is to be tried
     run.export(bad)
     run.export(bad)
     run.export(flat(4))

@@ -99,10 +99,13 @@ def subjects() -> Iterator[Subject]:
             timed = run is not _dual  # whose backward is through tangents too, which no module gives out
             yield subject(f"graphs with {kind}", name, partial(model_of, run), timed=timed)
     of = partial(subject, "graphs of subclasses")
-    plain: Forward = lambda m, x: m.b(m.a(x))  # noqa: E731
-    yield of("two tensors in one", partial(model_of, plain), inputs=_two, norms=False)
-    yield of("parameters", partial(_tagged, plain))
-    yield of("meta tensors", partial(model_of, plain), device="meta")
+    yield of("two tensors in one", partial(model_of, _plain), inputs=_two, norms=False)
+    yield of("parameters", partial(_tagged, _plain))
+    yield of("meta tensors", partial(model_of, _plain), device="meta")
+
+
+def _plain(m: Any, x: Tensor) -> Any:
+    return m.b(m.a(x))
 
 
 def _functions() -> dict[str, Forward]:

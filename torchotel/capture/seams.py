@@ -486,9 +486,13 @@ def around_compilation(dynamo_callback: ModuleType, begin: Callable[[], None], e
     handler: Any = getattr(dynamo_callback, "callback_handler", None)
     if handler is None:
         return lambda: None
-    started: Callable[[Any], None] = lambda _: begin()  # noqa: E731  # the handler compares by identity
-    ended: Callable[[Any], None] = lambda _: end()  # noqa: E731
     clear = handler.clear
+
+    def started(_: object) -> None:
+        begin()
+
+    def ended(_: object) -> None:
+        end()
 
     def register() -> None:
         handler.register_start_callback(started)

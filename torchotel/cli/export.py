@@ -114,9 +114,9 @@ def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
 
 def _send(run: Run, endpoint: str) -> int:
     from torchotel.exporters.otlp.connect import make_transport  # noqa: PLC0415 - brings in OpenTelemetry
-    from torchotel.exporters.otlp.from_json import FOREIGN  # noqa: PLC0415
-    from torchotel.exporters.otlp.resend import Resend  # noqa: PLC0415
-    from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415
+    from torchotel.exporters.otlp.from_json import FOREIGN  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.resend import Resend  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415  # as above
 
     # Who asks for it by name means it, whatever is switched off for programs.
     environ = {name: value for name, value in os.environ.items() if name != _OFF}

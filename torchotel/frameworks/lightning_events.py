@@ -52,10 +52,10 @@ def _named(whose: str, values: Mapping[str, object]) -> dict[str, object]:
 def _logged(trainer: Any, *, on_step: bool) -> dict[str, object]:
     """Return what was logged; Lightning's own way to it waits for the device, where the progress bar shows a value."""
     values = {}
-    for _, result in trainer._results.valid_items():  # noqa: SLF001
+    for _, result in trainer._results.valid_items():  # noqa: SLF001  # the public way waits
         meta = result.meta
         if meta.logger and (meta.on_step if on_step else meta.on_epoch):
-            values[meta.forked_name(on_step)] = result._forward_cache if on_step else result._computed  # noqa: SLF001
+            values[meta.forked_name(on_step)] = result._forward_cache if on_step else result._computed  # noqa: SLF001  # as above
     return values
 
 

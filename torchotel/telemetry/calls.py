@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
@@ -88,12 +88,11 @@ class Templates:
 
     def _shown(self, site: CallSite) -> bool:
         path = site.module.path
-        matches: Callable[[Sequence[str]], bool] = lambda patterns: any(fnmatchcase(path, p) for p in patterns)  # noqa: E731
         if self._max_depth is not None and site.module.depth > self._max_depth:
             return False
-        if self._include is not None and not matches(self._include):
+        if self._include is not None and not _matches(path, self._include):
             return False
-        return self._exclude is None or not matches(self._exclude)
+        return self._exclude is None or not _matches(path, self._exclude)
 
 
 def _common(site: CallSite, direction: str) -> dict[str, AttributeValue]:
@@ -105,6 +104,10 @@ def _common(site: CallSite, direction: str) -> dict[str, AttributeValue]:
         names.DIRECTION: direction,
         names.DEVICE: site.device,
     }
+
+
+def _matches(path: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def _with_shapes(

@@ -175,7 +175,7 @@ def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
     if not isinstance(details, bytes):
         return None
     from google.rpc.error_details_pb2 import RetryInfo  # noqa: PLC0415  # slow, and rare
-    from google.rpc.status_pb2 import Status  # noqa: PLC0415
+    from google.rpc.status_pb2 import Status  # noqa: PLC0415  # as above
 
     info = RetryInfo()
     try:

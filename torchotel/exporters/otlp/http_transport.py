@@ -179,7 +179,7 @@ def retry_after_s(header: str | None) -> float | None:
 
 def _failure(error: Exception, receiver: Receiver) -> Reply:
     import requests  # noqa: PLC0415  # not before something was sent
-    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415  # as above
 
     passing = (
         requests.ConnectionError,

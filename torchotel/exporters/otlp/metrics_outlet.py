@@ -120,11 +120,11 @@ class OtlpMetricsOutlet(MetricsOutlet):
 
     def _begin(self) -> None:
         from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  # see above
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
-        from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415  # as above
+        from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415  # as above
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # as above
 
-        from torchotel.exporters.otlp.metrics_exporter import SenderMetricExporter  # noqa: PLC0415
+        from torchotel.exporters.otlp.metrics_exporter import SenderMetricExporter  # noqa: PLC0415  # as above
 
         self._transport.prepare()
         # More than the SDK's 2000 series of an instrument would be added up under no name.

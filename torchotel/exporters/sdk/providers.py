@@ -58,10 +58,10 @@ def set_provider(config: Config, resource: Attributes) -> None:
 
 def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 0.1 s, and only on request
-    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415  # as above
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
 
-    from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415
+    from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415  # as above
 
     provider = SdkTracerProvider(resource=Resource(speakable(resource), _names.SCHEMA_URL), id_generator=OwnRandomIds())
     provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
@@ -80,7 +80,7 @@ def _make_exporter(config: Config) -> "SpanExporter":
 
 def _over_http(receiver: Receiver) -> "SpanExporter":
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # see above
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
 
     return OTLPSpanExporter(
         receiver.endpoint,
@@ -95,9 +95,9 @@ def _over_http(receiver: Receiver) -> "SpanExporter":
 
 def _over_grpc(receiver: Receiver) -> "SpanExporter":
     import grpc  # noqa: PLC0415  # see above
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
 
-    from torchotel.exporters.otlp.grpc_transport import credentials, metadata, read_target  # noqa: PLC0415
+    from torchotel.exporters.otlp.grpc_transport import credentials, metadata, read_target  # noqa: PLC0415  # as above
 
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
     return OTLPSpanExporter(
