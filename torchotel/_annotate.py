@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import sys
 from contextlib import ContextDecorator
-from types import TracebackType
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing takes half of what `import torchotel` does
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from torch import Tensor
 
     from torchotel._session import Session

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
 
 from torchotel._unset import UNSET, Unset
 
+TYPE_CHECKING = False  # typing takes half of what `import torchotel` does
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from typing import Literal
 
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider

@@ -1,17 +1,14 @@
 """What stands for an argument that was left out."""
 
-import enum
-from typing import Final
 
-
-class Unset(enum.Enum):
+class Unset:
     """The type of UNSET."""
 
-    UNSET = "unset"
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return "UNSET"
 
 
-UNSET: Final = Unset.UNSET
+UNSET = Unset()
 """The argument's variable is read, and only then comes its default."""
