@@ -9,7 +9,9 @@ from fidelity.all_subjects import subjects
 from fidelity.checked import Row, check
 from fidelity.subjects import Subject
 from fidelity.table import Key, Line, failed
-from fidelity.truth import Truth, measure_undisturbed
+from fidelity.truth import WORST_END_US, Truth, measure_undisturbed
+
+NOT_TRUE = "not true"
 
 
 @cache
@@ -18,30 +20,41 @@ def known() -> dict[Key, Subject]:
     return {Key(subject.kind, subject.name): subject for subject in subjects()}
 
 
-def line_of(key: Key) -> Line:
-    """Check a subject; one that raises has failed, and does not end the others."""
+def line_of(key: Key, *, alone: bool = False) -> Line:
+    """Check a subject; one that raises has failed, and does not end the others.
+
+    Args:
+        key: Of the subject.
+        alone: Whether no other program runs.
+    """
     warnings.simplefilter("ignore")  # the models' own
     torch.set_num_threads(1)
     try:
-        return _line(key, known()[key])
+        return _line(key, known()[key], alone=alone)
     except Exception as error:  # noqa: BLE001  # a model's own, or ours: it is told, and counted as wrong
         return failed(key, f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
-def _line(key: Key, subject: Subject) -> Line:
+def disturbed(line: Line) -> bool:
+    """Tell whether times are off by what other programs may have done."""
+    return line.times == NOT_TRUE or (line.worst_end_us or 0) > WORST_END_US
+
+
+def _line(key: Key, subject: Subject, *, alone: bool) -> Line:
     row = check(subject)
     timed = subject.timed and subject.device == "cpu" and subject.loop is None
-    truth = measure_undisturbed(subject) if timed else Truth(None, None)
+    truth = measure_undisturbed(subject, alone=alone) if timed else Truth(None, None)
+    faults = truth.faults(alone=alone)
     line = Line(
         *key,
-        wrong=row.changed + row.faults + (row.norms.faults if row.norms is not None else []) + truth.faults,
+        wrong=row.changed + row.faults + (row.norms.faults if row.norms is not None else []) + faults,
         calls=row.calls,
         spans=row.spans,
         same=_same(row),
         trace="right" if not row.faults else f"{len(row.faults)} faults",
         norm=max(row.norms) if row.norms is not None else None,
     )
-    return _timed(line, truth) if any(truth) else line
+    return _timed(line, truth)._replace(times=NOT_TRUE if faults else "true") if any(truth) else line
 
 
 def _timed(line: Line, truth: Truth) -> Line:
@@ -51,7 +64,6 @@ def _timed(line: Line, truth: Truth) -> Line:
         ratio=backward.ratio if backward is not None else None,
         end_us=backward.end_us if backward is not None else None,
         worst_end_us=max(errors.worst_us for errors in truth if errors is not None),
-        times="true" if not truth.faults else "not true",
     )
 
 

@@ -49,6 +49,18 @@ def test_lines_are_taken_up_from_a_file(
     assert len(file.read_text().splitlines()) == len(names)
 
 
+def test_what_may_have_been_disturbed_is_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second look, alone, is what counts, and is kept."""
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(GOOD._replace(wrong=["far off"], times="not true")._asdict()) + "\n")
+    monkeypatch.setattr(sys, "argv", ["fidelity", "LazyLinear", "--resume", str(file)])
+    assert command.main() == 0
+    assert "1 whose times may have been disturbed" in capsys.readouterr().out
+    assert json.loads(file.read_text().splitlines()[-1])["times"] == "true"
+
+
 def test_a_page_is_written_anew(tmp_path: Path) -> None:
     """Tables of the last time go, and what stands around them stays."""
     page = tmp_path / "page.md"
