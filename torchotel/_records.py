@@ -23,6 +23,11 @@ class ModuleInfo:
     """Elements owned by the module itself."""
     depth: int
     """Components of the path; the root is 0."""
+    holds_parameters: bool = True
+    """Whether it, or a module that it holds, has any; True where that can't be told."""
+
+    def __str__(self) -> str:
+        return f"{self.type} `{self.path}` of {self.model}" if self.depth else self.model
 
 
 class ModelInfo(NamedTuple):
@@ -53,6 +58,8 @@ class CallSite:
     grad_enabled: bool
     compiled: bool
     """A compiled region: it has no inner spans."""
+    transformed: bool = False
+    """Called inside a transform of `torch.func`, with a gradient outside of it."""
 
 
 class Error(NamedTuple):

@@ -9,6 +9,9 @@ class Unset:
     def __repr__(self) -> str:
         return "UNSET"
 
+    def __reduce__(self) -> str:
+        return "UNSET"  # copies are the same one
+
 
 UNSET = Unset()
 """The argument's variable is read, and only then comes its default."""

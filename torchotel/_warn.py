@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from contextlib import suppress
 
 _logger = logging.getLogger("torchotel")
 
@@ -19,7 +20,8 @@ class Warn:
         self._told: dict[str, object] = {}
 
     def __call__(self, text: str, *values: object) -> None:
-        """Log a warning, unless this text has been; from any thread."""
+        """Log a warning, unless this text has been; from any thread, and without raising."""
         this_call = object()
         if self._told.setdefault(text, this_call) is this_call:
-            _logger.warning(text, *values)
+            with suppress(Exception):  # a handler of the user's may raise
+                _logger.warning(text, *values)

@@ -16,10 +16,10 @@ from torchotel._loading import Loading
 from torchotel._records import Log, Record, Unit
 from torchotel._warn import Warn
 from torchotel.telemetry.evaluations import EvaluationFold
-from torchotel.telemetry.forwardless import Forwardless
 from torchotel.telemetry.keeping import Keeper
 from torchotel.telemetry.lines import log_line, unit_line
 from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.missing import Missing
 from torchotel.telemetry.nonfinite import find_nonfinite
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
@@ -33,8 +33,8 @@ LAST_RECORD_S = 2.0
 """Longest wait for the one record that is being built when the time is up."""
 
 BEHIND = (
-    "steps come faster than their spans can be built: %d spans are dropped, and all that follow are counted "
-    "(`spans_dropped` in stats()). Record fewer steps in detail: detail=n takes every n-th"
+    "steps come faster than their spans can be built: the oldest are dropped, for now those of %d spans, and are in no "
+    "metric either (`spans_dropped` in stats() counts on). Record fewer of them in detail: detail=n takes every n-th"
 )
 
 
@@ -94,7 +94,7 @@ class Worker:
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
         self._timer, self._rest = CallTimer(rest), rest
-        self._keeper, self._forwardless, self._warn = Keeper(), Forwardless(warn), warn
+        self._keeper, self._missing, self._warn = Keeper(), Missing(warn), warn
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -163,8 +163,8 @@ class Worker:
         self.guard.guarded(self._send_quiet)()
         pushed_out = self._buffer.take_dropped()
         if pushed_out:
-            self._warn(BEHIND, pushed_out)
             self._lost(pushed_out)
+            self._warn(BEHIND, pushed_out)
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()
 
@@ -196,7 +196,6 @@ class Worker:
                 self._send(run)
         if record.kind == "step":
             self._on_step(record)
-            self._forwardless.look(record)
         for unit in self._fold.take(record):
             self._build(unit)
 
@@ -207,6 +206,7 @@ class Worker:
 
     def _build(self, unit: Unit) -> None:
         timed = self._timer.time(unit)
+        self._missing.look(unit, timed)
         nonfinite = find_nonfinite(unit, timed)
         late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
         attributes = root_attributes(unit, late or unit.reason, nonfinite)

@@ -248,7 +248,7 @@ def test_another_thread_compiles_during_a_backward() -> None:
     assert len(run.steps) == 3
 
 
-def test_backwards_are_seen_while_another_thread_compiles() -> None:
+def test_backwards_are_seen_while_another_thread_compiles(caplog: pytest.LogCaptureFixture) -> None:
     """What another thread compiles takes the module spans of this one's steps, and neither backward nor optimizer."""
     compiler = SlowCompiler()
     thread = compiler.thread()
@@ -264,6 +264,8 @@ def test_backwards_are_seen_while_another_thread_compiles() -> None:
         thread.join()
     assert [len(step.find_all("torch.backward")) for step in run.steps] == [1, 1, 1]
     assert [len(step.find_all("torch.optimizer.step")) for step in run.steps] == [1, 1, 1]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "torchotel"]
+    assert "hooks are out meanwhile" in told
 
 
 def test_a_pause_while_something_is_compiled() -> None:

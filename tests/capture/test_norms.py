@@ -161,7 +161,9 @@ def test_a_gradient_of_an_unknown_layout(caplog: pytest.LogCaptureFixture) -> No
     assert seen.paths == [["0"]] * 3
     assert seen.totals[-1] == pytest.approx(true, rel=1e-6)
     (record,) = caplog.records
-    assert record.getMessage().startswith("the norm of a gradient of 1 can't be known (Tensor, torch.sparse_csr")
+    assert record.getMessage().startswith(
+        "the norm of a gradient of Compressed `1` of Sequential can't be known (Tensor, torch.sparse_csr"
+    )
 
 
 def test_fake_tensors() -> None:

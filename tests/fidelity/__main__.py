@@ -45,9 +45,9 @@ def main() -> int:
 def _checked(chosen: Sequence[Key], kept: Path | None, processes: int) -> list[Line]:
     """Check those that are not kept already; give the lines of all, in their order."""
     found = {line.key: line for line in _read(kept)}
-    _check([key for key in chosen if key not in found], partial(line_of, alone=processes == 1), processes, found, kept)
+    _check([key for key in chosen if key not in found], line_of, processes, found, kept)
     again = [key for key in chosen if disturbed(found[key])]
-    if again and processes > 1:
+    if again:
         say(f"{len(again)} whose times may have been disturbed by what else runs are checked again, alone")
         _check(again, partial(line_of, alone=True), 1, found, kept)
     return [found[key] for key in chosen]

@@ -36,6 +36,8 @@ def subjects() -> Iterator[Subject]:
     for name, make in _ways().items():
         yield subject("left Python", name, partial(_made, make))
         yield subject("left Python, in an eager model", name, partial(_part, make))
+    for name, make in _frozen().items():  # nothing of their own is left to train
+        yield subject("left Python, in an eager model", name, partial(_part, make))
 
 
 def _made(make: Make) -> nn.Module:
@@ -60,6 +62,21 @@ def _ways() -> dict[str, Make]:
         "exported with dynamic shapes": _dynamic,
         "unflattened": lambda model: torch.export.unflatten(export(model, (example,))),
     }
+
+
+def _frozen() -> dict[str, Make]:
+    return {
+        "frozen": lambda model: torch.jit.freeze(torch.jit.script(model.eval())),
+        "frozen, stored and loaded": lambda model: _reloaded(torch.jit.freeze(torch.jit.script(model.eval()))),
+        "optimized for inference": lambda model: torch.jit.optimize_for_inference(torch.jit.script(model.eval())),
+    }
+
+
+def _reloaded(script: torch.jit.ScriptModule) -> nn.Module:
+    file = io.BytesIO()
+    torch.jit.save(script, file)
+    file.seek(0)
+    return torch.jit.load(file)  # type: ignore[no-any-return]  # it is a module
 
 
 def _scripted_in_part(model: nn.Module) -> nn.Module:

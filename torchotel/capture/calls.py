@@ -246,8 +246,8 @@ class CallRecorder:
                 module.training,
                 _is_grad_enabled(),
             )
-        except RuntimeError:  # nested ones have no shape, and a view whose base has changed since has no node
-            return None
+        except (RuntimeError, AttributeError):
+            return None  # nested tensors have no shape, a view whose base changed has no node, a frozen script no mode
         last = state.last
         if last is not None and last[0] == looks:
             site = last[1]

@@ -129,6 +129,11 @@ class Compiling:
         """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
         return self._running[get_ident()] > 0
 
+    def look_beside(self) -> None:
+        """Tell the user where another thread compiles while the calling one, which does not, trains."""
+        if self._running:
+            self._warn(BESIDE_A_FORWARD)
+
     def _begin(self) -> None:
         self._running[get_ident()] += 1
         try:

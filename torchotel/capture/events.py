@@ -64,6 +64,7 @@ class Events:
         if self._capture.compiling.running:
             thread.traced_backwards += 1
             return
+        self._capture.compiling.look_beside()
         if not thread.in_backward:
             self._capture.outermost.settle(thread)
             thread.scaling.backward_begins(roots)

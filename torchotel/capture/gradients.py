@@ -149,7 +149,7 @@ class Gradients:
             return None
         if norms.left_out:
             place = norms.left_out[0]
-            self._warn(LEFT_OUT, owners[place].path or owners[place].type, _kind(gradients[place]))
+            self._warn(LEFT_OUT, owners[place], _kind(gradients[place]))
         return PendingNorms(owners, norms)
 
     def _info(self, module: Module, root: Module) -> ModuleInfo:

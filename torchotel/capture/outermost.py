@@ -39,11 +39,12 @@ NEVER_FORWARD = ("torchotel", "Otel")
 
 WHOSE_REPLICA = (
     "it can't be told to which forward the replicas of a %s belong: several threads forward such models, or none does. "
-    "What they call is left out of the traces and counted (`calls_dropped` in stats())"
+    "What they call is left out of the traces and counted (`calls_dropped` in stats()). Forwards of such models that "
+    "run one after the other have it"
 )
 MANY_CALLS = (
     "a step has more than %d module calls: the others are left out of its trace and counted (`calls_dropped` in "
-    "stats()). Where it is several steps, torchotel.step() says so"
+    "stats()). Where it is several steps, torchotel.step() says so; where nothing is trained, torch.no_grad() does"
 )
 
 

@@ -6,6 +6,7 @@
 | `torch._C.DisableTorchFunction`, `._len_torch_function_stack` | reading tensors unseen | such functions see it |
 | `torch._C._DisableTorchDispatch`, `._len_torch_dispatch_stack` | computing unseen by modes | nothing while one is on |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | telling transformed tensors | reading one fails |
+| `torch._C._functorch.get_unwrapped` | what a transform leaves to a backward outside of it | not told of it |
 | `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
 | `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
 | `Tensor._version` | whether gradients that were unscaled are so still | they stay so while they are kept |
@@ -102,6 +103,7 @@ _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stac
 _functorch = getattr(torch._C, "_functorch", None)
 is_transformed: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
 """Whether a tensor is one inside of `vmap` or `grad`."""
+_inside: Callable[[torch.Tensor], torch.Tensor] | None = getattr(_functorch, "get_unwrapped", None)
 _foreach_norm = getattr(torch, "_foreach_norm", None)
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
@@ -144,6 +146,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is what it looks like: not a subclass that dispatches itself, nor inside a transform."""
     ours = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return ours and not is_transformed(tensor)
+
+
+def has_gradient_outside(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is inside of a transform, and what it stands for requires grad outside."""
+    if _inside is None or not is_transformed(tensor):
+        return False
+    while is_transformed(tensor):
+        tensor = _inside(tensor)
+    return tensor.requires_grad
 
 
 def norms(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor]:
@@ -189,7 +200,7 @@ def found() -> dict[str, bool]:
         "ends": ENDS_ARE_SEEN,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
         "dispatch_modes": _without_modes is not None,
-        "transforms": hasattr(_functorch, "is_functorch_wrapped_tensor"),
+        "transforms": hasattr(_functorch, "is_functorch_wrapped_tensor") and _inside is not None,
         "foreach_norm": _foreach_norm is not None,
         "sparse_parts": hasattr(torch.Tensor, "_indices") and hasattr(torch.Tensor, "_values"),
     }
@@ -255,11 +266,14 @@ def is_generated(module: torch.nn.Module) -> bool:
     return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
 
 
-def runs_its_graph(module: torch.nn.Module) -> bool:
-    """Tell whether a module was scripted, traced or exported: what it holds is not called when it is."""
-    scripted = isinstance(module, torch.jit.ScriptModule)
-    exported = isinstance(module, GraphModule) and "_in_spec" in vars(module)
-    return (scripted or exported) and any(True for _ in module.children())
+def runs_without_parts(module: torch.nn.Module) -> bool:
+    """Tell whether a module was scripted, traced or exported with modules in it: its calls do not call those."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return any(True for _ in module.children()) or not hasattr(module, "training")  # a frozen one has lost them
+    if not isinstance(module, GraphModule) or is_generated(module):
+        return False
+    called = {str(node.target).partition(".")[0] for node in module.graph.nodes if node.op == "call_module"}
+    return not called.issuperset(module._modules)
 
 
 def is_replica(module: torch.nn.Module) -> bool:

@@ -16,16 +16,16 @@ from torchotel._records import CallSite, ModuleInfo
 from torchotel._text import shortened
 from torchotel._warn import Warn
 from torchotel.capture.paths import ModuleState
-from torchotel.capture.seams import is_compiled_function, is_outside_dynamo, is_transformed, runs_its_graph
+from torchotel.capture.seams import has_gradient_outside, is_compiled_function, is_outside_dynamo, runs_without_parts
+from torchotel.capture.tree import modules_of
 
 MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
 MOST_TENSORS = 64  # looked at in one container
 DEEPEST = 8  # containers within containers
 
-ONE_SPAN = "%s was scripted, traced or exported: it is one span, since the modules that it was made of are not called"
-TRANSFORMED = (
-    "%s is called inside a transform of torch.func: a backward that is run outside of the transform shows nothing "
-    "of it, and its part is that of the module around"
+ONE_SPAN = (
+    "%s was scripted, traced or exported: it is one span, since the modules that it was made of are not called. "
+    "The eager model shows them, and so does torch.export.unflatten() of an exported one"
 )
 
 
@@ -64,30 +64,35 @@ class Sites:
 
     def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSite:
         """Return the site for these tensors, made at their first sight."""
-        grad_enabled = torch.is_grad_enabled()
+        grad_enabled, training = torch.is_grad_enabled(), is_training(module)
+        transformed = grad_enabled and any(map(has_gradient_outside, outputs))
         look = (
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
             (outputs or inputs)[0].device if outputs or inputs else None,
-            module.training,
+            training,
             grad_enabled,
+            transformed,
         )
         site = state.sites.get(look)
         if site is None:
             if len(state.sites) >= MOST_SITES:
                 del state.sites[next(iter(state.sites))]
-            site = state.sites[look] = self._make(state, module, inputs, outputs, grad_enabled=grad_enabled)
+            site = state.sites[look] = self._make(
+                state, module, inputs, outputs, grad_enabled=grad_enabled, transformed=transformed
+            )
         return site
 
     def unseen(self, state: ModuleState, module: Module) -> CallSite:
         """Return the site of a call whose tensors can't be known any more: it has no shapes."""
         info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
-        look = ("unseen", device, module.training, grad_enabled)
+        training = is_training(module)
+        look = ("unseen", device, training, grad_enabled)
         site = state.sites.get(look)
         if site is None:
             nothing = (None,) * 6
-            site = CallSite(info, *nothing, device, module.training, grad_enabled, is_compiled(module))
+            site = CallSite(info, *nothing, device, training, grad_enabled, is_compiled(module))
             state.sites[look] = site
         return site
 
@@ -99,12 +104,11 @@ class Sites:
         outputs: list[Tensor],
         *,
         grad_enabled: bool,
+        transformed: bool,
     ) -> CallSite:
         keep, info = self._shapes, info_of(state, module)
-        if runs_its_graph(module):
-            self._warn(ONE_SPAN, info.path)
-        if grad_enabled and any(map(is_transformed, outputs)):
-            self._warn(TRANSFORMED, info.path)
+        if runs_without_parts(module):
+            self._warn(ONE_SPAN, info)
         return CallSite(
             module=info,
             input_shapes=_shapes(inputs) if keep else None,
@@ -114,10 +118,16 @@ class Sites:
             grad_input_shapes=_shapes(t for t in inputs if t.requires_grad) if keep else None,
             grad_output_shapes=_shapes(t for t in outputs if t.requires_grad) if keep else None,
             device=_device(module, inputs, outputs),
-            training=module.training,
+            training=is_training(module),
             grad_enabled=grad_enabled,
             compiled=is_compiled(module),
+            transformed=transformed,
         )
+
+
+def is_training(module: Module) -> bool:
+    """Return the module's mode; a frozen script has none, and only evaluates."""
+    return getattr(module, "training", False)
 
 
 def is_compiled(module: Module) -> bool:
@@ -135,7 +145,7 @@ def info_of(state: ModuleState, module: Module) -> ModuleInfo:
     if state.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
         model, path, kind = (shortened(name) for name in (state.model, state.path, type(module).__name__))
-        state.info = ModuleInfo(model, path, kind, _own_parameters(module), depth)
+        state.info = ModuleInfo(model, path, kind, _own_parameters(module), depth, _holds_parameters(module))
     return state.info
 
 
@@ -145,6 +155,12 @@ def _own_parameters(module: Module) -> int:
         if parameter is not None and not is_lazy(parameter):
             total += parameter.numel()
     return total
+
+
+def _holds_parameters(module: Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return True  # a frozen one has made constants of them
+    return any(parameter is not None for part in modules_of(module) for parameter in part._parameters.values())
 
 
 def _device(module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> str:
