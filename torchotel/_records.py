@@ -214,6 +214,8 @@ class Unit:
     detailed: bool
     reason: str | None = None
     """Why it has its detail: first | sampled."""
+    hooks_were_out: bool = False
+    """Another thread compiled while it ran: what it lacks for that has been told of."""
     user_span: SpanReference | None = None
     grad: bool = True
     """Whether a forward ran with gradients on; an evaluation without is part of the user's span from the start."""

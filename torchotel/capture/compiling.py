@@ -129,10 +129,12 @@ class Compiling:
         """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
         return self._running[get_ident()] > 0
 
-    def look_beside(self) -> None:
-        """Tell the user where another thread compiles while the calling one, which does not, trains."""
-        if self._running:
-            self._warn(BESIDE_A_FORWARD)
+    def look_beside(self) -> bool:
+        """Return whether another thread compiles, to the calling one, which trains; the user is told."""
+        if not self._running:
+            return False
+        self._warn(BESIDE_A_FORWARD)
+        return True
 
     def _begin(self) -> None:
         self._running[get_ident()] += 1

@@ -64,13 +64,14 @@ class Events:
         if self._capture.compiling.running:
             thread.traced_backwards += 1
             return
-        self._capture.compiling.look_beside()
         if not thread.in_backward:
             self._capture.outermost.settle(thread)
             thread.scaling.backward_begins(roots)
         thread.in_backward += 1
         thread.trains = True
         thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
+        if self._capture.compiling.look_beside() and (part := thread.machine.open_part) is not None:
+            part.hooks_were_out = True
         self._capture.live.enter(thread)
 
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:

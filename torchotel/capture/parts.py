@@ -82,6 +82,8 @@ class Part:
     """None until the first forward asks."""
     forwards: int = 0
     forwards_with_grad: int = 0
+    hooks_were_out: bool = False
+    """Another thread compiled."""
     opened_without_grad: bool = False
     """Opened by a forward with gradients off: an evaluation that ends with it."""
     models: dict[int, weakref.ref[Module]] = field(default_factory=dict)
@@ -144,6 +146,7 @@ def join(kind: str, number: int, parts: Sequence[Part]) -> Unit:
         unit.end_ns = max(unit.end_ns, part.end_ns)
         unit.asked_ns = max(unit.asked_ns, part.asked_ns)
         unit.detailed = unit.detailed or bool(part.detailed)
+        unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
         unit.grad = unit.grad or part.forwards_with_grad > 0 or part.trained
         if kind != "data":  # there the root is the fetch
             unit.phases += part.phases

@@ -37,7 +37,7 @@ class Missing:
     def look(self, unit: Unit, timed: Timed) -> None:
         """Take in a step or an evaluation, and its calls."""
         kinds = {phase.kind for phase in unit.phases}
-        if "backward" not in kinds:
+        if "backward" not in kinds or unit.hooks_were_out:
             return
         if unit.thread not in self._forward_seen and (unit.detailed or "forward" not in kinds):
             self._look_for_forward(unit)
