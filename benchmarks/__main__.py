@@ -12,10 +12,10 @@ import json
 import logging
 import os
 import platform
-import re
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,38 +24,41 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch.profiler's own words, r
 
 import torch
 
-from benchmarks import pages
+from benchmarks import memory, pages
 from benchmarks.all_parts import parts
 from benchmarks.gate import compare
 from benchmarks.parts import Conditions, Part, Table, Tables
 from benchmarks.sink import Sink
 from benchmarks.targets import reached
 
+INTERRUPTED = 130
+"""What shells say of a program that SIGINT ended."""
 BASELINE = Path(__file__).with_name("baseline.json")
 say = partial(print, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, or read what was, and print; 1 where something got worse."""
-    options = _parse(words)
-    baseline = _read(options.baseline) if options.baseline.exists() else None  # before --json writes over it
-    chosen = [part for part in parts(quick=options.quick) if re.search(options.pattern, part.name)]
-    found = _read(options.read) if options.read else _measure_all(chosen, options)
+    options = _parse(words)  # reads the baseline, before --json writes over it
+    chosen = [part for part in parts(quick=options.quick) if part.name in options.parts or not options.parts]
+    found = options.read or _measure_all(chosen, options)
     tables: dict[str, Table] = found["parts"]
     sections = [pages.section(part, tables[part.name]) for part in chosen if part.name in tables]
     if options.read:
         say("\n\n".join(sections))
-    if not options.quick:  # a few steps of a tiny model reach nothing
+    if not found["quick"]:  # a few steps of a tiny model reach nothing
         sections.append(pages.targets_section(list(reached(tables))))
         say(f"\n{sections[-1]}\n")
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if found["interrupted"]:
+        return INTERRUPTED
     if options.write:
         pages.write([found["machine"], *sections])
-    if baseline is None:
-        say(f"there is no {options.baseline} to compare with: --json writes one")
+    if options.baseline is None:
+        say(f"there is no {BASELINE} to compare with: --json writes one")
         return 0
-    return _hold_against(baseline["parts"], tables)
+    return _hold_against(options.baseline["parts"], tables)
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -65,18 +68,54 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("pattern", nargs="?", default="", help="of the parts to measure, such as transformer or worker")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="what to measure; all, where none is named")
     parser.add_argument("--quick", action="store_true", help="as short as it can be, on a tiny model: does it run?")
-    parser.add_argument("--longer", type=float, default=1, metavar="TIMES", help="compare the instruments for longer")
+    parser.add_argument(
+        "--longer",
+        type=float,
+        default=1,
+        metavar="TIMES",
+        help="than usual the instruments are compared; at least two rounds",
+    )
     parser.add_argument("--memory-steps", type=int, default=2000, help="of the training looked at (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="measure nothing, and take the figures from there")
+    parser.add_argument(
+        "--read", type=_figures, metavar="FILE", help="measure nothing, and take the figures from there"
+    )
     parser.add_argument("--write", action="store_true", help="write the tables into docs/overhead.md")
-    parser.add_argument("--baseline", type=Path, default=BASELINE, help="figures to compare with (%(default)s)")
+    parser.add_argument(
+        "--baseline", type=_figures, metavar="FILE", help=f"to compare with, in place of {BASELINE.name}"
+    )
     options = parser.parse_args(words)
-    if options.write and (options.pattern or options.quick):
+    known = [part.name for part in parts(quick=options.quick)]
+    if unknown := [name for name in options.parts if name not in known]:
+        parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(known)}")
+    if options.read and not options.read["parts"].keys() & (options.parts or known):
+        parser.error(f"--read: it has {', '.join(options.read['parts']) or 'nothing'}, and none of these parts")
+    if options.write and (options.parts or options.quick):
         parser.error("--write takes all parts at their full length: some of them are not the page's tables")
+    if options.longer <= 0 or options.memory_steps < memory.LOOKS:
+        parser.error(f"--longer takes more than 0, and --memory-steps at least {memory.LOOKS}")
+    if options.json is not None and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
+    if options.baseline is None and BASELINE.exists():
+        options.baseline = _figures(str(BASELINE))
     return options
+
+
+def _figures(file: str) -> dict[str, Any]:
+    """Read what --json wrote."""
+    try:
+        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        return {
+            "quick": False,
+            "interrupted": False,
+            "parts": dict(found["parts"]),
+            "machine": found["machine"],
+            **found,
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{file} has no figures of a benchmark: {error!r}") from error
 
 
 def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[str, Any]:
@@ -85,18 +124,22 @@ def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[st
     gc.collect()
     gc.freeze()  # what the libraries brought along: to look through it before each block takes longer than the block
     tables: dict[str, Table] = {}
-    say(_machine(), "\n")
-    with Sink() as sink:
-        conditions = Conditions(sink, options.quick, options.longer, options.memory_steps)
-        for part in chosen:
-            tables[part.name] = part.measure(conditions)
-            sink.count()  # so that nobody counts what another has sent
-            say(f"{pages.section(part, tables[part.name])}\n")
-    return {"machine": _machine(), "parts": tables}
-
-
-def _read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
+    found = {"machine": _machine(), "quick": options.quick, "interrupted": False, "parts": tables}
+    say(found["machine"], "\n")
+    began_s = time.monotonic()
+    try:
+        with Sink() as sink:
+            conditions = Conditions(sink, options.quick, options.longer, options.memory_steps)
+            for number, part in enumerate(chosen, 1):
+                passed = timedelta(seconds=round(time.monotonic() - began_s))
+                say(f"[{number}/{len(chosen)}, {passed} passed] {part.title}")
+                tables[part.name] = part.measure(conditions)
+                sink.count()  # so that nobody counts what another has sent
+                say(f"{pages.section(part, tables[part.name])}\n")
+    except KeyboardInterrupt:
+        say("interrupted: what was measured until now follows")
+        found["interrupted"] = True
+    return found
 
 
 def _hold_against(baseline: Tables, tables: Tables) -> int:
@@ -108,7 +151,8 @@ def _hold_against(baseline: Tables, tables: Tables) -> int:
 def _machine() -> str:
     return (
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
-        f"{os.cpu_count()} CPUs, 1 torch thread; a turn of an empty Python loop takes {_turn_ns():.0f} ns"
+        f"{os.cpu_count()} CPUs, 1 torch thread; {datetime.now(UTC):%Y-%m-%d}, when a turn of an empty Python loop took"
+        f" {_turn_ns():.0f} ns and the load average was {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -20,8 +20,6 @@ from torchotel.capture.detail import FIRST_STEPS
 MODULES = "150"
 BUDGETS = (0.002, 0.01, 0.05)
 STEPS, BLOCK_STEPS = 2000, 50
-NOISE = 99.0
-"""Stands where one of two figures is not above zero."""
 INTERRUPTED = 10
 """A step that took so many times the usual was interrupted by another program, and counts with that limit."""
 SLOWER, SLOWER_CPU = "slower, %", "more CPU, %"
@@ -36,7 +34,8 @@ def part() -> Part:
         "The budget",
         "A model of 150 modules whose steps are short: 2,000 steps with each budget from the first on, those ten"
         " in detail with which it begins among them. Slower is against no instrument; what detail takes after the first"
-        ' ten, measured from outside, is against `detail="off"`; `overhead.ratio` is what torchotel says of itself.',
+        ' ten, measured from outside, is against `detail="off"`; `overhead.ratio` is what torchotel says of itself;'
+        " a dash stands where the other may be nothing.",
         _measure,
     )
 
@@ -91,15 +90,23 @@ def _train(workload: workloads.Workload, budget: float, conditions: Conditions) 
 def _row(nothing: _Lane, off: _Lane, auto: _Lane, stats: Stats) -> dict[str, Cell]:
     # Of itself torchotel says what detail costs once the first steps, which warm up anyway, are over.
     detail, said = _longer(auto.wall_ns, off.wall_ns, FIRST_STEPS), 100 * (stats["overhead_ratio"] or 0.0)
-    seen = detail["median"]
     return {
         SLOWER: _longer(auto.wall_ns, nothing.wall_ns),
         SLOWER_CPU: _longer(auto.cpu_ns, nothing.cpu_ns),
         DETAIL: detail,
         DETAIL_CPU: _longer(auto.cpu_ns, off.cpu_ns, FIRST_STEPS),
         SAID: said,
-        FACTOR: max(seen / said, said / seen) if min(seen, said) > 0 else NOISE,
+        FACTOR: _factor(detail, said),
     }
+
+
+def _factor(seen: Spread, said: float) -> Cell:
+    """Return by what factor the two differ; a dash where what was seen may be nothing."""
+    if seen["low"] <= 0 or said <= 0:
+        return "-"
+    median_, low, high = (max(bound / said, said / bound) for bound in (seen["median"], seen["low"], seen["high"]))
+    least = 1.0 if seen["low"] <= said <= seen["high"] else min(low, high)
+    return Spread(median=median_, low=least, high=max(low, high), count=seen["count"])
 
 
 def _longer(one: Sequence[int], other: Sequence[int], start: int = 0) -> Spread:

@@ -25,11 +25,13 @@ class Compared(NamedTuple):
     """The share of hooks that do nothing, now: nothing that hooks modules comes below that."""
 
     @property
-    def worse(self) -> bool:
-        """Whether it is, by more than a quarter, by more than next to nothing, and beyond doubt."""
+    def worse(self) -> bool | None:
+        """Whether it is, by more than a quarter and by more than next to nothing; None where that may be noise."""
         longer = self.now["median"] - self.then["median"]
+        if longer <= max(LEAST, (MOST_WORSE - 1) * self.then["median"]):
+            return False
         sure = self.now["low"] > self.then["high"] and min(self.now["count"], self.then["count"]) >= FEWEST
-        return sure and longer > LEAST and longer > (MOST_WORSE - 1) * self.then["median"]
+        return True if sure else None
 
 
 def compare(now: Tables, then: Tables) -> Iterator[Compared]:

@@ -58,7 +58,8 @@ def part(workload: str) -> Part:
         "The thread runs small operators without a pause, as a training does whose kernels are short. To torchotel it"
         " hands records of the transformer's steps, to the SDK spans of three attributes each. The stall is the longest"
         " wait between two operators in a second, the median second's. What it is without spans, and beside a program"
-        " that has nothing to do with it, is the machine's doing.",
+        " that has nothing to do with it, is the machine's doing. The SDK is"
+        " offered fewer: its spans are made on the thread itself.",
         lambda conditions: _measure(workload, conditions),
     )
 

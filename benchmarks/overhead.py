@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 
 from benchmarks import workloads
 from benchmarks.interleave import SHORTEST, Lengths, Mode, Pair, interleave
 from benchmarks.modes import DEFAULT, NAIVE, modes
 from benchmarks.parts import Cell, Conditions, Part, Table
-from benchmarks.spread import spread
+from benchmarks.spread import ratio_of_medians, spread
 
 STEP, STEP_CPU = "step, x", "its CPU, x"
 CALL, CALL_CPU = "µs a call", "CPU µs a call"
@@ -68,10 +67,9 @@ def row(pairs: Sequence[Pair], calls: int) -> dict[str, Cell]:
 
 
 def _shares(pairs: Sequence[Pair], naive: Sequence[Pair]) -> dict[str, Cell]:
-    wall_us, cpu_us = median(map(_wall, naive)), median(map(_cpu, naive))
     return {
-        SHARE: spread([_wall(pair) / wall_us for pair in pairs]),
-        SHARE_CPU: spread([_cpu(pair) / cpu_us for pair in pairs]),
+        name: ratio_of_medians([*map(above, pairs)], [*map(above, naive)])
+        for name, above in ((SHARE, _wall), (SHARE_CPU, _cpu))
     }
 
 

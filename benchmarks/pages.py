@@ -12,6 +12,7 @@ from benchmarks.targets import Reached
 
 PAGE = Path(__file__).parents[1] / "docs" / "overhead.md"
 _VERDICTS = {True: "yes", False: "**no**", None: "can't tell"}
+_WORSE = {True: "**worse**", False: "no", None: "can't tell"}
 _BEGIN, _END = "<!-- figures -->\n", "<!-- end of figures -->"
 
 
@@ -28,7 +29,7 @@ def targets_section(reached: Sequence[Reached]) -> str:
         [
             f"{target.part}: {target.what}",
             f"{'≥' if target.at_least else '≤'} {_number(target.limit)}",
-            _number(figure),
+            "-" if figure is None else _number(figure),
             _VERDICTS[verdict],
         ]
         for target, figure, verdict in reached
@@ -38,10 +39,7 @@ def targets_section(reached: Sequence[Reached]) -> str:
 
 def gate_section(compared: Sequence[Compared]) -> str:
     """Show each share beside the baseline's."""
-    rows = [
-        [one.what, _cell(one.then), _cell(one.now), _number(one.empty), "**worse**" if one.worse else "no"]
-        for one in compared
-    ]
+    rows = [[one.what, _cell(one.then), _cell(one.now), _number(one.empty), _WORSE[one.worse]] for one in compared]
     return f"### Beside the baseline\n\n{_table(['', 'then', 'now', 'empty hooks', 'worse'], rows)}"
 
 

@@ -46,6 +46,19 @@ def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> Spread:
     return Spread(median=_ratio(pairs), low=drawn[outside], high=drawn[-1 - outside], count=len(pairs))
 
 
+def ratio_of_medians(values: Sequence[float], others: Sequence[float]) -> Spread:
+    """Return the median of the one over that of the other; bounds by drawing both anew, for neither is exact."""
+    generator = random.Random(0)  # noqa: S311  # no secret
+
+    def drawn(found: Sequence[float]) -> float:
+        return median(generator.choices(found, k=len(found)))
+
+    ratios = sorted(drawn(values) / drawn(others) for _ in range(DRAWS))
+    outside = int(TAIL * DRAWS)
+    count = min(len(values), len(others))
+    return Spread(median=median(values) / median(others), low=ratios[outside], high=ratios[-1 - outside], count=count)
+
+
 def percent(ratio: Spread) -> Spread:
     """Return by how many percent a ratio is above one."""
     median_, low, high = (100 * (ratio[name] - 1) for name in ("median", "low", "high"))

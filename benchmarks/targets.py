@@ -8,8 +8,9 @@ from typing import NamedTuple
 from benchmarks import budget, load, memory, overhead, scrape, startup, step, wire, worker
 from benchmarks.all_parts import RESNET, TRANSFORMER
 from benchmarks.modes import ALL, DEFAULT, OFF, SPANS
-from benchmarks.parts import Tables, cell
+from benchmarks.parts import Table, Tables, cell
 from benchmarks.replay import SENT
+from benchmarks.spread import FEWEST
 
 
 class Target(NamedTuple):
@@ -24,15 +25,18 @@ class Target(NamedTuple):
     """Whether the upper bound of the figure must, too."""
     at_least: bool = False
     """Whether more is better."""
+    beside: tuple[str, str] | None = None
+    """Row and column of what the machine does by itself: where that is beyond the limit, nothing can be told."""
 
 
 class Reached(NamedTuple):
     """A target, the figure, and whether it is met."""
 
     target: Target
-    figure: float
+    figure: float | None
+    """None where there is none."""
     met: bool | None
-    """None where the figure's own bounds hold the limit between them."""
+    """None where that can't be told."""
 
 
 BUDGET = budget.row_name(0.01)
@@ -52,9 +56,11 @@ TARGETS = (
     Target("bytes a span at level 1, transformer", 23, "wire", TRANSFORMER, wire.level(1)),
     Target("bytes a span at level 6, transformer", 22, "wire", TRANSFORMER, wire.level(6)),
     Target("bytes a span at level 6, ResNet-18", 22, "wire", RESNET, wire.level(6)),
-    Target("longest stall by the worker, ms", 1, "load", load.OURS, load.STALL),
+    Target("longest stall by the worker, ms", 1, "load", load.OURS, load.STALL, beside=(load.NOBODY, load.STALL)),
     Target("scrape of 500 layers, ms", 12, "scrape", scrape.ROW, scrape.TIME),
-    Target("longest delay by a scrape, ms", 5, "scrape", scrape.ROW, scrape.DELAY),
+    Target(
+        "longest delay by a scrape, ms", 5, "scrape", scrape.ROW, scrape.DELAY, beside=(scrape.ROW, scrape.NO_DELAY)
+    ),
     Target("memory above none, buffers full, MiB", 64, "memory", memory.FULL, memory.ABOVE),
     Target("memory grown in the last half, MiB", 2, "memory", memory.ALL, memory.GROWTH),
     Target("`instrument()`, ms", 50, "startup", startup.INSTRUMENT, startup.WALL),
@@ -70,8 +76,19 @@ def reached(tables: Tables) -> Iterator[Reached]:
     for target in TARGETS:
         if target.part in tables:
             table = tables[target.part]
+            if isinstance(table[target.row][target.column], str):
+                yield Reached(target, None, None)
+                continue
             figure = cell(table, target.row, target.column, upper=target.upper)
             met = figure >= target.limit if target.at_least else figure <= target.limit
-            found = table[target.row][target.column]
-            doubtful = isinstance(found, dict) and not target.upper and found["low"] <= target.limit <= found["high"]
-            yield Reached(target, figure, None if doubtful else met)
+            yield Reached(target, figure, None if _is_doubtful(target, table, met=met) else met)
+
+
+def _is_doubtful(target: Target, table: Table, *, met: bool) -> bool:
+    """Tell whether the figure's bounds hold the limit between them, or are none, or the machine alone is beyond it."""
+    found = table[target.row][target.column]
+    if isinstance(found, dict):
+        between = not target.upper and found["low"] <= target.limit <= found["high"]
+        if between or found["count"] < FEWEST:
+            return True
+    return not met and target.beside is not None and cell(table, *target.beside) > target.limit
