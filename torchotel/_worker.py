@@ -83,6 +83,7 @@ class Worker:
         self.guard = Guard("the worker", limit=1000)
         self._on_start = self.guard.guarded(on_start)
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
+        self._look = self.guard.guarded(Missing(warn).look)
         self._measure_log = self.guard.guarded(metrics.log)
         self._on_step = self.guard.guarded(on_step)
         self._ended = False
@@ -94,7 +95,7 @@ class Worker:
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
         self._timer, self._rest = CallTimer(rest), rest
-        self._keeper, self._missing, self._warn = Keeper(), Missing(warn), warn
+        self._keeper, self._warn = Keeper(), warn
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -206,7 +207,7 @@ class Worker:
 
     def _build(self, unit: Unit) -> None:
         timed = self._timer.time(unit)
-        self._missing.look(unit, timed)
+        self._look(unit, timed)
         nonfinite = find_nonfinite(unit, timed)
         late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
         attributes = root_attributes(unit, late or unit.reason, nonfinite)

@@ -107,7 +107,7 @@ class Sites:
         transformed: bool,
     ) -> CallSite:
         keep, info = self._shapes, info_of(state, module)
-        if runs_without_parts(module):
+        if not state.sites and runs_without_parts(module):  # looked at once, for graphs may be long
             self._warn(ONE_SPAN, info)
         return CallSite(
             module=info,
