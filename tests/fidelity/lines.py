@@ -1,6 +1,5 @@
 """A subject checked and timed, and its line of the table made."""
 
-import logging
 import warnings
 from functools import cache
 
@@ -29,7 +28,6 @@ def line_of(key: Key, *, alone: bool = False) -> Line:
         alone: Whether no other program runs.
     """
     warnings.simplefilter("ignore")  # the models' own
-    logging.getLogger("torchotel").setLevel(logging.ERROR)  # what can't be seen of some is known
     torch.set_num_threads(1)
     try:
         return _line(key, known()[key], alone=alone)

@@ -1,5 +1,6 @@
 """Subjects checked in processes beside each other; one that ends its process is told, and the others go on."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -35,4 +36,9 @@ def lines(keys: Sequence[Key], line_of: Callable[[Key], Line], processes: int) -
 
 def _worker() -> ProcessPoolExecutor:
     """Make a pool of one process: where it breaks, it is known what ran."""
-    return ProcessPoolExecutor(1, get_context("spawn"))
+    return ProcessPoolExecutor(1, get_context("spawn"), _quiet)
+
+
+def _quiet() -> None:
+    """Log no warnings: what can't be seen of some subjects is known."""
+    logging.getLogger("torchotel").setLevel(logging.ERROR)
