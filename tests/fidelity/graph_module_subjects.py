@@ -76,7 +76,8 @@ def _reloaded(script: torch.jit.ScriptModule) -> nn.Module:
     file = io.BytesIO()
     torch.jit.save(script, file)
     file.seek(0)
-    return torch.jit.load(file)  # type: ignore[no-any-return]  # it is a module
+    loaded: nn.Module = torch.jit.load(file)
+    return loaded
 
 
 def _scripted_in_part(model: nn.Module) -> nn.Module:

@@ -74,7 +74,7 @@ BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=needs_a_compile
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("way", [whole, in_place, blocks, blocks_in_place, forward])
-def test_each_way_compiles_the_same_and_shows_its_regions(way: Way, root: str, backend: str, late: bool) -> None:  # noqa: FBT001  # a parameter of the test
+def test_each_way_compiles_the_same_and_shows_its_regions(way: Way, root: str, backend: str, *, late: bool) -> None:
     """Numbers, graphs, recompilations and words are as without torchotel; a region is one span each way."""
     program = partial(train, compiled(ROOTS[root], way, backend=backend, fullgraph=True))
     twins = compare(program, late=late)
