@@ -219,22 +219,22 @@ class Unit:
     user_span: SpanReference | None = None
     grad: bool = True
     """Whether a forward ran with gradients on; an evaluation without is part of the user's span from the start."""
-    phases: list[Phase] = field(default_factory=list)
-    calls: list[ModuleCall] = field(default_factory=list)
-    stamps: list[Stamp] = field(default_factory=list)
-    registrations: list[Registration] = field(default_factory=list)
+    phases: Sequence[Phase] = ()
+    calls: Sequence[ModuleCall] = ()
+    stamps: Sequence[Stamp] = ()
+    registrations: Sequence[Registration] = ()
     error: Error | None = None
     identity: SpanReference | None = None
     """The ids of its root, where they were given out while it ran."""
     asked_ns: int = 0
     """When they last were: its root lasts until then, since others may be below it. Its duration is its own."""
-    values: dict[str, LogValue] = field(default_factory=dict)
+    values: Mapping[str, LogValue] = field(default_factory=dict)
     """What was logged: loss, lr, samples, tokens, epoch, and whatever else by its own name."""
     gradients: GradientNorms | None = None
     """None: not looked at."""
-    tensor_gradients: list[TensorGradient] = field(default_factory=list)
-    memory: tuple[DeviceMemory, ...] = ()
-    device_times: list[DeviceTimes] = field(default_factory=list)
+    tensor_gradients: Sequence[TensorGradient] = ()
+    memory: Sequence[DeviceMemory] = ()
+    device_times: Sequence[DeviceTimes] = ()
     folded: int = 0
     """Evaluations that this one stands for."""
     folded_ns: int = 0

@@ -94,7 +94,7 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
             for _ in range(steps):
                 step()
             capture.flush()
-            held.append(reachable(capture, capture.thread()))
+            held.append(reachable(capture, capture.here.thread))
     finally:
         capture.uninstall()
     assert abs(held[1] - held[0]) < 100 < held[0]

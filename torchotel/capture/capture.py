@@ -73,11 +73,12 @@ class Capture:
         self.calls_dropped = 0
         self.model: ModelInfo | None = None
         self.gradients = Gradients(self.paths, self.warn, setting=gradient_norms)
-        self.watches = Watches(self.thread, self.warn)
         self.memory, self.rates = Memory(), LearningRates()
         self.gate = Gate()
         self.device_marks = DeviceMarks(clock or CudaClock())
-        self._here = Here(self._new_thread)
+        self.here = Here(self._new_thread)
+        """The calling thread's state."""
+        self.watches = Watches(self.here, self.warn)
         self.live = LiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
         self.outermost = outermost = Outermost(self)
@@ -85,7 +86,7 @@ class Capture:
             self.paths,
             Sites(self.warn, shapes=shapes),
             self.device_marks,
-            self._here,
+            self.here,
             outermost.enter,
             outermost.leave,
             self.guard.fault,
@@ -140,7 +141,7 @@ class Capture:
 
     def flush(self) -> None:
         """Hand over what has ended on the calling thread."""
-        thread = self.thread()
+        thread = self.here.thread
         self.outermost.settle(thread)
         thread.machine.hand_over_finished()
         self.live.leave_step(thread)
@@ -151,7 +152,7 @@ class Capture:
         """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
         for thread in list(self.threads):
             self.guard.guarded(self._end)(thread)
-        self.live.leave_step(self.thread())
+        self.live.leave_step(self.here.thread)
 
     def _end(self, thread: ThreadState) -> None:
         self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
@@ -167,7 +168,7 @@ class Capture:
 
     def step_begins(self) -> None:
         """Open an explicit step on the calling thread."""
-        thread = self.thread()
+        thread = self.here.thread
         thread.explicit_steps += 1
         if self.installed and thread.explicit_steps == 1:  # one inside another is part of it
             self.outermost.settle(thread)
@@ -176,7 +177,7 @@ class Capture:
 
     def step_ends(self, exception: BaseException | None) -> None:
         """Close it."""
-        thread = self.thread()
+        thread = self.here.thread
         thread.explicit_steps -= 1
         if thread.explicit_steps:
             return
@@ -200,7 +201,7 @@ class Capture:
         """
         if not self.installed:
             return
-        thread, values = self.thread(), self.log_reader.read(given, offered=offered)
+        thread, values = self.here.thread, self.log_reader.read(given, offered=offered)
         # A thread that trains nothing speaks of the one that does.
         others = [other for other in list(self.threads) if other is not thread and other.machine.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
@@ -213,10 +214,6 @@ class Capture:
             thread.held.release(self._hand_over)
 
     # ---- threads
-
-    def thread(self) -> ThreadState:
-        """Return the calling thread's state."""
-        return self._here.thread
 
     def _new_thread(self) -> ThreadState:
         self._retire_ended()

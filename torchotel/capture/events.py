@@ -60,7 +60,7 @@ class Events:
     def _backward_begins(self, roots: Any) -> None:
         if not self._capture.installed:
             return
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         if self._capture.compiling.running:
             thread.traced_backwards += 1
             return
@@ -76,7 +76,7 @@ class Events:
 
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
             thread.traced_backwards -= 1
             return
@@ -96,7 +96,7 @@ class Events:
     def _fetch_begins(self) -> None:
         if not self._capture.installed:
             return
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         if not thread.in_fetch:
             self._capture.outermost.settle(thread)
             self.settle_optimizer(thread)
@@ -108,7 +108,7 @@ class Events:
 
     def _fetch_ends(self, outcome: str) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         if not thread.in_fetch:
             return
         thread.in_fetch -= 1
@@ -131,7 +131,7 @@ class Events:
             thread.machine.abandon_stepping(perf_counter_ns())
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         self._capture.outermost.settle(thread)
         thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
         part = thread.machine.open_part
@@ -140,16 +140,16 @@ class Events:
         self._capture.live.enter(thread)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         thread.optimizer_steps += 1
         thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
         self._capture.hooks.arm()
 
     def _scaler_begins(self) -> None:
-        self._capture.thread().optimizer_steps = 0
+        self._capture.here.thread.optimizer_steps = 0
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         self._unscaled(optimizer, stepped=True)
         if self._capture.installed and not thread.optimizer_steps:
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
@@ -165,7 +165,7 @@ class Events:
 
     def _loss_scaled(self, scaler: torch.amp.GradScaler, losses: Any, *_: Any) -> None:
         if scaler.is_enabled():
-            self._capture.thread().scaling.scaled(scaler, losses)
+            self._capture.here.thread.scaling.scaled(scaler, losses)
 
     def _optimizer_unscaled(self, scaler: torch.amp.GradScaler, _: Any, optimizer: torch.optim.Optimizer) -> None:
         if scaler.is_enabled():
@@ -173,10 +173,10 @@ class Events:
 
     def _unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
         capture = self._capture
-        capture.gradients.unscaled(capture.thread(), optimizer, capture.numbers["step"], stepped=stepped)
+        capture.gradients.unscaled(capture.here.thread, optimizer, capture.numbers["step"], stepped=stepped)
 
     def _scale_updated(self, scaler: torch.amp.GradScaler, *_: Any) -> None:
-        self._capture.thread().scaling.updated()
+        self._capture.here.thread.scaling.updated()
 
     # ---- registration
 
@@ -193,7 +193,7 @@ class Events:
         self._register(owner, name, "buffer", new=name not in owner._buffers)
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
-        thread = self._capture.thread()
+        thread = self._capture.here.thread
         if new and thread.machine.in_step and len(thread.registrations) < MOST_REGISTRATIONS:
             path = self._capture.paths.path_below(owner, name)
             if path is not None:

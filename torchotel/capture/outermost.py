@@ -180,7 +180,7 @@ class Outermost:
         if is_compiling():
             return
         try:
-            thread = self._capture.thread()
+            thread = self._capture.here.thread
             if thread.in_forward or thread.in_fetch or graph_task() != -1 or is_generated(module):
                 return
             if not self._capture.installed:  # it ended while another of this call's hooks ran
@@ -198,7 +198,7 @@ class Outermost:
         now_ns = perf_counter_ns()
         raised = True  # as long as it is not known
         try:
-            thread = self._capture.thread()
+            thread = self._capture.here.thread
             if thread.hooked is None or thread.hooked() is not module or is_inside(thread.hooked_call):
                 return  # another thread watches for it, or a call of the module inside its own
             error = None
@@ -217,7 +217,7 @@ class Outermost:
     def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
         """See the start of a region that runs no hooks; return what is to see its end."""
         try:
-            thread = self._capture.thread()
+            thread = self._capture.here.thread
             if thread.stack:
                 self._capture.calls.before(module, args)
                 return self._capture.calls.after
@@ -236,7 +236,7 @@ class Outermost:
         """See the end of an outermost region whose step is not recorded in detail."""
         exception = sys.exception() if len(rest) == 1 else None
         try:
-            thread = self._capture.thread()
+            thread = self._capture.here.thread
             if thread.in_forward:
                 error = error_of(exception) if exception is not None else None
                 self.leave(thread, perf_counter_ns(), error)

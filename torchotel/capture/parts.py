@@ -113,7 +113,12 @@ class Part:
     @property
     def evaluates(self) -> bool:
         """Whether it is an evaluation as far as can be told: it has forwarded, never with gradients on."""
-        return self.forwards > 0 and not (self.forwards_with_grad or self.trained)
+        return self.forwards > 0 and not self.grad
+
+    @property
+    def grad(self) -> bool:
+        """Whether a forward ran with gradients on, or it belongs to a step."""
+        return self.forwards_with_grad > 0 or self.trained
 
     @property
     def trained(self) -> bool:
@@ -136,24 +141,44 @@ def join(kind: str, number: int, parts: Sequence[Part]) -> Unit:
         number: How many of the kind there were before.
         parts: In order.
     """
-    first = parts[0]
-    unit = Unit(kind, number, first.start_ns, first.end_ns, 0, threading.get_ident(), detailed=False, grad=False)
-    unit.user_span = first.user_span
+    first, *later = parts
+    unit = Unit(
+        kind,
+        number,
+        first.start_ns,
+        first.end_ns,
+        0,
+        threading.get_ident(),
+        detailed=bool(first.detailed),
+        hooks_were_out=first.hooks_were_out,
+        user_span=first.user_span,
+        grad=first.grad,
+        phases=first.phases if kind != "data" else (),  # there the root is the fetch
+        calls=first.calls,
+        stamps=first.stamps,
+        registrations=first.registrations,
+        error=first.error,
+        asked_ns=first.asked_ns,
+    )
     identity = first.identity
-    for part in parts:
+    for part in later:
         if identity.reference is None and part.identity.reference is not None:
             identity = part.identity
-        unit.end_ns = max(unit.end_ns, part.end_ns)
-        unit.asked_ns = max(unit.asked_ns, part.asked_ns)
-        unit.detailed = unit.detailed or bool(part.detailed)
-        unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
-        unit.grad = unit.grad or part.forwards_with_grad > 0 or part.trained
-        if kind != "data":  # there the root is the fetch
-            unit.phases += part.phases
-        unit.calls += part.calls
-        unit.stamps += part.stamps
-        unit.registrations += part.registrations
-        unit.error = unit.error or part.error
+        _go_on(unit, part)
     unit.unix_offset_ns = identity.unix_offset_ns or time_ns() - perf_counter_ns()
     unit.identity = identity.take()
     return unit
+
+
+def _go_on(unit: Unit, part: Part) -> None:
+    """Add a later part of the same step."""
+    unit.end_ns = max(unit.end_ns, part.end_ns)
+    unit.asked_ns = max(unit.asked_ns, part.asked_ns)
+    unit.detailed = unit.detailed or bool(part.detailed)
+    unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
+    unit.grad = unit.grad or part.grad
+    unit.phases = [*unit.phases, *part.phases]
+    unit.calls = [*unit.calls, *part.calls]
+    unit.stamps = [*unit.stamps, *part.stamps]
+    unit.registrations = [*unit.registrations, *part.registrations]
+    unit.error = unit.error or part.error

@@ -21,7 +21,7 @@ from torchotel.capture.seams import without_torch_function
 from torchotel.capture.sites import shape_of
 
 if TYPE_CHECKING:
-    from torchotel.capture.thread import ThreadState
+    from torchotel.capture.thread import Here, ThreadState
 
 MOST_NAMES = 256  # each is a series of its own
 MOST_WATCHED = 1024  # gradients kept for one part
@@ -54,12 +54,12 @@ class Watches:
     """Put hooks on tensors.
 
     Args:
-        find_thread: The calling thread's state.
+        here: The calling thread's state.
         warn: Called with what the user is to know.
     """
 
-    def __init__(self, find_thread: Callable[[], ThreadState], warn: Warn) -> None:
-        self._find_thread, self._warn = find_thread, warn
+    def __init__(self, here: Here, warn: Warn) -> None:
+        self._here, self._warn = here, warn
         self._names: set[str] = set()
         self._leaves: dict[int, _Leaf] = {}
         self._on = False
@@ -103,7 +103,7 @@ class Watches:
         return False
 
     def _put_hook(self, tensor: Tensor, name: str) -> None:
-        thread = self._find_thread()
+        thread = self._here.thread
         thread = thread.owner or thread
         if not tensor.is_leaf:
             tensor.register_hook(self._hook(lambda: thread, name))

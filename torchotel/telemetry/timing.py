@@ -42,7 +42,7 @@ class CallTimer:
 
     def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
         self._rest = rest
-        self._earlier: dict[int, list[list[ModuleCall]]] = {}
+        self._earlier: dict[int, list[Sequence[ModuleCall]]] = {}
 
     def time(self, unit: Unit) -> Timed:
         """Find out what enclosed each call, and when its backwards ran."""
@@ -51,7 +51,7 @@ class CallTimer:
             return Timed()
         earlier = self._earlier.setdefault(unit.thread, [])
         before = [call for calls in earlier for call in calls] if _reaches_back(unit.calls, stamps) else []
-        calls, own = before + unit.calls, len(before)
+        calls, own = [*before, *unit.calls], len(before)
         parents = enclosing_calls(unit.calls)
         if before:
             parents = enclosing_calls(before) + [p + own if p >= 0 else -1 for p in parents]
