@@ -146,7 +146,7 @@ def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
         Metrics(dict, dict),
         on_start=lambda: None,
         on_step=lambda _: None,
-        on_line=lambda _: None,
+        on_line=None,
         on_first=lambda _: None,
         warn=Warn(),
         rest=rest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -111,7 +111,7 @@ class Session:
             self._metrics,
             self._prepare,
             self._weigh,
-            self._write_line,
+            None if self._record is None else self._record.step,
             self._first,
             warn,
             rest,
@@ -266,10 +266,6 @@ class Session:
         longer = self._overhead.at_most
         if self._detail.steered and step.detailed and longer is not None:
             self._detail.every = every_within(self._config.overhead_budget, longer, self._detail.every)
-
-    def _write_line(self, line: Mapping[str, object]) -> None:
-        if self._record is not None:
-            self._record.step(line)
 
     def _describe(self, *, finished: bool) -> None:
         if self._record is None:

@@ -56,7 +56,7 @@ class Worker:
         metrics: Counts every step and evaluation.
         on_start: Called first, on the thread.
         on_step: Gets each step, whole.
-        on_line: Gets the line of each step, for `metrics.jsonl`.
+        on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
         on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
             the rank that sends it.
         warn: Called with what the user is to know.
@@ -72,7 +72,7 @@ class Worker:
         metrics: Metrics,
         on_start: Callable[[], None],
         on_step: Callable[[Unit], None],
-        on_line: Callable[[Mapping[str, object]], None],
+        on_line: Callable[[Mapping[str, object]], None] | None,
         on_first: Callable[[Unit], Trace | None],
         warn: Warn,
         rest: Callable[[], None] = lambda: None,
@@ -81,6 +81,7 @@ class Worker:
         self._starter, self._on_line, self._on_first = starter, on_line, on_first
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard = Guard("the worker", limit=1000)
+        self._export_to = [self.guard.guarded(exporter.export) for exporter in exporters]
         self._on_start = self.guard.guarded(on_start)
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
         self._look = self.guard.guarded(Missing(warn).look)
@@ -186,7 +187,8 @@ class Worker:
     def _export(self, record: Record) -> None:
         if isinstance(record, Log):
             self._measure_log(record)
-            self._on_line(log_line(record))
+            if self._on_line is not None:
+                self._on_line(log_line(record))
             return
         self._count(record)
         if record.kind not in self._seen:
@@ -214,7 +216,8 @@ class Worker:
         root = unit.identity or self._starter.start(
             root_name(unit), parent, unit.start_ns + unit.unix_offset_ns, {**trace_attributes(unit), **attributes}
         )
-        self._on_line(unit_line(unit, root.trace_id, nonfinite))
+        if self._on_line is not None:
+            self._on_line(unit_line(unit, root.trace_id, nonfinite))
         # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
         sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
         self._measure(unit, timed, root if sent and self._exporters else None)
@@ -229,5 +232,5 @@ class Worker:
     def _send(self, trace: Trace) -> None:
         if self._exporters:
             self.spans_recorded += len(trace.spans)
-        for exporter in self._exporters:  # what one can't take, it counts itself
-            self.guard.guarded(exporter.export)(trace)
+        for export in self._export_to:  # what one can't take, it counts itself
+            export(trace)

@@ -3,7 +3,6 @@
 https://opentelemetry.io/docs/specs/otel/common/#attribute-limits
 """
 
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -65,11 +64,20 @@ class Limiter:
         for span in trace.spans:
             template, _, _, _, _, own, error, events, links, _ = span
             cut = known[template]
-            if own is None and error is None and not events and not links and not lost and not cut.lost:
-                spans.append(span if cut.template is template else span._replace(template=cut.template))
-            else:
+            plain = own is None and error is None and not events and not links
+            if lost or cut.lost or not (plain or self._fits(span, cut)):
                 spans.append(self._hold(span, cut, lost))
-        return replace(trace, attributes=common, spans=spans)
+            else:
+                spans.append(span if cut.template is template else span._replace(template=cut.template))
+        return Trace(trace.trace_id, spans, common, trace.remote_parent, trace.state)
+
+    def _fits(self, span: Span, cut: _Cut) -> bool:
+        """Tell whether what a span has of its own may stay as it is; what is rare is not looked at closely."""
+        if span.error is not None or span.events or self._limits.value_length is not None:
+            return False
+        if len(span.links) > self._limits.links or any(link.attributes for link in span.links):
+            return False
+        return span.attributes is None or len(span.attributes) + len(cut.template.attributes) <= self._room
 
     def _hold(self, span: Span, cut: _Cut, lost: int) -> Span:
         limits = self._limits

@@ -30,9 +30,10 @@ def own_events(span: Span) -> tuple[SpanEvent, ...]:
 
 def finite(attributes: Attributes) -> Attributes:
     """Leave non-finite numbers out: one of them makes Jaeger's search fail for every trace on the page."""
-    if all(not isinstance(value, float) or isfinite(value) for value in attributes.values()):
-        return attributes
-    return {k: v for k, v in attributes.items() if not isinstance(v, float) or isfinite(v)}
+    for value in attributes.values():
+        if isinstance(value, float) and not isfinite(value):
+            return {k: v for k, v in attributes.items() if not isinstance(v, float) or isfinite(v)}
+    return attributes
 
 
 def speakable(attributes: Attributes) -> dict[str, AttributeValue]:

@@ -1,5 +1,6 @@
 """Examples of what a histogram counted: steps whose traces can be looked at."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ class Exemplars:
     """Keep the last step of each bucket whose trace arrived; one that was dropped would lead nowhere."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, tuple[int, Exemplar]] = {}
+        # A plain dictionary takes ever longer to find the first of its entries, once those before it are gone.
+        self._pending: OrderedDict[int, tuple[int, Exemplar]] = OrderedDict()
         self._arrived: dict[int, Exemplar] = {}
 
     def expect(self, bucket: int, exemplar: Exemplar) -> None:
         """Take note of a step whose trace is about to be sent."""
         if len(self._pending) >= MOST_PENDING:
-            del self._pending[next(iter(self._pending))]
+            self._pending.popitem(last=False)
         self._pending[exemplar.trace_id] = bucket, exemplar
 
     def arrive(self, traces: Iterable[int]) -> None:

@@ -1,5 +1,6 @@
 """Decide late which steps are kept whatever the sampler said: those that failed, went NaN, or were slow."""
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,14 +16,12 @@ class Keeper:
 
     def __init__(self) -> None:
         # Each kind among its like: detail takes time of its own.
-        self._detailed_ns: deque[int] = deque(maxlen=WINDOW)
-        self._plain_ns: deque[int] = deque(maxlen=WINDOW)
+        self._detailed, self._plain = _Window(), _Window()
 
     def reason(self, unit: Unit, nonfinite: Sequence[str]) -> str | None:
         """Return error, nan or slow; None where nothing is remarkable. Evaluations are never slow."""
-        slow = unit.kind == "step" and _slow(
-            unit.end_ns - unit.start_ns, self._detailed_ns if unit.detailed else self._plain_ns
-        )
+        like = self._detailed if unit.detailed else self._plain
+        slow = unit.kind == "step" and like.is_slow(unit.end_ns - unit.start_ns)
         if unit.error is not None:
             return "error"
         if nonfinite:
@@ -30,8 +29,20 @@ class Keeper:
         return "slow" if slow else None
 
 
-def _slow(duration_ns: int, durations_ns: deque[int]) -> bool:
-    """Compare with those before, and be one of them from now on."""
-    earlier = sorted(durations_ns)
-    durations_ns.append(duration_ns)
-    return len(earlier) >= FEWEST and duration_ns > SLOW * earlier[int(0.95 * (len(earlier) - 1))]
+class _Window:
+    """The durations of the last steps, as they came and by length."""
+
+    def __init__(self) -> None:
+        self._recent_ns: deque[int] = deque()
+        self._sorted_ns: list[int] = []
+
+    def is_slow(self, duration_ns: int) -> bool:
+        """Compare with those before, and be one of them from now on."""
+        recent_ns, sorted_ns = self._recent_ns, self._sorted_ns
+        known = len(sorted_ns) >= FEWEST
+        slow = known and duration_ns > SLOW * sorted_ns[int(0.95 * (len(sorted_ns) - 1))]
+        if len(recent_ns) == WINDOW:
+            del sorted_ns[bisect_left(sorted_ns, recent_ns.popleft())]
+        recent_ns.append(duration_ns)
+        insort(sorted_ns, duration_ns)
+        return slow

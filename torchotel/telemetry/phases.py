@@ -1,6 +1,7 @@
 """Where a step's time went."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torchotel._records import Phase, Unit
 
@@ -10,6 +11,8 @@ PHASES = ("data", "forward", "backward", "optimizer")
 def enclosing(phases: Sequence[Phase]) -> list[int]:
     """For each phase the index of the innermost one that holds it, -1 for none."""
     found = [-1] * len(phases)
+    if all(before.end_ns <= phase.start_ns for before, phase in pairwise(phases)):
+        return found  # one after the other, as in most steps
     open_phases: list[int] = []
     for index in sorted(range(len(phases)), key=lambda i: (phases[i].start_ns, -phases[i].end_ns)):
         # One that ends before this one does holds nothing that begins later and is not in this one too.

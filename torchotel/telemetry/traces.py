@@ -47,7 +47,8 @@ class TraceBuilder:
         run: SpanReference | None = None,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
-        self._templates, self._max_spans, self._run = templates, max_spans, run
+        self._templates, self._max_spans = templates, max_spans
+        self._to_run = () if run is None else (_link_to(run),)
         self._rest = rest
         self._room = Room(max_spans)
         self._optimizers: dict[str, SpanTemplate] = {}
@@ -93,8 +94,8 @@ class TraceBuilder:
 
     def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:
         """Link to the run, and to the user's span where that is not the parent."""
-        linked = [self._run if unit.kind == "step" else None, unit.user_span if parent is None else None]
-        return tuple(SpanLink(span.trace_id, span.span_id, {}) for span in linked if span is not None)
+        links = self._to_run if unit.kind == "step" else ()
+        return links if parent is not None or unit.user_span is None else (*links, _link_to(unit.user_span))
 
     def _add_phases(self, nodes: list[Node], unit: Unit) -> list[int]:
         """Add the phases and return the node of each; an evaluation shows its data phases only."""
@@ -221,6 +222,10 @@ def _phase_at(call: ModuleCall, unit: Unit, phase_nodes: Sequence[int], kind: st
         if phase.kind == kind and inside and phase.start_ns > best_start_ns:
             best, best_start_ns = node, phase.start_ns
     return best
+
+
+def _link_to(span: SpanReference) -> SpanLink:
+    return SpanLink(span.trace_id, span.span_id, {})
 
 
 def trace_attributes(unit: Unit) -> Attributes:

@@ -5,6 +5,7 @@ https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/pr
 """
 
 import struct
+from functools import cache, lru_cache
 
 from torchotel.exporters.spans import INT64, finite
 from torchotel.telemetry.spans import Attributes, AttributeValue
@@ -42,12 +43,15 @@ _CONTINUE = 0x80
 _DOUBLE = struct.Struct("<d").pack
 _FIXED32 = struct.Struct("<I").pack
 _FIXED64 = struct.Struct("<Q").pack
+_ONE_BYTE = [bytes((number,)) for number in range(_CONTINUE)]
+_DOUBLE_LEN = 8
+_MOST_ATTRIBUTES = 1024  # whose bytes are kept; most values come again and again
 
 
 def varint(number: int) -> bytes:
     """Write a whole number of 0 or more, seven bits a byte, the lowest first."""
     if number < _CONTINUE:
-        return bytes((number,))
+        return _ONE_BYTE[number]
     out = bytearray()
     while number >= _CONTINUE:
         out.append(number & 0x7F | _CONTINUE)
@@ -56,6 +60,7 @@ def varint(number: int) -> bytes:
     return bytes(out)
 
 
+@cache
 def tag(field: int, wire_type: int) -> bytes:
     """Write what stands before a field's value."""
     return varint(field << 3 | wire_type)
@@ -102,10 +107,24 @@ def any_value(value: AttributeValue) -> bytes:
 
 def attributes_field(field: int, attributes: Attributes) -> bytes:
     """Write a repeated KeyValue field, without non-finite numbers."""
-    return b"".join(
-        length_field(
-            field,
-            string_field(KEY_VALUE_KEY, key) + length_field(KEY_VALUE_VALUE, any_value(value)),
-        )
-        for key, value in finite(attributes).items()
-    )
+    return b"".join([_attribute(field, key, value) for key, value in finite(attributes).items()])
+
+
+def _attribute(field: int, key: str, value: AttributeValue) -> bytes:
+    if isinstance(value, float):  # seldom the same twice, but always of one length
+        return _before_double(field, key) + _DOUBLE(value)
+    return _known_attribute(field, key, value)
+
+
+@lru_cache(_MOST_ATTRIBUTES)
+def _before_double(field: int, key: str) -> bytes:
+    return _key_value(field, key, any_value(0.0))[:-_DOUBLE_LEN]
+
+
+@lru_cache(_MOST_ATTRIBUTES, typed=True)  # True is not 1
+def _known_attribute(field: int, key: str, value: AttributeValue) -> bytes:
+    return _key_value(field, key, any_value(value))
+
+
+def _key_value(field: int, key: str, value: bytes) -> bytes:
+    return length_field(field, string_field(KEY_VALUE_KEY, key) + length_field(KEY_VALUE_VALUE, value))
