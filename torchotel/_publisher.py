@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torchotel._config import Config
@@ -30,6 +30,7 @@ class Publisher:
         version: Of torchotel, for the scope.
         stats: Where failures to push are counted.
         environ: Where the launcher tells the local rank, and where the stack's folder may be told.
+        rest: Called between slices of an answer to a scrape, to let go of the GIL.
         wait: Open the port and push only when there is something to tell.
 
     Raises:
@@ -44,6 +45,7 @@ class Publisher:
         version: str,
         stats: ExportStats,
         environ: Mapping[str, str],
+        rest: Callable[[], None],
         *,
         wait: bool,
     ) -> None:
@@ -52,7 +54,7 @@ class Publisher:
         self._endpoint: EndpointOutlet | None = None
         self._outlets: list[MetricsOutlet] = []
         if "prometheus" in config.metrics_exporter:
-            self._serve(config, resource, environ, wait=wait)
+            self._serve(config, resource, environ, rest, wait=wait)
         if config.meter_provider is not None:
             from torchotel.exporters.provider_instruments import ProviderOutlet  # noqa: PLC0415  # what is used is loaded
 
@@ -73,7 +75,15 @@ class Publisher:
                 )
             )
 
-    def _serve(self, config: Config, resource: Attributes, environ: Mapping[str, str], *, wait: bool) -> None:
+    def _serve(
+        self,
+        config: Config,
+        resource: Attributes,
+        environ: Mapping[str, str],
+        rest: Callable[[], None],
+        *,
+        wait: bool,
+    ) -> None:
         if config.prometheus_registry is not None:
             from torchotel.exporters.prometheus.collector import RegistryOutlet  # noqa: PLC0415  # as above
 
@@ -88,6 +98,7 @@ class Publisher:
                 resource,
                 config.discovery_dir or stack_targets(environ),
                 self.guard,
+                rest,
                 wait=wait,
             )
             self._outlets.append(self._endpoint)

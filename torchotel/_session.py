@@ -132,7 +132,14 @@ class Session:
         self.ask_detail = guarded(self._capture.ask_detail)
         self._frameworks = Frameworks(partial(self._capture.log, offered=True))
         self._publisher = Publisher(
-            config, self._metrics, self._resource, package_version(), self._stats, os.environ, wait=wait or is_child()
+            config,
+            self._metrics,
+            self._resource,
+            package_version(),
+            self._stats,
+            os.environ,
+            rest,
+            wait=wait or is_child(),
         )
         undo.callback(lambda: self._publisher.shutdown(time.monotonic(), finished=False))
         self._describe(finished=False)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
 from torchotel.exporters.prometheus.collector import RegistryOutlet
-from torchotel.exporters.prometheus.exposition import Exposition
+from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
 from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
@@ -53,3 +53,16 @@ def test_both_writers_hold_the_same(openmetrics: bool, generate: Any, parse: Any
 def test_exemplars_are_there_to_be_compared() -> None:
     """Two of three traces arrived."""
     assert Exposition(filled(), {}).write(openmetrics=True).count(b' # {span_id="') == 2
+
+
+def test_a_long_answer_is_written_in_slices() -> None:
+    """Whoever trains meanwhile gets its turn between them, and the answer is the same."""
+    metrics, rests = Metrics(dict, dict), list[int]()
+    unit = Unit("step", 0, 0, 1, 10**18, 1, detailed=True)
+    unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(1000)))
+    metrics.add(unit, Timed(), None)
+
+    answer = Exposition(metrics, {}, lambda: rests.append(1)).write(openmetrics=True)
+
+    assert len(rests) == 1000 // SLICE_LINES
+    assert answer == Exposition(metrics, {}).write(openmetrics=True)

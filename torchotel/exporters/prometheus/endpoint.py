@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from torchotel._errors import ConfigError
@@ -33,6 +34,7 @@ class EndpointOutlet(MetricsOutlet):
         resource: Attributes of the resource.
         folder: Where the target file goes; None: there is none.
         guard: Takes what goes wrong in a scrape.
+        rest: Called between slices of an answer, to let go of the GIL.
         wait: Begin with the first step only: this process may be a loader's worker.
 
     Raises:
@@ -47,12 +49,13 @@ class EndpointOutlet(MetricsOutlet):
         resource: Attributes,
         folder: Path | None,
         guard: Guard,
+        rest: Callable[[], None],
         *,
         wait: bool,
     ) -> None:
         self._host, self._wanted = host, port
         self._file = _open(folder, job_of(resource))
-        self._write = guard.guarded(Exposition(metrics, target_labels(resource)).write)
+        self._write = guard.guarded(Exposition(metrics, target_labels(resource), rest).write)
         self._server: ScrapeServer | None = None
         self._ended = False
         if not wait:

@@ -6,8 +6,8 @@ before a value is most of a line, and always the same. A test holds both writers
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, islice
 
 from torchotel.telemetry.accumulators import Distribution, Family, Labels
 from torchotel.telemetry.exemplars import Exemplar
@@ -17,6 +17,8 @@ from torchotel.telemetry.metrics import Metrics
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MOST_HEADS = 50_000
+SLICE_LINES = 256
+"""Lines that are written without a rest, about half a millisecond: the training thread gets the GIL in between."""
 
 
 class Exposition:
@@ -25,10 +27,11 @@ class Exposition:
     Args:
         metrics: What is written.
         target: Labels of `target_info`.
+        rest: Called after every `SLICE_LINES` lines, to let go of the GIL.
     """
 
-    def __init__(self, metrics: Metrics, target: Mapping[str, str]) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Metrics, target: Mapping[str, str], rest: Callable[[], None] = lambda: None) -> None:
+        self._metrics, self._rest = metrics, rest
         self._target = _braces([_pair(*item) for item in sorted(target.items())])
         self._heads: dict[tuple[Instrument, Labels], str] = {}
         """What stands before the values of a series."""
@@ -41,10 +44,16 @@ class Exposition:
         lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{self._target} 1.0\n"]
         for family in self._metrics.collect():
             if family.points or family.distributions:
-                lines += self._family(family, openmetrics=openmetrics)
+                self._add(lines, self._family(family, openmetrics=openmetrics))
         if openmetrics:
             lines.append("# EOF\n")
         return "".join(lines).encode()
+
+    def _add(self, lines: list[str], family: Iterator[str]) -> None:
+        while more := list(islice(family, SLICE_LINES)):
+            lines += more
+            if len(more) == SLICE_LINES:
+                self._rest()
 
     def _family(self, family: Family, *, openmetrics: bool) -> Iterator[str]:
         instrument = family.instrument
