@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import fault_loops
@@ -65,10 +66,16 @@ def messages(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str
 
 
 def run(
-    loop: Loop, endpoint: str, messages: Callable[[], list[str]], after: Callable[[], object] = lambda: None
+    loop: Loop,
+    endpoint: str,
+    messages: Callable[[], list[str]],
+    after: Callable[[], object] = lambda: None,
+    record: Path | None = None,
 ) -> Outcome:
     """Train under `instrument()`, and end."""
-    handle = torchotel.instrument(endpoint=endpoint, detail="all", gradient_norms=True, prometheus_port=None)
+    handle = torchotel.instrument(
+        endpoint=endpoint, detail="all", gradient_norms=True, prometheus_port=None, record=record
+    )
     computed = loop()
     after()
     handle.flush(1.0)
@@ -133,11 +140,13 @@ INSIDE = [
 
 @pytest.mark.filterwarnings("ignore")  # of what is deprecated where it is compiled
 @pytest.mark.parametrize(("loop", "place", "only"), INSIDE)
-def test_internal_error(loop: Loop, place: str, only: int, server: Receiver, messages: Callable[[], list[str]]) -> None:
+def test_internal_error(
+    loop: Loop, place: str, only: int, server: Receiver, messages: Callable[[], list[str]], tmp_path: Path
+) -> None:
     """An error of torchotel's own, at each call of a function or at its second, reaches nobody but the log."""
     uninstrumented(loop)
     with faults_inside.breaking(place, only) as breakage:
-        outcome = run(loop, server.url.removesuffix("/v1/traces"), messages)
+        outcome = run(loop, server.url.removesuffix("/v1/traces"), messages, record=tmp_path / "run")
         outcome.check()
     assert breakage.raised, "nothing has failed"
     assert outcome.messages, "nobody was told"

@@ -56,7 +56,7 @@ class Program:
             self._nest(event)
 
     def _nest(self, event: str) -> None:
-        nesting: dict[str, Callable[[], None]] = {
+        nesting: dict[str, Callable[[], object]] = {
             "[": lambda: self.machine.backward_begins(self._tick(), in_forward=False),
             "]": lambda: self.machine.backward_ends(self._tick()),
             "(": lambda: self.machine.optimizer_begins(self._tick(), "O", "LBFGS"),

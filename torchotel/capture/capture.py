@@ -172,8 +172,7 @@ class Capture:
         thread.explicit_steps += 1
         if self.installed and thread.explicit_steps == 1:  # one inside another is part of it
             self.outermost.settle(thread)
-            thread.machine.step_begins(perf_counter_ns())
-            self.live.enter(thread)
+            self.live.enter(thread, thread.machine.step_begins(perf_counter_ns()))
 
     def step_ends(self, exception: BaseException | None) -> None:
         """Close it."""

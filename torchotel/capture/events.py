@@ -69,10 +69,10 @@ class Events:
             thread.scaling.backward_begins(roots)
         thread.in_backward += 1
         thread.trains = True
-        thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
-        if self._capture.compiling.look_beside() and (part := thread.machine.open_part) is not None:
+        part = thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
+        if self._capture.compiling.look_beside():
             part.hooks_were_out = True
-        self._capture.live.enter(thread)
+        self._capture.live.enter(thread, part)
 
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
@@ -102,7 +102,7 @@ class Events:
             self.settle_optimizer(thread)
             thread.fetch_start_ns = perf_counter_ns()
             thread.in_fetch = 1
-            self._capture.live.enter(thread)
+            self._capture.live.enter(thread, None)
         else:
             thread.in_fetch += 1
 
@@ -133,11 +133,10 @@ class Events:
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.here.thread
         self._capture.outermost.settle(thread)
-        thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
-        part = thread.machine.open_part
+        part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
         if part is not None:
             part.learning_rate = self._capture.rates.read(optimizer)
-        self._capture.live.enter(thread)
+        self._capture.live.enter(thread, part)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.here.thread

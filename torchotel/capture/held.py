@@ -60,14 +60,15 @@ class Held:
 
 def hold(unit: Unit, parts: Sequence[Part]) -> Held:
     """Gather what is to come of a step's parts; the last backward's norms are the step's."""
-    held = Held(unit, parts[0].logged)
-    rate = None
-    for part in parts:
+    first, *later = parts
+    held = Held(unit, first.logged, first.gradients, first.watched)
+    held.device_times = () if first.device_times is None else (first.device_times,)
+    rate = first.learning_rate
+    for part in later:
         rate = rate if part.learning_rate is None else part.learning_rate
-        if part.logged is not held.logged:
-            held.logged.merge(part.logged)
+        held.logged.merge(part.logged)
         held.gradients = held.gradients if part.gradients is None else part.gradients
-        held.watched = [*held.watched, *part.watched] if held.watched else part.watched
+        held.watched = [*held.watched, *part.watched]
         if part.device_times is not None:
             held.device_times = [*held.device_times, part.device_times]
     if rate is not None:
@@ -94,7 +95,7 @@ class HeldSteps:
 
     def release(self, hand_over: HandOver) -> None:
         """Hand over in order what is ready, and the oldest where too many wait."""
-        while self._held and (held := self._take_ready()) is not None:
+        while (held := self._take_ready()) is not None:
             hand_over(held.finish())
 
     def release_all(self, hand_over: HandOver) -> None:

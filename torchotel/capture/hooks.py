@@ -47,28 +47,32 @@ class OneShot:
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
-        self._handle: RemovableHandle | None = None
-        self._hooks: dict[int, Hook] | None = None
+        self._id = -1
+        self._hooks: dict[int, Hook] = {}
+        self._remove: Callable[[], None] | None = None
+        """Takes it out where it is not known where torch has put it: next time it is registered anew."""
 
     @property
     def is_in(self) -> bool:
         """Whether it is in."""
-        return self._handle is not None and (self._hooks is None or self._handle.id in self._hooks)
+        return self._id in self._hooks
 
     def put(self) -> None:
-        """Put it in."""
-        if self._handle is None or self._hooks is None:
-            self._handle = register_module_forward_pre_hook(self._hook)
-            self._hooks = hooks_of(self._handle)
-        else:
-            self._hooks[self._handle.id] = self._hook
+        """Put it in, if it is not."""
+        if self._id >= 0:
+            self._hooks[self._id] = self._hook
+            return
+        handle = register_module_forward_pre_hook(self._hook)
+        self._id, hooks = handle.id, hooks_of(handle)
+        self._hooks = {self._id: self._hook} if hooks is None else hooks
+        self._remove = handle.remove if hooks is None else None
 
     def take(self) -> None:
-        """Take it out."""
-        if self._handle is not None:
-            self._handle.remove()
-        if self._hooks is None:
-            self._handle = None  # next time it is registered anew
+        """Take it out, if it is in."""
+        self._hooks.pop(self._id, None)
+        if self._remove is not None:
+            self._remove()
+            self._id, self._remove = -1, None
 
 
 class ModuleHooks:
@@ -178,19 +182,22 @@ class ModuleHooks:
         with self._lock:
             hooked, thread.hooked = thread.hooked, None
             module = None if hooked is None else hooked()
-            watched = (other.hooked() for other in threads if other.hooked is not None)
-            if module is not None and all(other is not module for other in watched):
-                forget_end(module, self._exit_id)
+            if module is None:
+                return
+            for other in threads:
+                if other.hooked is not None and other.hooked() is module:
+                    return
+            forget_end(module, self._exit_id)
 
     def _apply(self) -> None:
         with self._lock:  # of two threads that find no hooks in, one puts them there
             free = self._installed and not self._suspended
             all_in, one_shot = self._wanted and free, self._armed and not self._wanted and free
-            if one_shot and not self._one_shot.is_in:
+            if one_shot:
                 self._one_shot.put()  # before the others go: a thread may begin a forward in between
-            if all_in != self.all_in:
+            if all_in != bool(self._handles):
                 self._put_all(wanted=all_in)
-            if self._one_shot.is_in and not one_shot:
+            if not one_shot:
                 self._one_shot.take()
 
     def _put_all(self, *, wanted: bool) -> None:

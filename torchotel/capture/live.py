@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -26,6 +27,15 @@ MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], 
 """Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
 
 
+class Entered:
+    """What was made current: the key of its span, and the step that this stands for on other threads."""
+
+    __slots__ = ("identity",)
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+
+
 class LiveSpans:
     """Answer for the threads of a capture, and keep what answers current while a step lasts.
 
@@ -40,24 +50,34 @@ class LiveSpans:
 
     # ---- keeping it current
 
-    def enter(self, thread: ThreadState, *, forward: bool = False) -> None:
-        """Make the thread's step current, once; for a forward also over a span that the user has opened in the step."""
-        part = thread.machine.open_part
-        if not forward and part is not None and part.identity is thread.entered and not thread.in_fetch:
+    def enter(self, thread: ThreadState, part: Part | None, *, forward: bool = False) -> None:
+        """Make the thread's step current, once; for a forward also over a span that the user has opened in the step.
+
+        Args:
+            thread: The calling one.
+            part: What is open on it, where that is what is to be current.
+            forward: Whether a forward begins.
+        """
+        entered = thread.entered
+        known = entered.identity if entered is not None else None
+        if part is not None and part.identity is known and not (forward or thread.in_fetch):
             return  # most calls
         current = thread.current()
         if self._make_current is None or current is None:
             return
         identity = current[0]
-        if thread.entered is identity and not forward:
+        if known is identity and not forward:
             return
-        leave = self._make_current(lambda: self._answer(thread, identity), identity)
+        if entered is None or (known is not identity and entered.identity.reference is not None):
+            entered = Entered(identity)
+        entered.identity = identity  # nobody has its ids: what stands for the last step may stand for this one
+        leave = self._make_current(partial(self._answer, thread, entered), entered)
         if leave is None:
             return
-        if thread.entered is identity:
+        if known is identity:
             thread.leave_forward = leave
         else:
-            thread.entered, thread.leave_step = identity, leave
+            thread.entered, thread.leave_step = entered, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
         """Bring back the user's span that the forward began in.
@@ -81,12 +101,12 @@ class LiveSpans:
 
     # ---- answering
 
-    def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
+    def _answer(self, thread: ThreadState, entered: Entered) -> SpanReference | None:
         """Answer with what is innermost; another thread that the context was handed to gets the step."""
         if not self._capture.installed or thread.asking:
             return None
         if threading.get_ident() != thread.thread.ident:
-            return identity.reference
+            return entered.identity.reference
         thread.asking = True  # a processor of the user's may ask again while it is told of the span
         try:
             return self._innermost(thread)

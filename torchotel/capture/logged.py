@@ -34,7 +34,7 @@ class Logged:
     with those that follow.
     """
 
-    __slots__ = ("_counts", "_last", "_losses", "_offered", "closed")
+    __slots__ = ("_counts", "_last", "_losses", "_offered", "_reads", "closed")
 
     def __init__(self) -> None:
         self._last: dict[str, LogValue | Reading] = {}
@@ -42,12 +42,15 @@ class Logged:
         """The last, after those that have not come yet; none after one that is not finite."""
         self._counts: dict[str, list[LogValue | Reading]] = {}
         self._offered: Logged | None = None
+        self._reads = False
+        """Some of it is read later."""
         self.closed = False
         """The step has been handed over: what comes now is late."""
 
     def add(self, values: Mapping[str, LogValue | Reading]) -> None:
         """Take in what was logged."""
         for name, value in values.items():
+            self._reads = self._reads or isinstance(value, Reading)
             if name == LOSS:
                 self._add_losses([value])
                 continue
@@ -62,16 +65,18 @@ class Logged:
 
     def offer(self, values: Mapping[str, LogValue | Reading]) -> None:
         """Take in what a framework knows; not what adds up, since it may be a total."""
-        self._offered = self._offered or Logged()
+        self._offered, self._reads = self._offered or Logged(), True
         self._offered.add({name: value for name, value in values.items() if name not in COUNTS})
 
     def learning_rate(self, rate: LogValue | Reading) -> None:
         """Take in the optimizers', which holds where none was logged."""
         self._last.setdefault("lr", rate)
+        self._reads = self._reads or isinstance(rate, Reading)
 
     def merge(self, later: Logged) -> None:
         """Take in what a later part of the same step has logged."""
         self._last.update(later._last)
+        self._reads = self._reads or later._reads
         if later._losses:
             self._add_losses(later._losses)
         for name, values in later._counts.items():
@@ -82,8 +87,7 @@ class Logged:
 
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
-        readings = self._readings()
-        return not readings or all(reading.ready() for reading in readings)
+        return not self._reads or all(reading.ready() for reading in self._readings())
 
     def wait(self) -> None:
         """Wait until it can."""

@@ -120,7 +120,7 @@ class Outermost:
             self._capture.gradients.note_model(part, module)
         thread.in_forward = thread.forwards = True
         self._capture.device_marks.look()
-        self._capture.live.enter(thread, forward=True)
+        self._capture.live.enter(thread, part, forward=True)
         self._capture.forwarding.add(thread)
         if len(self._capture.forwarding) == 1 and (thread.trains or _is_alone()):
             self._capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
@@ -136,7 +136,7 @@ class Outermost:
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
         """Take in the end of an outermost call."""
-        if thread.in_forward:
+        if thread.in_forward and len(self._capture.threads) > 1:
             self._end_replicas(thread, now_ns)
         if thread.muted_from is not None:
             if not thread.in_fetch:
@@ -181,7 +181,7 @@ class Outermost:
             return
         try:
             thread = self._capture.here.thread
-            if thread.in_forward or thread.in_fetch or graph_task() != -1 or is_generated(module):
+            if thread.in_forward or thread.in_fetch or graph_task() != -1:
                 return
             if not self._capture.installed:  # it ended while another of this call's hooks ran
                 return

@@ -35,7 +35,8 @@ class StepMachine:
     ) -> None:
         self._pending = PendingStep(take, emit, user_span, begins)
         self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
-        self._stepping: list[tuple[Hashable, str, int, Part, int]] = []
+        self.stepping: list[tuple[Hashable, str, int, Part, int]] = []
+        """Optimizer steps that have begun and not ended."""
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
@@ -79,7 +80,7 @@ class StepMachine:
     def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
         """Take in the start of an outermost forward; return the part that it belongs to."""
         part = self._pending.open
-        if part is None or not (self._stepping or part.explicit):
+        if part is None or not (self.stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
         if not grad:
             self._ahead = None
@@ -102,8 +103,11 @@ class StepMachine:
         if part.opened_without_grad and not (part.trained or part.explicit):
             self._pending.close_open()
 
-    def backward_begins(self, now_ns: int, *, in_forward: bool) -> None:
-        """Take in the start of a run of the autograd engine; one inside a forward is part of that forward."""
+    def backward_begins(self, now_ns: int, *, in_forward: bool) -> Part:
+        """Take in the start of a run of the autograd engine; return what is open.
+
+        One inside a forward is part of that forward.
+        """
         part = self._pending.open
         if part is None or (part.finished and not (self._inside() or in_forward)):
             part = self._begin_after_step(now_ns)
@@ -112,6 +116,7 @@ class StepMachine:
             part.backwards += 1
         self._running.append((part, len(part.phases)))
         part.phases.append(Phase("backward", now_ns, now_ns))
+        return part
 
     def backward_ends(self, now_ns: int, error: Error | None = None, *, in_forward: bool = False) -> None:
         """Take in the end of a run of the autograd engine."""
@@ -125,32 +130,36 @@ class StepMachine:
         if self._stepped_in_backward:
             self._stepped_in_backward = False
             self._optimizer_done(part, IN_BACKWARD)
-        elif not self._stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
+        elif not self.stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
             self._pending.by_hand = True
             self._pending.hand_over_each()
 
-    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str) -> None:
-        """Take in the start of an optimizer's step; nested ones (wrappers) count with the outermost."""
+    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str) -> Part | None:
+        """Take in the start of an optimizer's step; return what is open.
+
+        Nested ones (wrappers) count with the outermost.
+        """
         part = self._pending.open
         if not self._inside() and (part is None or key in part.optimizers):
             part = self._begin_after_step(now_ns)
         if part is None:
-            return
-        if not (self._running or self._stepping):
+            return None
+        if not (self._running or self.stepping):
             part.forward_ends()
-        self._stepping.append((key, kind, now_ns, part, len(part.phases)))
-        if len(self._stepping) == 1:
+        self.stepping.append((key, kind, now_ns, part, len(part.phases)))
+        if len(self.stepping) == 1:
             part.phases.append(Phase("optimizer", now_ns, now_ns, None, kind))
+        return part
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
         """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
-        if key not in [entry[0] for entry in self._stepping]:
+        if key not in [entry[0] for entry in self.stepping]:
             return
         while True:
-            found, kind, start_ns, part, place = self._stepping.pop()
+            found, kind, start_ns, part, place = self.stepping.pop()
             if found == key:
                 break
-        if self._stepping:
+        if self.stepping:
             return
         part.forward_ends()
         part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind)
@@ -166,8 +175,8 @@ class StepMachine:
             self._pending.open.end_ns = now_ns
             self._optimizer_done(self._pending.open, key)
 
-    def step_begins(self, now_ns: int) -> None:
-        """Take in the start of an explicit step; it takes in the fetch just before it."""
+    def step_begins(self, now_ns: int) -> Part:
+        """Take in the start of an explicit step, and return it; it takes in the fetch just before it."""
         self._ahead = None
         if self._pending.open is not None and not _only_fetched(self._pending.open):
             self._pending.close_open()
@@ -177,6 +186,7 @@ class StepMachine:
                 self._pending.open.identity = Identity()
         part = self._pending.open or self._pending.begin(now_ns)
         part.explicit = True
+        return part
 
     def step_ends(self, now_ns: int, error: Error | None) -> None:
         """Take in the end of an explicit step."""
@@ -227,21 +237,16 @@ class StepMachine:
         return self._pending.next, fetch_start_ns
 
     @property
-    def stepping(self) -> bool:
-        """Whether an optimizer's step has begun and not ended."""
-        return bool(self._stepping)
-
-    @property
     def in_step(self) -> bool:
         """Whether anything is open or waits to be handed over."""
         return self._pending.open is not None or bool(self._pending.parts)
 
     def abandon_stepping(self, now_ns: int) -> None:
         """Close optimizer steps that raised."""
-        if self._stepping:
-            _, kind, start_ns, part, place = self._stepping[0]
+        if self.stepping:
+            _, kind, start_ns, part, place = self.stepping[0]
             part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
-            self._stepping.clear()
+            self.stepping.clear()
 
     def end(self) -> None:
         """Hand over everything, finished or not."""
@@ -321,7 +326,7 @@ class StepMachine:
     def _inside(self) -> bool:
         """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
         explicit = self._pending.open is not None and self._pending.open.explicit
-        return explicit or bool(self._running or self._stepping)
+        return explicit or bool(self._running or self.stepping)
 
     def _fetch_opens(self, part: Part) -> bool:
         """Tell whether a fetch that yields opens another part than the one that is open."""
