@@ -1,4 +1,4 @@
-"""What a program says of its own training: `log`, `step`, `detail(steps=)`, `pause` and `resume`."""
+"""What a program says of its steps: `log`."""
 
 import json
 import logging
@@ -11,32 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_loop import Loop
 from support import recorded, rows
-from torch import nn
 
 import torchotel
-
-
-class Loop:
-    """A model with its optimizer."""
-
-    def __init__(self) -> None:
-        self.model = nn.Linear(4, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.03125)
-
-    def step(self, batch: torch.Tensor | None = None) -> torch.Tensor:
-        """Train one step; give its loss."""
-        loss: torch.Tensor = self.model(torch.ones(2, 4) if batch is None else batch).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss
-
-
-def fail(loop: Loop) -> None:
-    """Train a step and raise."""
-    loop.step()
-    raise KeyError("gone")
 
 
 def _lines(folder: Path) -> list[dict[str, object]]:
@@ -209,137 +187,3 @@ with torchotel.step(epoch=1):
 assert "torch" not in sys.modules and "opentelemetry" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_an_explicit_step_is_what_its_block_holds() -> None:
-    """It takes in the fetch just before it, several optimizer steps, an evaluation; what is outside is as ever."""
-    loop = Loop()
-    with recorded() as run:
-        for number, batch in enumerate(rows(2)):
-            with torchotel.step(epoch=number):
-                loop.step(batch)
-                loop.step(batch)
-                with torch.no_grad():
-                    loop.model(batch)
-        with torch.no_grad():
-            loop.model(torch.ones(2, 4))
-        loop.step()
-    phases = ["torch.forward", "torch.backward", "torch.optimizer.step"]
-    inside = ["torch.data", *phases, *phases, "torch.forward"]
-    seen = [[child.name for child in step.children] for step in run.steps]
-    assert seen == [["torch.data", *inside], inside, phases]  # the first fetch makes the iterator
-    assert [step.attributes.get("torch.epoch") for step in run.steps] == [0, 1, None]
-    assert len(run.evaluations) == 1
-
-
-def test_explicit_steps_that_hold_little() -> None:
-    """Nothing at all, a forward alone, one in another; each block is one step."""
-    loop = Loop()
-    with recorded() as run:
-        with torchotel.step():
-            pass
-        with torchotel.step():
-            loop.model(torch.ones(2, 4))
-        with torchotel.step(), torchotel.step(epoch=2):
-            loop.step()
-        loop.step()
-    assert [len(step.children) for step in run.steps] == [0, 1, 3, 3]
-    assert run.steps[2].attributes["torch.epoch"] == 2
-    assert run.evaluations == []
-
-
-def test_a_function_may_be_an_explicit_step() -> None:
-    """As a decorator."""
-    loop = Loop()
-
-    @torchotel.step(phase="warm")
-    def twice() -> None:
-        loop.step()
-        loop.step()
-
-    with recorded() as run:
-        twice()
-        twice()
-    assert [len(step.children) for step in run.steps] == [6, 6]
-    assert run.steps[1].attributes["torch.log.phase"] == "warm"
-
-
-def test_an_exception_fails_its_explicit_step() -> None:
-    """It passes on as it is."""
-    loop = Loop()
-    with recorded() as run:
-        with pytest.raises(KeyError, match="gone"), torchotel.step():
-            fail(loop)
-        loop.step()
-    failed, following = run.steps
-    assert failed.failed
-    assert failed.attributes["error.type"] == "KeyError"
-    assert failed.attributes["torch.kept.reason"] == "error"
-    assert not following.failed
-
-
-def test_flush_inside_an_explicit_step_leaves_it_open() -> None:
-    """It is one step all the same."""
-    loop = Loop()
-    with recorded() as run, torchotel.step():
-        loop.step()
-        run.handle.flush()
-        loop.step()
-    assert len(run.steps) == 1
-    assert len(run.steps[0].children) == 6
-
-
-def test_the_next_steps_in_detail_on_request() -> None:
-    """Whatever the setting, from another thread too; then the setting holds again."""
-    loop = Loop()
-    with recorded("off") as run:
-        loop.step()
-        asks = threading.Thread(target=run.handle.detail, kwargs={"steps": 2})
-        asks.start()
-        asks.join()
-        for _ in range(4):
-            loop.step()
-    detailed = [bool(step.find_all("forward Linear")) for step in run.steps]
-    assert detailed == [False, True, True, False, False]
-
-
-def test_every_part_of_a_step_is_in_detail_or_none() -> None:
-    """A backward before the forward opens the step, without a loader: both belong to the next one."""
-    loop = Loop()
-    with recorded(3) as run:
-        for _ in range(6):
-            torch.ones(1, requires_grad=True).sum().backward()
-            loop.step()
-    assert [bool(step.find_all("forward Linear")) for step in run.steps] == [True, False, False] * 2
-
-
-def test_a_bad_number_of_steps_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """The handle raises nothing."""
-    with recorded("off") as run:
-        run.handle.detail(steps=0)
-        Loop().step()
-    assert "whole number" in caplog.text
-    assert not run.steps[0].find_all("forward Linear")
-
-
-def test_pause_takes_the_hooks_out_and_resume_puts_them_back() -> None:
-    """What was open is handed over; steps in between are not seen, and numbers go on."""
-    loop = Loop()
-    with recorded() as run:
-        loop.step()
-        run.handle.pause()
-        run.handle.pause()
-        assert not torch.nn.modules.module._global_forward_pre_hooks
-        loop.step()
-        torchotel.log(loss=1.0)
-        run.handle.resume()
-        run.handle.resume()
-        loop.step()
-        loop.step()
-    assert [step.attributes["torch.step.number"] for step in run.steps] == [0, 1, 2]
-    assert all(step.find_all("backward Linear") for step in run.steps)
-    assert not any("torch.loss" in step.attributes for step in run.steps)
-    run.handle.pause()
-    run.handle.resume()
-    run.handle.detail(steps=3)
-    assert not torch.nn.modules.module._global_forward_pre_hooks
