@@ -2,10 +2,14 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torchotel._receiver import OtlpCompression, Receiver
 from torchotel.exporters.otlp.http_transport import HttpTransport
+from torchotel.exporters.otlp.retry import RetryPolicy
+from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.stats import ExportStats
 
 
 def sender_threads() -> list[threading.Thread]:
@@ -21,3 +25,12 @@ def http(
 ) -> HttpTransport:
     receiver = Receiver(url, headers=headers or {}, compression=compression, timeout_s=timeout_s)
     return HttpTransport(receiver, version="1.2")
+
+
+@contextmanager
+def sending(url: str, timeout_s: float = 5.0, backoff_s: float = 0.01) -> Iterator[tuple[Sender, ExportStats]]:
+    """Give a sender with retries that do not last, and its counts."""
+    stats = ExportStats()
+    sender = Sender(http(url, timeout_s), stats, retry=RetryPolicy(backoff_s))
+    yield sender, stats
+    sender.shutdown(soon())
