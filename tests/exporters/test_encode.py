@@ -5,6 +5,7 @@ from dataclasses import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
+from torchotel.exporters.otlp import wire
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.spans import Span, SpanTemplate, Trace
@@ -83,3 +84,11 @@ def test_cache_is_bounded() -> None:
         cache[template]
     assert made == ["one", "two", "three", "one"]
     assert set(cache) == {three, one}
+
+
+def test_long_texts_are_not_kept() -> None:
+    """Messages of exceptions may be some thousand characters, and never come twice."""
+    kept = wire._known_text.cache_info().currsize
+    for number in range(10):
+        wire.attributes_field(wire.SPAN_ATTRIBUTES, {"exception.message": f"{number}" * 1000})
+    assert wire._known_text.cache_info().currsize == kept

@@ -59,10 +59,11 @@ def test_a_long_answer_is_written_in_slices() -> None:
     """Whoever trains meanwhile gets its turn between them, and the answer is the same."""
     metrics, rests = Metrics(dict, dict), list[int]()
     unit = Unit("step", 0, 0, 1, 10**18, 1, detailed=True)
-    unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(1000)))
+    unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(200)))
+    unit.memory = tuple(DeviceMemory(f"cuda:{i}", 1, 2, 3) for i in range(200))
     metrics.add(unit, Timed(), None)
 
     answer = Exposition(metrics, {}, lambda: rests.append(1)).write(openmetrics=True)
 
-    assert len(rests) == 1000 // SLICE_LINES
+    assert len(rests) >= 800 // SLICE_LINES  # no metric alone has so many lines
     assert answer == Exposition(metrics, {}).write(openmetrics=True)

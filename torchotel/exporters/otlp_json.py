@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from torchotel import _names
 from torchotel.exporters.otlp import wire
-from torchotel.exporters.spans import INT64, finite, own_attributes, own_events
+from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.spans import (
     Attributes,
@@ -93,7 +93,7 @@ def _any_value(value: AttributeValue) -> str:
     if isinstance(value, bool):  # before int, which it is too
         return f'{{"boolValue":{"true" if value else "false"}}}'
     if isinstance(value, int):
-        return f'{{"{"intValue" if value in INT64 else "stringValue"}":"{value}"}}'
+        return f'{{"{"intValue" if is_int64(value) else "stringValue"}":"{value}"}}'
     if isinstance(value, float):
         return f'{{"doubleValue":{float.__repr__(value)}}}'
     values = ",".join(f'{{"stringValue":{_quote(text)}}}' for text in value)

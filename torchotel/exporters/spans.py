@@ -5,8 +5,13 @@ from math import isfinite
 from torchotel import _names
 from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanEvent
 
-INT64 = range(-(2**63), 2**63)
-"""Whole numbers that OTLP can say; others go as text, which loses nothing."""
+
+def is_int64(number: int) -> bool:
+    """Tell whether OTLP can say a whole number; others go as text, which loses nothing.
+
+    Not by a range: it looks for what only derives from `int`, as an enum's member, one number after the other.
+    """
+    return -(2**63) <= number < 2**63
 
 
 def own_attributes(span: Span) -> Attributes:
@@ -51,4 +56,4 @@ def _speakable(value: AttributeValue) -> AttributeValue:
         return speakable_text(value)
     if isinstance(value, tuple):
         return tuple(map(speakable_text, value))
-    return str(value) if isinstance(value, int) and value not in INT64 else value
+    return str(value) if isinstance(value, int) and not is_int64(value) else value

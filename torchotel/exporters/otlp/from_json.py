@@ -11,11 +11,10 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from torchotel.exporters.otlp import wire
-from torchotel.exporters.spans import INT64
 
 FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
-_UINT32, _UINT64 = range(2**32), range(2**64)
+_UINT32, _UINT64, _INT64 = range(2**32), range(2**64), range(-(2**63), 2**63)
 _CODES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _KINDS = range(6)
 _CACHED_TEXT = 256
@@ -137,7 +136,7 @@ def _known_key_value(key: str, kind: str, content: str | float | tuple[str, ...]
     elif kind == "boolValue":
         value = wire.any_value(bool(content))
     elif kind == "intValue":
-        value = wire.any_value(_whole(content, INT64))
+        value = wire.any_value(_whole(content, _INT64))
     elif kind == "doubleValue" and not isinstance(content, tuple):
         if not isfinite(float(content)):
             return None

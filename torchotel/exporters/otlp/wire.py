@@ -7,7 +7,7 @@ https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/pr
 import struct
 from functools import cache, lru_cache
 
-from torchotel.exporters.spans import INT64, finite
+from torchotel.exporters.spans import finite, is_int64
 from torchotel.telemetry.spans import Attributes, AttributeValue
 
 # Wire types: https://protobuf.dev/programming-guides/encoding/#structure
@@ -45,7 +45,7 @@ _FIXED32 = struct.Struct("<I").pack
 _FIXED64 = struct.Struct("<Q").pack
 _ONE_BYTE = [bytes((number,)) for number in range(_CONTINUE)]
 _DOUBLE_LEN = 8
-_MOST_ATTRIBUTES = 1024  # whose bytes are kept; most values come again and again
+_MOST_KEPT, _LONGEST_KEPT = 1024, 256  # attributes whose bytes are kept: many, but no long ones
 
 
 def varint(number: int) -> bytes:
@@ -98,7 +98,7 @@ def any_value(value: AttributeValue) -> bytes:
     if isinstance(value, bool):  # before int, which it is too
         return varint_field(ANY_BOOL, value)
     if isinstance(value, int):
-        return varint_field(ANY_INT, value) if value in INT64 else string_field(ANY_STRING, str(value))
+        return varint_field(ANY_INT, value) if is_int64(value) else string_field(ANY_STRING, str(value))
     if isinstance(value, float):
         return tag(ANY_DOUBLE, FIXED64) + _DOUBLE(value)
     values = (length_field(ARRAY_VALUES, string_field(ANY_STRING, text)) for text in value)
@@ -111,18 +111,21 @@ def attributes_field(field: int, attributes: Attributes) -> bytes:
 
 
 def _attribute(field: int, key: str, value: AttributeValue) -> bytes:
-    if isinstance(value, float):  # seldom the same twice, but always of one length
+    """Write one attribute: strings come again and again, numbers seldom."""
+    if isinstance(value, float) and len(key) <= _LONGEST_KEPT:
         return _before_double(field, key) + _DOUBLE(value)
-    return _known_attribute(field, key, value)
+    if isinstance(value, str) and len(key) + len(value) <= _LONGEST_KEPT:
+        return _known_text(field, key, value)
+    return _key_value(field, key, any_value(value))
 
 
-@lru_cache(_MOST_ATTRIBUTES)
+@lru_cache(_MOST_KEPT)
 def _before_double(field: int, key: str) -> bytes:
     return _key_value(field, key, any_value(0.0))[:-_DOUBLE_LEN]
 
 
-@lru_cache(_MOST_ATTRIBUTES, typed=True)  # True is not 1
-def _known_attribute(field: int, key: str, value: AttributeValue) -> bytes:
+@lru_cache(_MOST_KEPT)
+def _known_text(field: int, key: str, value: str) -> bytes:
     return _key_value(field, key, any_value(value))
 
 

@@ -7,7 +7,7 @@ before a value is most of a line, and always the same. A test holds both writers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 
 from torchotel.telemetry.accumulators import Distribution, Family, Labels
 from torchotel.telemetry.exemplars import Exemplar
@@ -42,18 +42,14 @@ class Exposition:
             self._heads.clear()
         name, kind = ("target", "info") if openmetrics else ("target_info", "gauge")
         lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{self._target} 1.0\n"]
-        for family in self._metrics.collect():
-            if family.points or family.distributions:
-                self._add(lines, self._family(family, openmetrics=openmetrics))
+        families = (one for one in self._metrics.collect() if one.points or one.distributions)
+        written = chain.from_iterable(self._family(family, openmetrics=openmetrics) for family in families)
+        while more := list(islice(written, SLICE_LINES)):
+            lines += more
+            self._rest()
         if openmetrics:
             lines.append("# EOF\n")
         return "".join(lines).encode()
-
-    def _add(self, lines: list[str], family: Iterator[str]) -> None:
-        while more := list(islice(family, SLICE_LINES)):
-            lines += more
-            if len(more) == SLICE_LINES:
-                self._rest()
 
     def _family(self, family: Family, *, openmetrics: bool) -> Iterator[str]:
         instrument = family.instrument
