@@ -51,6 +51,10 @@ class PendingStep:
         """Tell whether the last closed part ended with an optimizer's step."""
         return bool(self.parts) and self.parts[-1].finished
 
+    def is_whole(self) -> bool:
+        """Tell whether all optimizers that stepped in the last step have done so in the closed parts."""
+        return len(self.cycle) <= 1 or self.cycle <= self._keys(self.parts)
+
     def begin(self, now_ns: int, *, fetched: bool = False) -> Part:
         """Open a part; one that goes on with a step shares its ids."""
         self._begins()

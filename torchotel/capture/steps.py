@@ -35,8 +35,7 @@ class StepMachine:
     ) -> None:
         self._pending = PendingStep(take, emit, user_span, begins)
         self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
-        self.stepping: list[tuple[Hashable, str, int, Part, int]] = []
-        """Optimizer steps that have begun and not ended."""
+        self._stepping: list[tuple[Hashable, str, int, Part, int]] = []
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
@@ -80,7 +79,7 @@ class StepMachine:
     def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
         """Take in the start of an outermost forward; return the part that it belongs to."""
         part = self._pending.open
-        if part is None or not (self.stepping or part.explicit):
+        if part is None or not (self._stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
         if not grad:
             self._ahead = None
@@ -130,7 +129,7 @@ class StepMachine:
         if self._stepped_in_backward:
             self._stepped_in_backward = False
             self._optimizer_done(part, IN_BACKWARD)
-        elif not self.stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
+        elif not self._stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
             self._pending.by_hand = True
             self._pending.hand_over_each()
 
@@ -144,22 +143,22 @@ class StepMachine:
             part = self._begin_after_step(now_ns)
         if part is None:
             return None
-        if not (self._running or self.stepping):
+        if not (self._running or self._stepping):
             part.forward_ends()
-        self.stepping.append((key, kind, now_ns, part, len(part.phases)))
-        if len(self.stepping) == 1:
+        self._stepping.append((key, kind, now_ns, part, len(part.phases)))
+        if len(self._stepping) == 1:
             part.phases.append(Phase("optimizer", now_ns, now_ns, None, kind))
         return part
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
         """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
-        if key not in [entry[0] for entry in self.stepping]:
+        if key not in [entry[0] for entry in self._stepping]:
             return
         while True:
-            found, kind, start_ns, part, place = self.stepping.pop()
+            found, kind, start_ns, part, place = self._stepping.pop()
             if found == key:
                 break
-        if self.stepping:
+        if self._stepping:
             return
         part.forward_ends()
         part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind)
@@ -237,16 +236,21 @@ class StepMachine:
         return self._pending.next, fetch_start_ns
 
     @property
+    def stepping(self) -> bool:
+        """Whether an optimizer's step has begun and not ended."""
+        return bool(self._stepping)
+
+    @property
     def in_step(self) -> bool:
         """Whether anything is open or waits to be handed over."""
         return self._pending.open is not None or bool(self._pending.parts)
 
     def abandon_stepping(self, now_ns: int) -> None:
         """Close optimizer steps that raised."""
-        if self.stepping:
-            _, kind, start_ns, part, place = self.stepping[0]
+        if self._stepping:
+            _, kind, start_ns, part, place = self._stepping[0]
             part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
-            self.stepping.clear()
+            self._stepping.clear()
 
     def end(self) -> None:
         """Hand over everything, finished or not."""
@@ -298,14 +302,15 @@ class StepMachine:
         """Open a part by other than a fetch, after a finished one or at the very first.
 
         With one optimizer and no fetch the step has ended. Otherwise the part may belong to it still (a GAN's
-        second network): the next optimizer step or fetch tells.
+        second network): the next optimizer step or fetch tells. Until then it shares the step's ids, unless all
+        optimizers that make a step have stepped.
         """
         self._pending.close_open()
         if self._pending.is_finished() and self._pending.has_one_optimizer() and not self._pending.has_fetch():
             self._pending.hand_over()
         part = self._pending.begin(now_ns)
         if self._pending.is_finished():
-            if len(self._pending.cycle) <= 1:
+            if self._pending.is_whole():
                 part.ahead = 1
             else:
                 part.identity = self._pending.parts[-1].identity
@@ -326,7 +331,7 @@ class StepMachine:
     def _inside(self) -> bool:
         """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
         explicit = self._pending.open is not None and self._pending.open.explicit
-        return explicit or bool(self._running or self.stepping)
+        return explicit or bool(self._running or self._stepping)
 
     def _fetch_opens(self, part: Part) -> bool:
         """Tell whether a fetch that yields opens another part than the one that is open."""
