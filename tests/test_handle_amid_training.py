@@ -8,6 +8,8 @@ from small_loop import Loop
 from support import recorded
 
 import torchotel
+from torchotel import testing
+from torchotel._records import Phase, Unit
 
 
 def test_the_next_steps_in_detail_on_request() -> None:
@@ -64,3 +66,24 @@ def test_pause_takes_the_hooks_out_and_resume_puts_them_back() -> None:
     run.handle.resume()
     run.handle.detail(steps=3)
     assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_a_pause_amid_a_backward_hands_over_what_changes_no_more() -> None:
+    """The backward goes on; what was recorded of it until then is the worker's."""
+    loop, seen = Loop(), list[list[tuple[Phase, ...]]]()
+    with testing.capture() as captured:
+        loss = loop.model(torch.ones(2, 4)).sum()
+
+        def pause(_: torch.Tensor) -> None:
+            captured.handle.pause()
+            seen.append([tuple(unit.phases) for unit in captured.records if isinstance(unit, Unit)])
+            captured.handle.resume()
+
+        loss.register_hook(pause)
+        loss.backward()
+        loop.optimizer.step()
+        loop.step()
+    ((phases,),) = seen
+    (first, *_) = [unit for unit in captured.records if isinstance(unit, Unit)]
+    assert tuple(first.phases) == phases
+    assert [phase.kind for phase in phases] == ["forward", "backward"]

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+from enum import IntEnum, StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,29 @@ def test_what_cannot_be_logged_is_left_out_with_one_warning(caplog: pytest.LogCa
     ]
     assert "a tensor of shape (3,) and torch.float32" in warned[0]
     assert "got -3; takes a whole number of at least 0" in warned[3]
+
+
+class Stage(IntEnum):
+    """Numbers of the program's own type."""
+
+    WARM = 1
+
+
+class Split(StrEnum):
+    """Texts of the program's own type."""
+
+    TRAIN = "train"
+
+
+def test_members_of_enums_are_what_they_stand_for() -> None:
+    """A number and a text."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        torchotel.log(stage=Stage.WARM, split=Split.TRAIN, epoch=Stage.WARM)
+    (step,) = run.steps
+    logged = [step.attributes[f"torch.{name}"] for name in ("log.stage", "log.split", "epoch")]
+    assert logged == [1, "train", 1]
 
 
 def test_ever_new_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:

@@ -171,6 +171,53 @@ def test_a_context_handed_to_another_thread_answers_with_the_step() -> None:
     assert look.above("there") == [["torch.step"]] * 2
 
 
+def test_a_context_that_a_thread_has_kept_answers_with_no_later_step() -> None:
+    """A thread that got it in step 0, whose ids nobody asked for, opens spans amid later ones that were asked for."""
+    with looked("otlp") as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(4):
+            loss = model(torch.ones(2, 4)).sum()
+            if number == 0:
+                context = copy_context()
+            if number == 2:
+                look.tracer.start_span("asks").end()
+            loss.backward()
+            optimizer.step()
+            thread = threading.Thread(target=context.run, args=(lambda: look.tracer.start_span("job").end(),))
+            thread.start()
+            thread.join()
+            optimizer.zero_grad()
+    assert look.above("job") == [[]] * 4
+    assert look.above("asks") == [["torch.step"]]
+
+
+def test_an_evaluation_in_a_block_of_the_users_leaves_nothing_current() -> None:
+    """The block brings back the span of the step before it, which the steps after it go on from."""
+    with looked("otlp") as look:
+        model, run = nn.Linear(4, 4), look.tracer.start_span("run")
+        _train(model, steps=2)
+        with trace.use_span(run), torch.no_grad():
+            model(torch.ones(2, 4))
+        _train(model, steps=3)
+        look.handle.flush()
+        assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+def test_the_steps_of_two_optimizers_answer_with_their_own_ids() -> None:
+    """Without a loader nothing but the optimizers tells where a step of a GAN ends."""
+    with looked("otlp") as look:
+        pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (nn.Linear(4, 4), nn.Linear(4, 4))]
+        for number in range(6):
+            for model, optimizer in pairs:
+                model(torch.ones(2, 4)).sum().backward()
+                if number >= 3:
+                    look.tracer.start_span(f"asks in {number}").end()
+                optimizer.step()
+    asked = [names & {f"asks in {number}" for number in range(6)} for names in look.traces.values()]
+    assert sorted(filter(None, map(sorted, asked))) == [["asks in 3"], ["asks in 4"], ["asks in 5"]]
+
+
 def test_nothing_is_fixed_unless_somebody_asks() -> None:
     """Without an asker no id is given out, and the current span is put back at the end."""
     with looked("otlp") as look:

@@ -243,7 +243,7 @@ class Capture:
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
-        unit = join(kind, number, parts)
+        unit = join(kind, number, parts, thread.thread.ident or 0)
         if unit.detailed:
             unit.reason = self.detail.reason(number)
         if kind == "step":

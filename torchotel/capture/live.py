@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,15 +24,6 @@ StartSpan: TypeAlias = Callable[[str, SpanReference | None, int], SpanReference]
 Leave: TypeAlias = Callable[[], None]
 MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], Leave | None]
 """Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
-
-
-class Entered:
-    """What was made current: the key of its span, and the step that this stands for on other threads."""
-
-    __slots__ = ("identity",)
-
-    def __init__(self, identity: Identity) -> None:
-        self.identity = identity
 
 
 class LiveSpans:
@@ -53,31 +43,28 @@ class LiveSpans:
     def enter(self, thread: ThreadState, part: Part | None, *, forward: bool = False) -> None:
         """Make the thread's step current, once; for a forward also over a span that the user has opened in the step.
 
+        Each step has a span of its own: contexts that were copied, as those of threads, hold on to it.
+
         Args:
             thread: The calling one.
             part: What is open on it, where that is what is to be current.
             forward: Whether a forward begins.
         """
-        entered = thread.entered
-        known = entered.identity if entered is not None else None
-        if part is not None and part.identity is known and not (forward or thread.in_fetch):
+        if part is not None and part.identity is thread.entered and not (forward or thread.in_fetch):
             return  # most calls
         current = thread.current()
         if self._make_current is None or current is None:
             return
         identity = current[0]
-        if known is identity and not forward:
+        if thread.entered is identity and not forward:
             return
-        if entered is None or (known is not identity and entered.identity.reference is not None):
-            entered = Entered(identity)
-        entered.identity = identity  # nobody has its ids: what stands for the last step may stand for this one
-        leave = self._make_current(partial(self._answer, thread, entered), entered)
+        leave = self._make_current(lambda: self._answer(thread, identity), identity)
         if leave is None:
             return
-        if known is identity:
+        if thread.entered is identity:
             thread.leave_forward = leave
         else:
-            thread.entered, thread.leave_step = entered, leave
+            thread.entered, thread.leave_step = identity, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
         """Bring back the user's span that the forward began in.
@@ -101,12 +88,12 @@ class LiveSpans:
 
     # ---- answering
 
-    def _answer(self, thread: ThreadState, entered: Entered) -> SpanReference | None:
+    def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         """Answer with what is innermost; another thread that the context was handed to gets the step."""
         if not self._capture.installed or thread.asking:
             return None
         if threading.get_ident() != thread.thread.ident:
-            return entered.identity.reference
+            return identity.reference
         thread.asking = True  # a processor of the user's may ask again while it is told of the span
         try:
             return self._innermost(thread)

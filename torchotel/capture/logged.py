@@ -50,7 +50,8 @@ class Logged:
     def add(self, values: Mapping[str, LogValue | Reading]) -> None:
         """Take in what was logged."""
         for name, value in values.items():
-            self._reads = self._reads or isinstance(value, Reading)
+            if isinstance(value, Reading):
+                self._reads = True
             if name == LOSS:
                 self._add_losses([value])
                 continue
@@ -71,12 +72,14 @@ class Logged:
     def learning_rate(self, rate: LogValue | Reading) -> None:
         """Take in the optimizers', which holds where none was logged."""
         self._last.setdefault("lr", rate)
-        self._reads = self._reads or isinstance(rate, Reading)
+        if isinstance(rate, Reading):
+            self._reads = True
 
     def merge(self, later: Logged) -> None:
         """Take in what a later part of the same step has logged."""
         self._last.update(later._last)
-        self._reads = self._reads or later._reads
+        if later._reads:
+            self._reads = True
         if later._losses:
             self._add_losses(later._losses)
         for name, values in later._counts.items():
@@ -212,7 +215,7 @@ def _number(name: str, value: object) -> LogValue | None:
         return float(value)
     if name in WHOLE:
         return int(value) if isfinite(value) and (value >= 0 or name not in COUNTS) else None
-    return value
+    return value if isinstance(value, bool | float) else int(value)  # an enum's member is its number
 
 
 def _takes(name: str) -> str:

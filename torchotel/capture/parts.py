@@ -1,6 +1,5 @@
 """The pieces that steps and evaluations are put together from."""
 
-import threading
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -133,13 +132,14 @@ class Part:
             self.forward_start_ns, self.forward_id = None, 0
 
 
-def join(kind: str, number: int, parts: Sequence[Part]) -> Unit:
+def join(kind: str, number: int, parts: Sequence[Part], thread: int) -> Unit:
     """Put the parts of a step or an evaluation together.
 
     Args:
         kind: "step", "evaluation" or "data".
         number: How many of the kind there were before.
         parts: In order.
+        thread: The id of the one that ran them.
     """
     first, *later = parts
     unit = Unit(
@@ -148,12 +148,12 @@ def join(kind: str, number: int, parts: Sequence[Part]) -> Unit:
         first.start_ns,
         first.end_ns,
         0,
-        threading.get_ident(),
+        thread,
         detailed=bool(first.detailed),
         hooks_were_out=first.hooks_were_out,
         user_span=first.user_span,
         grad=first.grad,
-        phases=first.phases if kind != "data" else (),  # there the root is the fetch
+        phases=tuple(first.phases) if kind != "data" else (),  # there the root is the fetch
         calls=first.calls,
         stamps=first.stamps,
         registrations=first.registrations,

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from torch.nn import Module
 
@@ -18,9 +18,6 @@ from torchotel.capture.parts import Identity, Part
 from torchotel.capture.scaling import Scaling
 from torchotel.capture.steps import StepMachine
 from torchotel.capture.watch import PendingGradient
-
-if TYPE_CHECKING:
-    from torchotel.capture.live import Entered
 
 Frame: TypeAlias = tuple[Module, int, int, Mark | None]
 """An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
@@ -81,8 +78,8 @@ class ThreadState:
         self.explicit_steps = 0
         """`torchotel.step()` blocks that are open, one in another."""
         self.asking = False
-        self.entered: Entered | None = None
-        """The step that was made current."""
+        self.entered: object = None
+        """Identity of the step that was made current."""
         self.leave_step: Callable[[], None] | None = None
         self.leave_forward: Callable[[], None] | None = None
 

@@ -9,7 +9,10 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 
 def enclosing(phases: Sequence[Phase]) -> list[int]:
-    """For each phase the index of the innermost one that holds it, -1 for none."""
+    """For each phase the index of the innermost one that holds it, -1 for none.
+
+    Where they follow one another none holds another, not even one that takes no time at its edge.
+    """
     found = [-1] * len(phases)
     if all(before.end_ns <= phase.start_ns for before, phase in pairwise(phases)):
         return found  # one after the other, as in most steps
