@@ -234,3 +234,14 @@ def test_threads_that_change_places_at_every_moment() -> None:
     assert Counter(raised) == {"ValueError": 400}
     assert len(run.evaluations) == 800
     assert sum("error.type" in one.attributes for one in run.evaluations) == 400
+
+
+def test_a_step_that_another_thread_hands_over_is_of_the_one_that_ran_it() -> None:
+    """A thread that has ended is closed by whoever comes next."""
+    model = nn.Linear(4, 4)
+    thread = threading.Thread(target=lambda: model(ROW).sum().backward())
+    with recorded() as run:
+        thread.start()
+        thread.join()
+    (step,) = run.steps
+    assert step.attributes["thread.id"] == thread.ident
