@@ -165,20 +165,21 @@ def join(kind: str, number: int, parts: Sequence[Part], thread: int) -> Unit:
         if identity.reference is None and part.identity.reference is not None:
             identity = part.identity
         _go_on(unit, part)
+    if later:  # once for all of them: there may be hundreds
+        unit.phases = [phase for part in parts for phase in part.phases]
+        unit.calls = [call for part in parts for call in part.calls]
+        unit.stamps = [stamp for part in parts for stamp in part.stamps]
+        unit.registrations = [registration for part in parts for registration in part.registrations]
     unit.unix_offset_ns = identity.unix_offset_ns or time_ns() - perf_counter_ns()
     unit.identity = identity.take()
     return unit
 
 
 def _go_on(unit: Unit, part: Part) -> None:
-    """Add a later part of the same step."""
+    """Add a later part of the same step, but for its lists."""
     unit.end_ns = max(unit.end_ns, part.end_ns)
     unit.asked_ns = max(unit.asked_ns, part.asked_ns)
     unit.detailed = unit.detailed or bool(part.detailed)
     unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
     unit.grad = unit.grad or part.grad
-    unit.phases = [*unit.phases, *part.phases]
-    unit.calls = [*unit.calls, *part.calls]
-    unit.stamps = [*unit.stamps, *part.stamps]
-    unit.registrations = [*unit.registrations, *part.registrations]
     unit.error = unit.error or part.error

@@ -72,7 +72,10 @@ class Limiter:
         return Trace(trace.trace_id, spans, common, trace.remote_parent, trace.state)
 
     def _fits(self, span: Span, cut: _Cut) -> bool:
-        """Tell whether what a span has of its own may stay as it is; what is rare is not looked at closely."""
+        """Tell whether what a span has of its own may stay as it is.
+
+        False is always right, and said of what is rare without a closer look: `_hold` then looks.
+        """
         if span.error is not None or span.events or self._limits.value_length is not None:
             return False
         if len(span.links) > self._limits.links or any(link.attributes for link in span.links):
