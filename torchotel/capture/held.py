@@ -62,15 +62,14 @@ def hold(unit: Unit, parts: Sequence[Part]) -> Held:
     """Gather what is to come of a step's parts; the last backward's norms are the step's."""
     first, *later = parts
     held = Held(unit, first.logged, first.gradients, first.watched)
-    held.device_times = () if first.device_times is None else (first.device_times,)
+    held.device_times = [part.device_times for part in parts if part.device_times is not None]
     rate = first.learning_rate
     for part in later:
         rate = rate if part.learning_rate is None else part.learning_rate
         held.logged.merge(part.logged)
         held.gradients = held.gradients if part.gradients is None else part.gradients
-        held.watched = [*held.watched, *part.watched]
-        if part.device_times is not None:
-            held.device_times = [*held.device_times, part.device_times]
+    if later:
+        held.watched = [watched for part in parts for watched in part.watched]
     if rate is not None:
         held.logged.learning_rate(rate)
     return held
