@@ -138,8 +138,7 @@ class Gradients:
         with without_torch_function():
             for root in {id(top): top for top in map(self._paths.topmost, models)}.values():
                 for module in modules_of(root):
-                    own = _gradients_of(module, seen)
-                    if own:
+                    if module._parameters and (own := _gradients_of(module, seen)):
                         gradients += own
                         owners += [self._info(module, root)] * len(own)
         scaler = scaling.scaler
@@ -175,6 +174,6 @@ def _gradients_of(module: Module, seen: set[int]) -> list[Tensor]:
             continue
         seen.add(id(parameter))
         # What stands in a parameter's place while a function of it is differentiated may be no leaf.
-        if parameter.requires_grad and parameter.is_leaf and parameter.grad is not None:
-            found.append(parameter.grad)
+        if parameter.requires_grad and parameter.is_leaf and (gradient := parameter.grad) is not None:
+            found.append(gradient)
     return found

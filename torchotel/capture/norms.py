@@ -7,6 +7,7 @@ whose norms are put together in double precision.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -78,7 +79,8 @@ class _Group:
     def __init__(self, first: Tensor) -> None:
         self.tensors: list[Tensor] = []
         self.places: list[int] = []
-        self._dtype = first.dtype
+        self._summed_in = SUMMED_IN[first.dtype]
+        self._most_in_block = MOST_IN_BLOCK if self._summed_in is not None else sys.maxsize
         self._blocks: list[tuple[Tensor, int]] = []
         self._most = MOST_IN_PIECE if first.device.type == "cpu" and first.dtype not in EXACT else math.inf
 
@@ -93,16 +95,15 @@ class _Group:
             pieces = _pieces(tensor)
         else:  # rows of matrices: no more calls than there are blocks
             whole = len(flat) - len(flat) % MOST_IN_PIECE
-            self._blocks += [(block, place) for block in flat[:whole].split(MOST_IN_BLOCK)]
-            pieces = [flat[whole:]]
+            self._blocks += [(block, place) for block in flat[:whole].split(self._most_in_block)]
+            pieces = [flat[whole:]] if whole < len(flat) else []
         self.tensors += pieces
         self.places += [place] * len(pieces)
 
     def norms(self) -> tuple[list[Tensor], list[int]]:
         """Compute the norms of all pieces, and say which tensor each belongs to."""
-        places = [*self.places]
-        norms = [torch.stack([*seams.norms(self.tensors, SUMMED_IN[self._dtype])])] if self.tensors else []
-        wide = SUMMED_IN[self._dtype]
+        places, wide = [*self.places], self._summed_in
+        norms = [torch.stack([*seams.norms(self.tensors, wide)])] if self.tensors else []
         buffer = torch.empty(MOST_IN_BLOCK, dtype=wide, device="cpu") if self._blocks and wide is not None else None
         for block, place in self._blocks:
             summed = block if buffer is None else buffer[: len(block)].copy_(block)

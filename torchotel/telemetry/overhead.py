@@ -1,9 +1,8 @@
 """What detail costs: each detailed step against the plain ones before it, while the training runs."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import sqrt
-from statistics import median
 
 from torchotel._records import Unit
 
@@ -43,7 +42,7 @@ class Overhead:
             if not step.detailed:
                 self._plain_ns.append(duration_ns)
             elif self._plain_ns:
-                self._compare(duration_ns / max(1.0, median(self._plain_ns)) - 1)
+                self._compare(duration_ns / max(1.0, _median(self._plain_ns)) - 1)
         self._began = True
         if len(self._longer) >= FEWEST:
             self.ratio = max(0.0, self._recent_detailed / len(self._recent) * self._usual)
@@ -56,12 +55,18 @@ class Overhead:
 
     def _compare(self, longer: float) -> None:
         self._longer.append(longer)
-        self._usual = median(self._longer)
+        self._usual = _median(self._longer)
         if len(self._longer) >= FEWEST:
             self.at_most = _at_most(self._longer, self._usual)
 
 
 def _at_most(values: Sequence[float], middle: float) -> float:
     """Return the upper end of the one-sided interval of 95 % in which the median of such values lies."""
-    sigma = SIGMAS_IN_DEVIATION * median(abs(value - middle) for value in values)
+    sigma = SIGMAS_IN_DEVIATION * _median(abs(value - middle) for value in values)
     return middle + ONE_SIDED_95 * MEDIANS_ERROR * sigma / sqrt(len(values))
+
+
+def _median(values: Iterable[float]) -> float:
+    from statistics import median  # noqa: PLC0415  # fractions and decimals come with it, and only the worker asks
+
+    return median(values)
