@@ -37,10 +37,12 @@ def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
 
 def call_indices(calls: Sequence[ModuleCall]) -> list[int | None]:
     """Number the calls of modules that run more than once, as they begin; recomputation does not count."""
+    indices: list[int | None] = [None] * len(calls)
+    if len({call.site.module for call in calls}) == len(calls):
+        return indices  # nearly always
     again = Counter(call.site.module for call in calls if not _recomputed(call))
     numbered = [i for i, call in enumerate(calls) if again[call.site.module] > 1 and not _recomputed(call)]
     seen: Counter[object] = Counter()
-    indices: list[int | None] = [None] * len(calls)
     for index in sorted(numbered, key=lambda i: calls[i].start_ns):
         module = calls[index].site.module
         indices[index] = seen[module]

@@ -19,8 +19,7 @@ class Node:
     """A span while its trace is being built; `parent` is an index that is lower than its own, -1 for the root."""
 
     __slots__ = (
-        "attributes", "end_ns", "error", "events", "folded", "level", "links", "parent", "span_id", "start_ns",
-        "template",
+        "attributes", "end_ns", "error", "events", "links", "parent", "span_id", "start_ns", "template",
     )  # fmt: skip
 
     def __init__(self, template: SpanTemplate, parent: int, start_ns: int, end_ns: int) -> None:
@@ -29,8 +28,6 @@ class Node:
         self.error: Error | None = None
         self.events: tuple[SpanEvent, ...] = ()
         self.links: tuple[SpanLink, ...] = ()
-        self.folded = False
-        self.level = 0
         self.span_id = 0
         """Given out while it ran: others may be below it, so it is never folded; 0: not yet."""
 
@@ -41,16 +38,18 @@ class Node:
         self.attributes[name] = value
 
 
-def fold(nodes: Sequence[Node], max_spans: int | None) -> None:
-    """Fold the deepest spans into their parents until the trace has at most `max_spans`.
+def fold(nodes: Sequence[Node], max_spans: int | None) -> set[int]:
+    """Fold the deepest spans into their parents until the trace has at most `max_spans`; return which are folded.
 
     The parent then says how many calls were folded into it, and how long those directly below it took.
     """
+    folded: set[int] = set()
     if max_spans is None or len(nodes) <= max_spans:
-        return
+        return folded
+    levels = [0]
     for node in nodes[1:]:
-        node.level = nodes[node.parent].level + 1
-    counts = Counter(node.level for node in nodes)
+        levels.append(levels[node.parent] + 1)
+    counts = Counter(levels)
     deepest, total = 0, counts[0]
     while total + counts[deepest + 1] <= max_spans:
         deepest += 1
@@ -60,18 +59,20 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> None:
     times_ns: Counter[int] = Counter()
     kept = _above_given(nodes)
     for index, node in enumerate(nodes[1:], 1):
-        if node.level <= deepest or (node.level == PHASE_LEVEL and (room := room - 1) >= 0) or index in kept:
+        level = levels[index]
+        if level <= deepest or (level == PHASE_LEVEL and (room := room - 1) >= 0) or index in kept:
             continue
-        node.folded = True
+        folded.add(index)
         keeper = node.parent
-        if not nodes[keeper].folded:
+        if keeper not in folded:
             times_ns[keeper] += node.end_ns - node.start_ns
-        while nodes[keeper].folded:
+        while keeper in folded:
             keeper = nodes[keeper].parent
         calls[keeper] += 1
     for keeper, count in calls.items():
         nodes[keeper].set(names.FOLDED_CALLS, count)
         nodes[keeper].set(names.FOLDED_TIME, times_ns[keeper] / 1e9)
+    return folded
 
 
 def _above_given(nodes: Sequence[Node]) -> set[int]:
@@ -91,12 +92,10 @@ def lay_out(nodes: Sequence[Node]) -> None:
     children: defaultdict[int, list[Node]] = defaultdict(list)
     for node in nodes[1:]:
         children[node.parent].append(node)
-    for index, parent in enumerate(nodes):
-        siblings = children.get(index)
-        if siblings is not None:
-            siblings.sort(key=attrgetter("start_ns"))
-            _inside(parent, siblings)
-            _apart(siblings)
+    for parent, siblings in children.items():  # whose own parents came before them
+        siblings.sort(key=attrgetter("start_ns"))
+        _inside(nodes[parent], siblings)
+        _apart(siblings)
 
 
 def _inside(parent: Node, children: Sequence[Node]) -> None:

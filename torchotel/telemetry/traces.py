@@ -74,10 +74,10 @@ class TraceBuilder:
             node.start_ns += unit.unix_offset_ns
             node.end_ns += unit.unix_offset_ns
         self._rest_amid(timed)
-        fold(nodes, self._max_spans if parent is None else self._room.left(root.trace_id))
+        folded = fold(nodes, self._max_spans if parent is None else self._room.left(root.trace_id))
         lay_out(nodes)
         self._rest_amid(timed)
-        spans = _spans(nodes, parent.span_id if parent is not None else 0)
+        spans = _spans(nodes, folded, parent.span_id if parent is not None else 0)
         if parent is not None:
             self._room.take(root.trace_id, len(spans))
         return Trace(
@@ -240,11 +240,11 @@ def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
     return node
 
 
-def _spans(nodes: Sequence[Node], parent_id: int) -> list[Span]:
+def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int) -> list[Span]:
     first_id = nodes[0].span_id  # ids that differ in their low bytes compress three times better
     spans: list[Span] = []
     for index, node in enumerate(nodes):
-        if not node.folded:
+        if index not in folded:
             span_id = node.span_id = node.span_id or (first_id + index) & LARGEST_ID
             above = nodes[node.parent].span_id if index else parent_id
             fields = (
