@@ -243,7 +243,6 @@ class Session:
             self._record.discard()
 
     def _prepare(self) -> None:
-        self._resource.get("service.name")  # found out now, not amid the training
         self._publisher.prepare()
 
     def _outcomes(self) -> dict[str, int]:
@@ -285,7 +284,7 @@ class Session:
                 "run_id": self._run_id,
                 "service_name": self._resource["service.name"],
                 "config": self._config.public(),
-                "resource": dict(self._resource),
+                "resource": self._resource,
                 "model": model._asdict() if model is not None else None,
                 "started_unix_nano": str(self._started_ns),
                 "finished": finished,

@@ -12,6 +12,7 @@ from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
+from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 from torchotel.telemetry.timing import Timed
@@ -44,7 +45,7 @@ def test_both_writers_hold_the_same(openmetrics: bool, generate: Any, parse: Any
     """Families, their help, type and unit, samples and exemplars, in the same order."""
     metrics, registry = filled(), CollectorRegistry()
     RegistryOutlet(registry, metrics, RESOURCE, Guard("the test"))
-    exposition = Exposition(metrics, RESOURCE)
+    exposition = Exposition(metrics, target_labels(RESOURCE))
     for _ in range(2):  # the second time from what was kept of the first
         assert list(parse(exposition.write(openmetrics).decode())) == list(parse(generate(registry).decode()))
 

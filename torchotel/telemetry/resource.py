@@ -2,9 +2,10 @@
 
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from uuid import uuid4
+
+from opentelemetry.sdk.resources import Resource
 
 from torchotel import _names as names
 from torchotel._text import shortened
@@ -19,8 +20,7 @@ def describe_process(
 ) -> Attributes:
     """Return the resource's attributes: ours, the SDK's detectors' and OTEL_RESOURCE_ATTRIBUTES.
 
-    What the variable says of service and host wins over what is found, as OpenTelemetry has it. The detectors are asked
-    when an attribute first is: the SDK is slow to load, and a detector of the user's may ask a server.
+    What the variable says of service and host wins over what is found, as OpenTelemetry has it.
 
     Args:
         service_name: `service.name` where it was set; it wins over the variable.
@@ -38,45 +38,16 @@ def describe_process(
         names.WORLD_SIZE: _number(environ, "WORLD_SIZE", 1),
         **versions,
     }
-    return _Resource(own, lambda: _detect(service_name, default_name))
-
-
-class _Resource(Mapping[str, AttributeValue]):
-    """Attributes that are known, which win, and those that are found once another one is asked for; by any thread."""
-
-    def __init__(self, known: Attributes, find: Callable[[], Mapping[str, object]]) -> None:
-        self._known, self._find = _plain(known), find
-        self._all: Attributes | None = None
-        self._lock = threading.RLock()  # a signal's handler may ask in the midst of it
-
-    def __getitem__(self, name: str) -> AttributeValue:
-        return self._known[name] if name in self._known else self._found()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
-
-    def __len__(self) -> int:
-        return len(self._found())
-
-    def _found(self) -> Attributes:
-        with self._lock:
-            if self._all is None:
-                self._all = {**_plain(self._find()), **self._known}
-            return self._all
-
-
-def _detect(service_name: str | None, default_name: str) -> dict[str, object]:
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 11 ms, psutil among it
-
-    detected: dict[str, object] = dict(Resource.create({}).attributes)
+    detected = dict(Resource.create({}).attributes)
     # The SDK makes an instance id of its own in newer versions only.
     detected.setdefault("service.instance.id", str(uuid4()))
     detected.setdefault("host.name", socket.gethostname())
     if service_name is not None:
-        detected["service.name"] = service_name
+        own["service.name"] = service_name
     elif str(detected["service.name"]).startswith("unknown_service"):  # the specification's word for: nobody said it
-        detected["service.name"] = default_name
-    return {name: value for name, value in detected.items() if name not in COMMAND_LINE}
+        own["service.name"] = default_name
+    detected.update(own)
+    return {name: _plain(value) for name, value in detected.items() if name not in COMMAND_LINE}
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -84,11 +55,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isdecimal() else default
 
 
-def _plain(attributes: Mapping[str, object]) -> dict[str, AttributeValue]:
-    return {name: _plain_value(value) for name, value in attributes.items()}
-
-
-def _plain_value(value: object) -> AttributeValue:
+def _plain(value: object) -> AttributeValue:
     if isinstance(value, bool | int | float):
         return value
     return tuple(shortened(str(item)) for item in value) if isinstance(value, list | tuple) else shortened(str(value))

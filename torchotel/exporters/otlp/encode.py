@@ -165,30 +165,20 @@ class Envelope:
     """
 
     def __init__(self, resource: Attributes, version: str) -> None:
-        self._resource, self._version = resource, version
-        self._pieces: tuple[bytes, bytes, bytes] | None = None
+        attributes = wire.attributes_field(wire.RESOURCE_ATTRIBUTES, resource)
+        scope = wire.string_field(wire.SCOPE_NAME, _names.SCOPE)
+        scope += wire.string_field(wire.SCOPE_VERSION, version)
+        self._before = wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)
+        # A resource's schema doesn't hold for the spans, so each has its own.
+        schema = wire.string_field(wire.SCOPE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+        self._scope = wire.length_field(wire.SCOPE_SPANS_SCOPE, scope) + schema
+        self._after = wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
 
     def wrap(self, spans: Sequence[bytes]) -> bytes:
         """Make an `ExportTraceServiceRequest` of encoded spans."""
-        if self._pieces is None:  # only now: the resource may have to be found out
-            self._pieces = self._make()
-        before, scope, after = self._pieces
-        spans_len = len(scope) + sum(map(len, spans))
+        spans_len = len(self._scope) + sum(map(len, spans))
         scope_spans = wire.tag(wire.RESOURCE_SPANS_SCOPE_SPANS, wire.LENGTH) + wire.varint(spans_len)
-        total = len(before) + len(scope_spans) + spans_len + len(after)
+        total = len(self._before) + len(scope_spans) + spans_len + len(self._after)
         start = wire.tag(wire.REQUEST_RESOURCE_SPANS, wire.LENGTH) + wire.varint(total)
         # One join: the spans are megabytes, and each nesting would copy them again.
-        return b"".join((start, before, scope_spans, scope, *spans, after))
-
-    def _make(self) -> tuple[bytes, bytes, bytes]:
-        """Encode what stands before the scope, the scope, and what stands after the spans."""
-        attributes = wire.attributes_field(wire.RESOURCE_ATTRIBUTES, self._resource)
-        scope = wire.string_field(wire.SCOPE_NAME, _names.SCOPE)
-        scope += wire.string_field(wire.SCOPE_VERSION, self._version)
-        # A resource's schema doesn't hold for the spans, so each has its own.
-        schema = wire.string_field(wire.SCOPE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
-        return (
-            wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes),
-            wire.length_field(wire.SCOPE_SPANS_SCOPE, scope) + schema,
-            wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL),
-        )
+        return b"".join((start, self._before, scope_spans, self._scope, *spans, self._after))

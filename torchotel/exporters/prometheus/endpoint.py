@@ -15,6 +15,7 @@ from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.hosts import is_loopback
 from torchotel.exporters.prometheus.server import ScrapeServer
+from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 
@@ -53,8 +54,8 @@ class EndpointOutlet(MetricsOutlet):
         wait: bool,
     ) -> None:
         self._host, self._wanted = host, port
-        self._file = _open(folder, resource)
-        self._write = guard.guarded(Exposition(metrics, resource, rest).write)
+        self._file = _open(folder, job_of(resource))
+        self._write = guard.guarded(Exposition(metrics, target_labels(resource), rest).write)
         self._server: ScrapeServer | None = None
         self._ended = False
         if not wait:
@@ -140,11 +141,11 @@ class EndpointOutlet(MetricsOutlet):
         return server
 
 
-def _open(folder: Path | None, resource: Attributes) -> DiscoveryFile | None:
+def _open(folder: Path | None, job: str) -> DiscoveryFile | None:
     if folder is None:
         return None
     try:
-        return DiscoveryFile(folder, job_of(resource))
+        return DiscoveryFile(folder, job)
     except OSError as error:
         raise _unusable(folder, error) from error
 

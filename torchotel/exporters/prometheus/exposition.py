@@ -6,15 +6,13 @@ before a value is most of a line, and always the same. A test holds both writers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, chain, islice
 
-from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.accumulators import Distribution, Family, Labels
 from torchotel.telemetry.exemplars import Exemplar
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.spans import Attributes
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -28,20 +26,18 @@ class Exposition:
 
     Args:
         metrics: What is written.
-        resource: Attributes of the resource, for `target_info`.
+        target: Labels of `target_info`.
         rest: Called after every `SLICE_LINES` lines, to let go of the GIL.
     """
 
-    def __init__(self, metrics: Metrics, resource: Attributes, rest: Callable[[], None] = lambda: None) -> None:
-        self._metrics, self._resource, self._rest = metrics, resource, rest
-        self._target: str | None = None
+    def __init__(self, metrics: Metrics, target: Mapping[str, str], rest: Callable[[], None] = lambda: None) -> None:
+        self._metrics, self._rest = metrics, rest
+        self._target = _braces([_pair(*item) for item in sorted(target.items())])
         self._heads: dict[tuple[Instrument, Labels], str] = {}
         """What stands before the values of a series."""
 
     def write(self, openmetrics: bool) -> bytes:  # noqa: FBT001  # a callback of two formats
         """Return a whole answer to a scrape."""
-        if self._target is None:  # only now: the resource may have to be found out
-            self._target = _braces([_pair(*item) for item in sorted(target_labels(self._resource).items())])
         if len(self._heads) > MOST_HEADS:
             self._heads.clear()
         name, kind = ("target", "info") if openmetrics else ("target_info", "gauge")
