@@ -58,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.baseline is None:
         say(f"there is no {BASELINE} to compare with: --json writes one")
         return 0
-    return _hold_against(options.baseline["parts"], tables)
+    return _hold_against(options.baseline, tables)
 
 
 def _parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -129,22 +129,30 @@ def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[st
     began_s = time.monotonic()
     try:
         with Sink() as sink:
-            conditions = Conditions(sink, options.quick, options.longer, options.memory_steps)
+            conditions = Conditions(sink, options.quick, options.longer, options.memory_steps, _tell)
             for number, part in enumerate(chosen, 1):
                 passed = timedelta(seconds=round(time.monotonic() - began_s))
                 say(f"[{number}/{len(chosen)}, {passed} passed] {part.title}")
                 tables[part.name] = part.measure(conditions)
+                _tell("")
                 sink.count()  # so that nobody counts what another has sent
                 say(f"{pages.section(part, tables[part.name])}\n")
     except KeyboardInterrupt:
+        _tell("")
         say("interrupted: what was measured until now follows")
         found["interrupted"] = True
     return found
 
 
-def _hold_against(baseline: Tables, tables: Tables) -> int:
-    compared = list(compare(tables, baseline))
-    say(pages.gate_section(compared))
+def _tell(text: str) -> None:
+    """Show how far it is on the last line of a terminal; what goes into a file is the figures alone."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _hold_against(baseline: dict[str, Any], tables: Tables) -> int:
+    compared = list(compare(tables, baseline["parts"]))
+    say(pages.gate_section(compared, baseline["machine"]))
     return 1 if any(one.worse for one in compared) else 0
 
 

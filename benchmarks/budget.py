@@ -78,7 +78,8 @@ def _train(workload: workloads.Workload, budget: float, conditions: Conditions) 
     ):
         nothing, off, auto = _Lane(nullcontext), _Lane(lambda: resumed(plain)), _Lane(lambda: resumed(session))
         order = Random(0)  # noqa: S311  # no secret
-        for _ in range(1 if conditions.quick else STEPS // BLOCK_STEPS):
+        for block in range(rounds := 1 if conditions.quick else STEPS // BLOCK_STEPS):
+            conditions.tell(f"a budget of {row_name(budget)}: {block / rounds:.0%}")
             for lane in order.sample((nothing, off, auto), 3):
                 lane.train(workload.step)
         session.flush(FLUSH_S)

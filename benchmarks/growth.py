@@ -37,5 +37,5 @@ def _compare(modules: str, conditions: Conditions) -> dict[str, dict[str, Cell]]
         paused_session(conditions.sink, detail="all", max_spans=None) as detailed,
     ):
         modes = [Mode(OFF, lambda: resumed(plain)), Mode(ALL, lambda: resumed(detailed))]
-        pairs = interleave(modes, workload.step, conditions.sink, lengths)
+        pairs = interleave(modes, workload.step, conditions.sink, lengths, conditions.tell)
     return {mode: overhead.row(measured, workload.calls) for mode, measured in pairs.items()}

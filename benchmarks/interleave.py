@@ -83,8 +83,18 @@ class Pair(NamedTuple):
 NOTHING = Mode("no instrument", lambda: nullcontext(Running()))
 
 
-def interleave(modes: Sequence[Mode], step: Callable[[], None], sink: Sink, lengths: Lengths) -> dict[str, list[Pair]]:
-    """Run rounds of all modes in ever new order; return what each block took."""
+def interleave(
+    modes: Sequence[Mode], step: Callable[[], None], sink: Sink, lengths: Lengths, tell: Callable[[str], None]
+) -> dict[str, list[Pair]]:
+    """Run rounds of all modes in ever new order; return what each block took.
+
+    Args:
+        modes: What is compared with no instrument.
+        step: Of the training.
+        sink: Counts what is sent.
+        lengths: Of blocks and rounds.
+        tell: Called before each block with where that is.
+    """
     pairs: dict[str, list[Pair]] = {mode.name: [] for mode in modes}
     turns = [mode for mode in modes for _ in range(lengths.looks.get(mode.name, 1))]
     order, until_s, rounds = random.Random(0), monotonic() + lengths.total_s, 0  # noqa: S311  # no secret
@@ -93,6 +103,7 @@ def interleave(modes: Sequence[Mode], step: Callable[[], None], sink: Sink, leng
     while rounds < 2 or monotonic() < until_s:
         rounds += 1
         for mode in order.sample(turns, len(turns)):
+            tell(f"round {rounds}, {max(0, until_s - monotonic()):.0f} s to go: {mode.name}")
             with_it, sent = _block(mode, step, sink, lengths)
             after, _ = _block(NOTHING, step, sink, lengths)
             without = Block((before.wall_us + after.wall_us) / 2, (before.cpu_us + after.cpu_us) / 2)

@@ -52,7 +52,10 @@ def part() -> Part:
 def _measure(conditions: Conditions) -> Table:
     steps = 40 if conditions.quick else conditions.memory_steps
     modes = [NONE] if conditions.quick else list(_MODES)  # each takes its own import of torch
-    peaks_mb = {mode: _train_elsewhere(mode, steps, conditions.sink.endpoint) for mode in modes}
+    peaks_mb: dict[str, list[float]] = {}
+    for mode in modes:
+        conditions.tell(f"{steps:,} steps: {mode}")
+        peaks_mb[mode] = _train_elsewhere(mode, steps, conditions.sink.endpoint)
     conditions.sink.count()
     return {mode: _row(found, peaks_mb[NONE], steps) for mode, found in peaks_mb.items()}
 

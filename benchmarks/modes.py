@@ -31,6 +31,7 @@ OFF = 'torchotel, `detail="off"`'
 DEFAULT = "torchotel, as it comes"
 ALL = 'torchotel, `detail="all"`'
 SPANS = 'torchotel, `detail="all"`, no gradient norms'
+FEWER = 'torchotel, `detail="all"`, `max_depth=1`'
 SDK = 'torchotel, `detail="all"`, your TracerProvider'
 NAIVE = "naive: live SDK spans"
 PROFILER = "torch.profiler"
@@ -56,6 +57,7 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
             # Beyond the default of 2,000 spans in a trace the deepest would be folded, and fewer than naive's compared.
             Mode(ALL, ours(detail="all", max_spans=None)),
             Mode(SPANS, ours(detail="all", max_spans=None, gradient_norms=False)),
+            Mode(FEWER, ours(detail="all", max_spans=None, max_depth=1)),
             Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),
             Mode(NAIVE, lambda: _naive(naive, live)),
             Mode("torchotel, its hooks alone", _capture),

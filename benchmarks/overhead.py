@@ -33,7 +33,7 @@ def _measure(name: str, usual: Lengths, conditions: Conditions) -> Table:
     with modes(workload, conditions.sink) as compared:
         if not conditions.quick:
             _settle(workload.step, next(mode for mode in compared if mode.name == DEFAULT))
-        pairs = interleave(compared, workload.step, conditions.sink, lengths)
+        pairs = interleave(compared, workload.step, conditions.sink, lengths, conditions.tell)
     return {
         mode: {**row(measured, workload.calls), **_shares(measured, pairs[NAIVE])} for mode, measured in pairs.items()
     }

@@ -37,10 +37,10 @@ def targets_section(reached: Sequence[Reached]) -> str:
     return f"### What it must reach\n\n{_table(['', 'reach', 'reached', 'met'], rows)}"
 
 
-def gate_section(compared: Sequence[Compared]) -> str:
-    """Show each share beside the baseline's."""
+def gate_section(compared: Sequence[Compared], machine: str) -> str:
+    """Show each share beside the baseline's, and what machine that is from: another may differ by nothing but that."""
     rows = [[one.what, _cell(one.then), _cell(one.now), _number(one.empty), _WORSE[one.worse]] for one in compared]
-    return f"### Beside the baseline\n\n{_table(['', 'then', 'now', 'empty hooks', 'worse'], rows)}"
+    return f"### Beside the baseline\n\nThen: {machine}\n\n{_table(['', 'then', 'now', 'empty hooks', 'worse'], rows)}"
 
 
 def write(sections: Sequence[str]) -> None:

@@ -26,6 +26,8 @@ class Conditions(NamedTuple):
     """How many times as long as usual the instruments are compared."""
     memory_steps: int
     """Of the training whose memory is looked at."""
+    tell: Callable[[str], None] = lambda _: None
+    """Shows how far a part is that takes minutes."""
 
     def rounds(self, usual: int) -> int:
         """Return how often to look: twice where it is quick, for one figure has no spread."""

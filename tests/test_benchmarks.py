@@ -1,6 +1,7 @@
 """The benchmark runs, and tells worse from better; how long anything takes is nobody's claim here."""
 
 import json
+import sys
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_prints_a_figure_of_every_part(tmp_path: Path) -> None:
             assert f"| {row} |" in done.stdout
             assert all(map(isfinite, _numbers(cells))), row
     lost = {row: cells[overhead.LOST] for row, cells in found["tiny"].items()}
-    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SPANS, modes.SDK, modes.NAIVE)
+    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SPANS, modes.FEWER, modes.SDK, modes.NAIVE)
     assert {row: share for row, share in lost.items() if share != "-"} == dict.fromkeys(senders, "0.0%")
     for target in TARGETS:  # each reads a figure that there is
         part = "tiny" if target.part in {TRANSFORMER, RESNET} else target.part
@@ -146,6 +147,12 @@ def test_a_new_baseline_is_held_against_the_old_one(tmp_path: Path) -> None:
     assert json.loads(then.read_text())["machine"] == "now"
 
 
+def test_says_where_the_baseline_is_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another machine, or another hour of the same, explains more than most changes do."""
+    main(["--read", str(_figures(tmp_path, "now", 0.1)), "--baseline", str(_figures(tmp_path, "then", 0.1))])
+    assert "### Beside the baseline\n\nThen: then\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("share", "count", "verdict"),
     [(0.095, 10, "can't tell"), (0.05, 10, "yes"), (0.2, 10, "**no**"), (0.2, 5, "can't tell")],
@@ -210,6 +217,22 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytes
     file = tmp_path / "figures.json"
     assert main(["--quick", "--json", str(file)]) == 130
     assert list(json.loads(file.read_text())["parts"]) == [one.name]
+
+
+def test_shows_on_a_terminal_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And leaves nothing of it there; what goes elsewhere is without it."""
+    one, *_ = parts(quick=True)
+
+    def measure(conditions: Conditions) -> Table:
+        conditions.tell("halfway")
+        return {"row": {"column": 1.0}}
+
+    monkeypatch.setattr("benchmarks.__main__.parts", lambda **_: [one._replace(measure=measure)])
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        main(["--quick"])
+        shown = capsys.readouterr().err
+        assert shown == ("\r\x1b[Khalfway\r\x1b[K" if terminal else "")
 
 
 def test_the_page_has_what_was_printed(
