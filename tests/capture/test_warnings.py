@@ -186,6 +186,17 @@ def test_what_is_seen_is_not_told_of(name: str, caplog: pytest.LogCaptureFixture
     assert told(SEEN[name], caplog) == []
 
 
+@pytest.mark.parametrize("settings", [{"include": ["layer"]}, {"exclude": ["*"]}])
+def test_patterns_that_leave_nothing_are_told_of(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with a path that a pattern would have to match."""
+    with capture(**settings):
+        in_a_model(lambda module: module)
+        in_a_model(lambda module: module)
+    (message,) = caplog.messages
+    assert "none of the modules" in message
+    assert "Linear `0` of Sequential" in message
+
+
 def test_a_handler_of_the_users_may_raise() -> None:
     """It costs nothing but the message."""
 

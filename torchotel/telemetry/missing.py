@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torchotel._records import Unit
+from collections.abc import Callable
+
+from torchotel._records import CallSite, Unit
 from torchotel._warn import Warn
 from torchotel.telemetry.timing import Timed
 
@@ -19,16 +21,26 @@ TRANSFORMED = (
     "has no backward span, and its time is that of the module around. A backward that torch.func.grad runs is seen"
 )
 
+NO_MODULE = (
+    "none of the modules that are called has spans, %s among them: `include`, `exclude` or `max_depth` leaves out all. "
+    "A pattern stands for whole paths, and `*` in it for anything, dots too: `*.attention`, `layers.0.*`"
+)
+
 
 class Missing:
     """Look what steps lack.
 
     Args:
         warn: Called with what the user is to know.
+        shows: Tells whether calls like one have spans.
     """
 
-    def __init__(self, warn: Warn) -> None:
-        self._warn = warn
+    def __init__(self, warn: Warn, shows: Callable[[CallSite], bool]) -> None:
+        self._warn, self._shows = warn, shows
+        self._shown = False
+        """A call had a span."""
+        self._without_spans = 0
+        """Steps whose calls had none, until then."""
         self._forward_seen: set[int] = set()
         """Threads that have called a module with parameters in a step."""
         self._without: dict[int, int] = {}
@@ -36,6 +48,8 @@ class Missing:
 
     def look(self, unit: Unit, timed: Timed) -> None:
         """Take in a step or an evaluation, and its calls."""
+        if unit.calls and not self._shown:
+            self._look_for_spans(unit)
         kinds = {phase.kind for phase in unit.phases}
         if "backward" not in kinds or unit.hooks_were_out:
             return
@@ -43,6 +57,12 @@ class Missing:
             self._look_for_forward(unit)
         if any(call.site.transformed for call in unit.calls):
             self._look_for_backwards(timed)
+
+    def _look_for_spans(self, unit: Unit) -> None:
+        self._shown = any(self._shows(call.site) for call in unit.calls)
+        self._without_spans += not self._shown
+        if self._without_spans == SURE:
+            self._warn(NO_MODULE, unit.calls[0].site.module)
 
     def _look_for_forward(self, step: Unit) -> None:
         if any(call.site.module.holds_parameters for call in step.calls):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torchotel import _names as names
-from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
+from torchotel._records import CallNote, CallSite, ModuleCall, Phase, SpanReference, Unit
 from torchotel.telemetry.calls import Directions, Templates
 from torchotel.telemetry.events import gradient_events, registered_events
 from torchotel.telemetry.layout import Node, fold, lay_out
@@ -87,6 +87,10 @@ class TraceBuilder:
             parent is not None and parent.remote,
             root.state,
         )
+
+    def shows(self, site: CallSite) -> bool:
+        """Tell whether calls like this one have spans."""
+        return self._templates.of(site) is not None
 
     def _rest_amid(self, timed: Timed) -> None:
         if timed.calls:  # all else is a few spans
