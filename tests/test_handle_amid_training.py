@@ -45,13 +45,6 @@ def test_a_bad_number_of_steps_is_warned_of(caplog: pytest.LogCaptureFixture) ->
     assert not run.steps[0].find_all("forward Linear")
 
 
-def test_what_is_asked_after_the_end_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with recorded("off") as run:
-        Loop().step()
-    run.handle.detail(steps=3)
-    assert "after shutdown()" in caplog.text
-
-
 def test_pause_takes_the_hooks_out_and_resume_puts_them_back() -> None:
     """What was open is handed over; steps in between are not seen, and numbers go on."""
     loop = Loop()

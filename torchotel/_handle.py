@@ -101,16 +101,14 @@ class Handle:
         """Record the next steps in detail, whatever the setting; may be called from any thread.
 
         Args:
-            steps: How many, at least 1; anything else is warned of, as is any after `shutdown()`.
+            steps: How many, at least 1; anything else is warned of.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             _logger.warning("detail(steps=%r) does nothing: it takes a whole number of at least 1", steps)
             return
         session = self._session
-        if session is None:
-            _logger.warning("detail(steps=%d) does nothing: nothing is recorded here after shutdown()", steps)
-            return
-        session.ask_detail(steps)
+        if session is not None:
+            session.ask_detail(steps)
 
     def pause(self) -> None:
         """Take every hook out, and hand over what there is; the exporters go on."""

@@ -84,7 +84,7 @@ class Worker:
         self._export_to = [self.guard.guarded(exporter.export) for exporter in exporters]
         self._on_start = self.guard.guarded(on_start)
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
-        self._look = self.guard.guarded(Missing(warn, builder.shows).look)
+        self._look = self.guard.guarded(Missing(warn, builder.templates.includes).look)
         self._measure_log = self.guard.guarded(metrics.log)
         self._on_step = self.guard.guarded(on_step)
         self._ended = False

@@ -186,15 +186,39 @@ def test_what_is_seen_is_not_told_of(name: str, caplog: pytest.LogCaptureFixture
     assert told(SEEN[name], caplog) == []
 
 
-@pytest.mark.parametrize("settings", [{"include": ["layer"]}, {"exclude": ["*"]}])
-def test_patterns_that_leave_nothing_are_told_of(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    """Once, with a path that a pattern would have to match."""
-    with capture(**settings):
+def test_patterns_that_match_nothing_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with a path that one would have to match."""
+    with capture(include=["layer"]):
         in_a_model(lambda module: module)
         in_a_model(lambda module: module)
     (message,) = caplog.messages
-    assert "none of the modules" in message
+    assert "`include` matches none" in message
     assert "Linear `0` of Sequential" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({"include": ["1"]}, lambda module: module),
+        ({"include": ["1.*"]}, partial(torch.compile, backend="eager")),
+        ({"include": ["Sequential"], "max_depth": 0}, lambda module: module),
+        ({"exclude": ["*"]}, lambda module: module),
+    ],
+    ids=["one", "one in a compiled region", "the root alone", "metrics alone"],
+)
+def test_patterns_that_do_what_they_say_are_not_told_of(
+    settings: dict[str, Any], make: Callable[[nn.Module], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor are evaluations of another model before the training of the one that is meant."""
+    torch.compiler.reset()
+    other = nn.Tanh()
+    with capture(**settings):
+        for _ in range(5):
+            with torch.no_grad():
+                other(ROWS)
+        in_a_model(make)
+        in_a_model(make)
+    assert [record for record in caplog.records if record.name == "torchotel"] == []
 
 
 def test_a_handler_of_the_users_may_raise() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchotel.exporters.prometheus import wsgi
-from torchotel.exporters.prometheus.server import THREAD_NAME, ScrapeServer
-from torchotel.exporters.prometheus.wsgi import MOST_CONNECTIONS
+from torchotel.exporters.prometheus import server as module
+from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME, ScrapeServer
 
 BODY = b"torch_steps_total 1.0\n"
 
@@ -106,24 +105,11 @@ def test_any_name_is_answered_where_others_may_read() -> None:
         server.close()
 
 
-def test_the_port_is_there_at_once_and_gone_at_once() -> None:
-    """What answers is loaded on its own thread: who comes before that is answered then, and it may end before that."""
-    for asked in (True, False) * 5:
-        server = ScrapeServer(lambda _: BODY, "127.0.0.1", 0)
-        try:
-            assert not asked or BODY in ask(server, get())
-        finally:
-            server.close()
-        assert not server._thread.is_alive()
-        with pytest.raises(ConnectionRefusedError):
-            ask(server, get())
-
-
 def test_slow_clients_are_few_and_do_not_stay(
     server: ScrapeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As many as may connect hold up none but themselves, though each says a byte now and then, and all are cut off."""
-    monkeypatch.setattr(wsgi, "REQUEST_S", 1.0)
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
     slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS + 4)]
     for connection in slow:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
@@ -158,14 +144,14 @@ def _is_closed(connection: socket.socket, drip: bytes = b"") -> bool:
 
 def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """An answer that nobody takes keeps a thread for a bounded time, and prints nothing."""
-    monkeypatch.setattr(wsgi, "REQUEST_S", 0.3)
+    monkeypatch.setattr(module, "REQUEST_S", 0.3)
     server = ScrapeServer(lambda _: bytes(64 * 1024 * 1024), "127.0.0.1", 0)
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             connection.sendall(get())
-            while server._server is None or not server._server.connected:
+            while not server._server._connected:
                 assert server._thread.is_alive()
-            answering = next(iter(server._server.connected.values()))
+            answering = next(iter(server._server._connected.values()))
             answering.join(10)
             assert not answering.is_alive()
     finally:

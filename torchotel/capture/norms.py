@@ -7,7 +7,6 @@ whose norms are put together in double precision.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -80,7 +79,6 @@ class _Group:
         self.tensors: list[Tensor] = []
         self.places: list[int] = []
         self._summed_in = SUMMED_IN[first.dtype]
-        self._most_in_block = MOST_IN_BLOCK if self._summed_in is not None else sys.maxsize
         self._blocks: list[tuple[Tensor, int]] = []
         self._most = MOST_IN_PIECE if first.device.type == "cpu" and first.dtype not in EXACT else math.inf
 
@@ -95,7 +93,9 @@ class _Group:
             pieces = _pieces(tensor)
         else:  # rows of matrices: no more calls than there are blocks
             whole = len(flat) - len(flat) % MOST_IN_PIECE
-            self._blocks += [(block, place) for block in flat[:whole].split(self._most_in_block)]
+            rows = flat[:whole]
+            blocks = [rows] if self._summed_in is None else rows.split(MOST_IN_BLOCK)
+            self._blocks += [(block, place) for block in blocks]
             pieces = [flat[whole:]] if whole < len(flat) else []
         self.tensors += pieces
         self.places += [place] * len(pieces)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from torchotel import _names as names
-from torchotel._records import CallSite, ModuleCall
+from torchotel._records import CallSite, ModuleCall, ModuleInfo
 from torchotel.telemetry.spans import AttributeValue, SpanTemplate
 
 MOST_TEMPLATES = 20_000
@@ -39,7 +39,7 @@ def call_indices(calls: Sequence[ModuleCall]) -> list[int | None]:
     """Number the calls of modules that run more than once, as they begin; recomputation does not count."""
     indices: list[int | None] = [None] * len(calls)
     if len({call.site.module for call in calls}) == len(calls):
-        return indices  # nearly always
+        return indices  # no module ran twice
     again = Counter(call.site.module for call in calls if not _recomputed(call))
     numbered = [i for i, call in enumerate(calls) if again[call.site.module] > 1 and not _recomputed(call)]
     seen: Counter[object] = Counter()
@@ -83,6 +83,10 @@ class Templates:
             self._kept[site] = made
             return made
 
+    def includes(self, module: ModuleInfo) -> bool:
+        """Tell whether a module is one of those that were asked for."""
+        return self._include is None or _matches(module.path, self._include)
+
     @staticmethod
     def of_any(site: CallSite) -> Directions:
         """Return the templates also of a module that is not shown."""
@@ -92,7 +96,7 @@ class Templates:
         path = site.module.path
         if self._max_depth is not None and site.module.depth > self._max_depth:
             return False
-        if self._include is not None and not _matches(path, self._include):
+        if not self.includes(site.module):
             return False
         return self._exclude is None or not _matches(path, self._exclude)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchotel._records import CallSite, Unit
+from torchotel._records import ModuleInfo, Unit
 from torchotel._warn import Warn
 from torchotel.telemetry.timing import Timed
 
@@ -21,10 +21,12 @@ TRANSFORMED = (
     "has no backward span, and its time is that of the module around. A backward that torch.func.grad runs is seen"
 )
 
-NO_MODULE = (
-    "none of the modules that are called has spans, %s among them: `include`, `exclude` or `max_depth` leaves out all. "
-    "A pattern stands for whole paths, and `*` in it for anything, dots too: `*.attention`, `layers.0.*`"
+NOT_INCLUDED = (
+    "`include` matches none of the modules that were called until now, %s among them: none has spans. A pattern stands "
+    "for whole paths, and `*` in it for anything, dots too: `*.attention`, `layers.0.*`"
 )
+ENOUGH = 3
+"""Steps in detail after which that is told."""
 
 
 class Missing:
@@ -32,15 +34,15 @@ class Missing:
 
     Args:
         warn: Called with what the user is to know.
-        shows: Tells whether calls like one have spans.
+        includes: Tells whether a module is one that spans were asked for.
     """
 
-    def __init__(self, warn: Warn, shows: Callable[[CallSite], bool]) -> None:
-        self._warn, self._shows = warn, shows
-        self._shown = False
-        """A call had a span."""
-        self._without_spans = 0
-        """Steps whose calls had none, until then."""
+    def __init__(self, warn: Warn, includes: Callable[[ModuleInfo], bool]) -> None:
+        self._warn, self._includes = warn, includes
+        self._included = False
+        """A module that was called is included, or may be where that can't be told."""
+        self._others = 0
+        """Steps until then."""
         self._forward_seen: set[int] = set()
         """Threads that have called a module with parameters in a step."""
         self._without: dict[int, int] = {}
@@ -48,21 +50,24 @@ class Missing:
 
     def look(self, unit: Unit, timed: Timed) -> None:
         """Take in a step or an evaluation, and its calls."""
-        if unit.calls and not self._shown:
-            self._look_for_spans(unit)
+        if unit.hooks_were_out:
+            return
+        if unit.kind == "step" and unit.calls and not self._included:
+            self._look_for_included(unit)
         kinds = {phase.kind for phase in unit.phases}
-        if "backward" not in kinds or unit.hooks_were_out:
+        if "backward" not in kinds:
             return
         if unit.thread not in self._forward_seen and (unit.detailed or "forward" not in kinds):
             self._look_for_forward(unit)
         if any(call.site.transformed for call in unit.calls):
             self._look_for_backwards(timed)
 
-    def _look_for_spans(self, unit: Unit) -> None:
-        self._shown = any(self._shows(call.site) for call in unit.calls)
-        self._without_spans += not self._shown
-        if self._without_spans == SURE:
-            self._warn(NO_MODULE, unit.calls[0].site.module)
+    def _look_for_included(self, step: Unit) -> None:
+        # What is inside of a compiled one is no call.
+        self._included = any(call.site.compiled or self._includes(call.site.module) for call in step.calls)
+        self._others += not self._included
+        if self._others == ENOUGH:
+            self._warn(NOT_INCLUDED, step.calls[0].site.module)
 
     def _look_for_forward(self, step: Unit) -> None:
         if any(call.site.module.holds_parameters for call in step.calls):

@@ -67,6 +67,7 @@ def _at_most(values: Sequence[float], middle: float) -> float:
 
 
 def _median(values: Iterable[float]) -> float:
-    from statistics import median  # noqa: PLC0415  # fractions and decimals come with it, and only the worker asks
-
-    return median(values)
+    """As that of `statistics`, which brings in fractions and decimals."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return (ordered[half] + ordered[~half]) / 2

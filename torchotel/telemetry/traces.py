@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torchotel import _names as names
-from torchotel._records import CallNote, CallSite, ModuleCall, Phase, SpanReference, Unit
+from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
 from torchotel.telemetry.calls import Directions, Templates
 from torchotel.telemetry.events import gradient_events, registered_events
 from torchotel.telemetry.layout import Node, fold, lay_out
@@ -47,7 +47,7 @@ class TraceBuilder:
         run: SpanReference | None = None,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
-        self._templates, self._max_spans = templates, max_spans
+        self.templates, self._max_spans = templates, max_spans
         self._to_run = () if run is None else (_link_to(run),)
         self._rest = rest
         self._room = Room(max_spans)
@@ -88,10 +88,6 @@ class TraceBuilder:
             root.state,
         )
 
-    def shows(self, site: CallSite) -> bool:
-        """Tell whether calls like this one have spans."""
-        return self._templates.of(site) is not None
-
     def _rest_amid(self, timed: Timed) -> None:
         if timed.calls:  # all else is a few spans
             self._rest()
@@ -126,12 +122,12 @@ class TraceBuilder:
 
     def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: Unit, timed: Timed) -> None:
         shown = [
-            None if hidden else self._templates.of(call.site)
+            None if hidden else self.templates.of(call.site)
             for call, hidden in zip(timed.calls, timed.hidden, strict=True)
         ]
         for index, call in enumerate(timed.calls):
             if call.note is not None and call.note.span_id and shown[index] is None:
-                shown[index] = self._templates.of_any(call.site)  # the user's own spans are below it
+                shown[index] = self.templates.of_any(call.site)  # the user's own spans are below it
         running = self._add_backward(nodes, phase_nodes, timed, shown)
         self._add_forward(nodes, phase_nodes, unit, timed, shown, running)
 

@@ -1,20 +1,35 @@
-"""The port that Prometheus scrapes, and the thread that answers there."""
+"""A small HTTP server that Prometheus scrapes."""
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import socket
 import threading
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from torchotel._loading import Loading
+from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
+from torchotel.exporters.prometheus.hosts import is_loopback, names_this_machine
+from torchotel.exporters.prometheus.negotiation import takes_gzip, wants_openmetrics
 
 if TYPE_CHECKING:
-    from torchotel.exporters.prometheus.wsgi import Server
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 THREAD_NAME = "torchotel-scrape"
 POLL_S = 0.1
 """How long `close` waits for the loop to see it."""
+REQUEST_S = 10.0
+"""A client whose request and answer take longer, all in all, is cut off."""
+MOST_CONNECTIONS = 16
+"""Each is a thread, and a Prometheus needs one: whoever comes beyond that is turned away."""
+MOST_HEADER = 1000
+"""Characters that are looked at of what a client would like."""
+PATHS = ("/metrics", "/")
+METHODS = ("GET", "HEAD")
 
 
 class ScrapeServer:
@@ -30,35 +45,116 @@ class ScrapeServer:
     """
 
     def __init__(self, write: Callable[[bool], bytes | None], host: str, port: int) -> None:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        self._listening = socket.create_server((str(address[0]), port), family=family, dualstack_ipv6=both)
-        self.port: int = self._listening.getsockname()[1]
-        self._server: Server | None = None
-        self._loading, self._loaded = Loading(), threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(write,), name=THREAD_NAME, daemon=True)
+        self._server = _Server(host, port)
+        self._server.set_app(_application(write, local=is_loopback(str(self._server.server_address[0]))))
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name=THREAD_NAME, daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Close the port, cut off who is still connected, and end the threads."""
-        self._loaded.wait()
-        if self._server is not None:
-            self._server.shutdown()
+        self._server.shutdown()
         self._thread.join()
-        self._listening.close()
-        if self._server is not None:
-            self._server.cut_off()
+        self._server.server_close()
+        self._server.cut_off()
 
     def detach(self) -> None:
         """Close this process's copy of the port: a forked child would keep it open."""
-        self._listening.close()
+        self._server.socket.close()
 
-    def _serve(self, write: Callable[[bool], bytes | None]) -> None:
+
+def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIApplication:
+    one_at_a_time = threading.Lock()  # so that many clients take no more of the GIL than one
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        refusal = _refusal(environ, local=local)
+        if refusal is not None:
+            status, text = refusal
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Allow", ", ".join(METHODS))])
+            return [text.encode()]
+        openmetrics = wants_openmetrics(environ.get("HTTP_ACCEPT", "")[:MOST_HEADER])
+        with one_at_a_time:
+            body = write(openmetrics)
+        if body is None:
+            start_response("500 Internal Server Error", [])
+            return []
+        headers = [("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
+        if takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")[:MOST_HEADER]):
+            body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
+            headers.append(("Content-Encoding", "gzip"))
+        start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
+        return [body] if environ["REQUEST_METHOD"] == "GET" else []
+
+    return answer
+
+
+def _refusal(environ: WSGIEnvironment, *, local: bool) -> tuple[str, str] | None:
+    """Say why a request gets no metrics; nothing of it is repeated."""
+    if environ["REQUEST_METHOD"] not in METHODS:
+        return "405 Method Not Allowed", ""
+    if environ.get("PATH_INFO") not in PATHS:
+        return "404 Not Found", "Metrics are at /metrics.\n"
+    if local and not names_this_machine(environ.get("HTTP_HOST", "")):
+        return "403 Forbidden", "Metrics of this machine are read as http://localhost or by its address.\n"
+    return None
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self._since_s: dict[socket.socket, float] = {}
+        self._connected: dict[socket.socket, threading.Thread] = {}
+        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__((str(address[0]), port), _Handler)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # HTTPServer's would ask the DNS for our name, for seconds where that is down
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._since_s) >= MOST_CONNECTIONS:
+            self.shutdown_request(request)
+            return
+        self._since_s[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self._since_s.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Cut off who takes too long; called at least every POLL_S. A limit for each wait would let them drip."""
+        for request, since_s in list(self._since_s.items()):
+            if time.monotonic() - since_s > REQUEST_S:
+                _cut_off(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        thread = threading.current_thread()
+        thread.name = THREAD_NAME
+        self._connected[request] = thread
         try:
-            with self._loading:
-                from torchotel.exporters.prometheus.wsgi import Server  # noqa: PLC0415  # 6 ms, which nobody waits for
-
-                self._server = Server(self._listening, write, THREAD_NAME)
+            super().process_request_thread(request, client_address)
         finally:
-            self._loaded.set()
-        self._server.serve_forever(POLL_S)
+            del self._connected[request]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that goes away is not our user's business."""
+
+    def cut_off(self) -> None:
+        for request, thread in list(self._connected.items()):
+            _cut_off(request)
+            thread.join(1)
+
+
+def _cut_off(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
