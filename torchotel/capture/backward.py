@@ -42,23 +42,51 @@ class Gate:
 
 
 class StampLog:
-    """Write stamps to a list, while the gate is open."""
+    """Write stamps to a list, while the gate is open.
 
-    def __init__(self, log: list[Stamp], gate: Gate) -> None:
-        self._log, self._gate = log, gate
+    Args:
+        gate: Whether anything is kept.
+        fault: Called for an internal error, in its `except` block.
+    """
+
+    def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
+        self.stamps: list[Stamp] = []
+        self._gate, self.fault = gate, fault
 
     def add(self, slot: int, state: ModuleState | None, on_device: DeviceStamp | None) -> None:
         """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
         if not self._gate.open:
             return
-        if len(self._log) >= MOST_STAMPS:
+        if len(self.stamps) >= MOST_STAMPS:
             self._gate.dropped += 1
             return
-        self._log.append((slot, perf_counter_ns(), graph_task()))
+        self.stamps.append((slot, perf_counter_ns(), graph_task()))
         if state is not None and state.awaited == slot:
             state.awaited, state.settled = None, True
         if on_device is not None:
             on_device(slot, graph_task())
+
+
+class NodeHook:
+    """A hook of a node that keeps the moment.
+
+    The garbage collector counts what is made and not let go of, and a backward's hooks are made in its forward. This is
+    one object; a function with the same in its closure is seven, and what they provoked took up to half of our time.
+    """
+
+    __slots__ = ("_log", "_on_device", "_slot", "_state")
+
+    def __init__(self, log: StampLog, slot: int, state: ModuleState | None, on_device: DeviceStamp | None) -> None:
+        self._log, self._slot, self._state, self._on_device = log, slot, state, on_device
+
+    def __call__(self, *_: object) -> None:
+        """Keep it, but where compiled autograd traces hooks: that guards on whatever is read first."""
+        if is_dynamo_compiling():  # is_compiling() is two calls
+            return
+        try:
+            self._log.add(self._slot, self._state, self._on_device)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+            self._log.fault()
 
 
 class BackwardStamps:
@@ -71,8 +99,7 @@ class BackwardStamps:
 
     def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
         self._gate, self._fault = gate, fault
-        self.log: list[Stamp] = []
-        self._stamp = StampLog(self.log, gate).add
+        self._log = StampLog(gate, fault)
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self.borders: set[Node] = set()
@@ -86,9 +113,14 @@ class BackwardStamps:
         """Return one with a log of its own."""
         return BackwardStamps(self._gate, self._fault)
 
+    @property
+    def stamps(self) -> list[Stamp]:
+        """What the hooks have written."""
+        return self._log.stamps
+
     def write_to_log_of(self, other: BackwardStamps) -> None:
         """Write what is hooked from now on to another thread's log."""
-        self.log, self._stamp = other.log, other._stamp
+        self._log = other._log
 
     def clear(self) -> None:
         """Forget which nodes are hooked: numbers are shared only within one outermost call."""
@@ -202,18 +234,8 @@ class BackwardStamps:
             lowest.register_hook(self._hook(slot))
         return slot
 
-    def _hook(self, slot: int, state: ModuleState | None = None) -> Callable[..., None]:
-        stamp, on_device, fault = self._stamp, self.on_device, self._fault
-
-        def hook(*_: object) -> None:
-            try:
-                # Compiled autograd traces hooks, and guards on a partial's arguments; is_compiling() is two calls.
-                if not is_dynamo_compiling():
-                    stamp(slot, state, on_device)
-            except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
-                fault()
-
-        return hook
+    def _hook(self, slot: int, state: ModuleState | None = None) -> NodeHook:
+        return NodeHook(self._log, slot, state, self.on_device)
 
 
 def _is_made(node: Node) -> bool:

@@ -101,10 +101,10 @@ class ThreadState:
 
     def _take(self, part: Part) -> None:
         if part.detailed:
-            part.calls, part.stamps = self.calls.copy(), self.backward.log.copy()
+            part.calls, part.stamps = self.calls.copy(), self.backward.stamps.copy()
             part.device_times = self.device_log.take()
         self.calls.clear()
-        self.backward.log.clear()
+        self.backward.stamps.clear()
         self.device_log.clear()
         if self.registrations:
             part.registrations, self.registrations = self.registrations, []
