@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from benchmarks.workloads import Workload
-from torchotel._records import Record, Unit
+from torchotel._records import HandedOver, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.telemetry.calls import Templates
@@ -17,14 +17,14 @@ from torchotel.telemetry.traces import TraceBuilder
 
 def record(workload: Workload, steps: int) -> list[Unit]:
     """Train in detail and keep what is handed over; the first two steps, which name the modules, are left out."""
-    units: list[Record] = []
-    capture = Capture(units.append, Detail("all"))
+    handed: list[HandedOver] = []
+    capture = Capture(handed.append, Detail("all"))
     capture.install()
     for _ in range(2 + steps):
         workload.step()
     capture.uninstall()
     capture.end()
-    return cast("list[Unit]", units[2:])  # nothing is logged
+    return [cast("Unit", one.record()) for one in handed[2:]]  # nothing is logged
 
 
 class Builder:

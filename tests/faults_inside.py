@@ -50,7 +50,7 @@ HOOKS = (
     # steps, the context, the way to the worker
     "capture.steps.StepMachine.forward_begins",
     "capture.steps.StepMachine.backward_ends",
-    "capture.held.Held.finish",
+    "capture.held.Held.record",
     "capture.live.LiveSpans._innermost",
     "capture.live.LiveSpans.leave_step",
     "telemetry.context.current_span",

@@ -51,7 +51,7 @@ RESOURCE = {"service.name": "tests"}
 def records(program: Callable[[], None]) -> list[Unit]:
     """Run a program and give the records of its steps and evaluations."""
     taken: list[Record] = []
-    capture = Capture(taken.append, Detail("all"), user_span=current_span)
+    capture = Capture(lambda handed: taken.append(handed.record()), Detail("all"), user_span=current_span)
     capture.install()
     try:
         program()

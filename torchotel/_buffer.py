@@ -5,7 +5,7 @@ import queue
 import threading
 from collections import deque
 
-from torchotel._records import Record
+from torchotel._records import HandedOver
 
 MOST_SPANS = 100_000
 
@@ -36,14 +36,14 @@ class Buffer:
 
     def __init__(self, limit: int = MOST_SPANS) -> None:
         self._limit = limit
-        self._records: deque[tuple[Record, int]] = deque()
+        self._records: deque[tuple[HandedOver, int]] = deque()
         self._spans = 0
         self._dropped = 0
         self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self.bell = Bell()
         """Rings when there is enough for the worker to come early."""
 
-    def put(self, record: Record) -> None:
+    def put(self, record: HandedOver) -> None:
         """Add a record; never waits for the worker."""
         spans = record.span_estimate()
         with self._lock:
@@ -57,7 +57,7 @@ class Buffer:
         if early:
             self.bell.ring()
 
-    def take(self) -> Record | None:
+    def take(self) -> HandedOver | None:
         """Remove the oldest record."""
         with self._lock:
             if not self._records:

@@ -36,15 +36,12 @@ class Guard:
         self.off = off
         """Takes the part out; called once, on the thread of the last fault that was allowed."""
         self.faults = 0
+        self.is_off = False
+        """Whether the part has had its last fault."""
         self._limit, self._level = limit, level
         self._switched_off = False
         # Reentrant: logging a fault may run code that faults again on the same thread.
         self._lock = threading.RLock()
-
-    @property
-    def is_off(self) -> bool:
-        """Whether the part has had its last fault."""
-        return self.faults >= self._limit
 
     def fault(self, *, iterated: bool = False) -> None:
         """Take note of the exception that is being handled; raises nothing itself.
@@ -56,6 +53,7 @@ class Guard:
         with self._lock:
             self.faults += 1
             number = self.faults
+            self.is_off = number >= self._limit
         if number == 1:
             # As text, not exc_info: a handler that keeps records would keep the frames' tensors alive.
             self._log("internal error in %s, your program goes on:\n%s", self.part, traceback.format_exc())
@@ -64,7 +62,7 @@ class Guard:
 
     def settle(self) -> None:
         """Switch the part off where that is due; to be called where no dictionary of hooks is being read."""
-        if self.faults >= self._limit and not self._switched_off:
+        if self.is_off and not self._switched_off:
             self._switched_off = True
             self._log("%s switched off after %d internal errors", self.part, self._limit)
             self._switch_off()
@@ -79,7 +77,7 @@ class Guard:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            if self.faults >= self._limit and not iterated:
+            if self.is_off and not iterated:
                 self.settle()
             try:
                 return function(*args, **kwargs)

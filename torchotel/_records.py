@@ -6,7 +6,7 @@ the step that it describes. Times are `perf_counter_ns`; a `Unit` carries the of
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,6 +197,10 @@ class Log(NamedTuple):
         """Return 0: it makes no span."""
         return 0
 
+    def record(self) -> "Log":
+        """Return itself."""
+        return self
+
 
 @dataclass(slots=True)
 class Unit:
@@ -244,6 +248,20 @@ class Unit:
         """Count the spans that this record would make, to weigh it before it is built."""
         return 1 + len(self.phases) + len(self.calls) + len(self.stamps) // 2
 
+    def record(self) -> "Unit":
+        """Return itself."""
+        return self
+
 
 Record: TypeAlias = Unit | Log
-"""What capture hands to the worker."""
+"""What the worker reads."""
+
+
+class HandedOver(Protocol):
+    """What capture hands to the worker: a record, or what one is put together from, all of which has come."""
+
+    def span_estimate(self) -> int:
+        """Count the spans that it would make, to weigh it before it is built."""
+
+    def record(self) -> Record:
+        """Return the record; to be called once."""

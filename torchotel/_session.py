@@ -18,7 +18,7 @@ from torchotel._guard import Guard
 from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._publisher import Publisher
-from torchotel._records import Record, Unit
+from torchotel._records import HandedOver, Record, Unit
 from torchotel._stats import Stats
 from torchotel._versions import script_name, versions
 from torchotel._warn import Warn
@@ -293,8 +293,9 @@ class Session:
         )
 
 
-def _both(first: Callable[[Record], None], second: Callable[[Record], None]) -> Callable[[Record], None]:
-    def both(record: Record) -> None:
+def _both(first: Callable[[Record], None], second: Callable[[HandedOver], None]) -> Callable[[HandedOver], None]:
+    def both(handed: HandedOver) -> None:
+        record = handed.record()
         first(record)
         second(record)
 

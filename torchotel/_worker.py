@@ -13,7 +13,7 @@ from typing import TypeVar
 from torchotel._buffer import Buffer
 from torchotel._guard import Guard
 from torchotel._loading import Loading
-from torchotel._records import Log, Record, Unit
+from torchotel._records import HandedOver, Log, Unit
 from torchotel._warn import Warn
 from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.keeping import Keeper
@@ -26,7 +26,7 @@ from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder, trace_attributes
 
-Kind = TypeVar("Kind", Record, Unit)
+Kind = TypeVar("Kind", bound=HandedOver)
 
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
@@ -156,12 +156,8 @@ class Worker:
             request.done.set()
 
     def _drain(self) -> None:
-        while (record := self._buffer.take()) is not None:
-            if time.monotonic() < self._deadline_s:
-                self._or_lost(self._export, record)
-            elif isinstance(record, Unit):
-                self._count(record)
-                self._lost(record.span_estimate())
+        while (handed := self._buffer.take()) is not None:
+            self._or_lost(self._export if time.monotonic() < self._deadline_s else self._leave_out, handed)
         self.guard.guarded(self._send_quiet)()
         pushed_out = self._buffer.take_dropped()
         if pushed_out:
@@ -184,7 +180,14 @@ class Worker:
         self.spans_recorded += spans
         self.spans_dropped += spans
 
-    def _export(self, record: Record) -> None:
+    def _leave_out(self, handed: HandedOver) -> None:
+        record = handed.record()
+        if isinstance(record, Unit):
+            self._count(record)
+            self._lost(record.span_estimate())
+
+    def _export(self, handed: HandedOver) -> None:
+        record = handed.record()
         if isinstance(record, Log):
             self._measure_log(record)
             if self._on_line is not None:

@@ -49,7 +49,9 @@ def captured(
 ) -> Iterator[tuple[Recorded, Capture]]:
     """Record the block; nothing of ours may have failed."""
     recorded = Recorded()
-    capture = Capture(recorded.records.append, Detail(detail), gradient_norms=gradient_norms)
+    capture = Capture(
+        lambda handed: recorded.records.append(handed.record()), Detail(detail), gradient_norms=gradient_norms
+    )
     capture.install()
     try:
         yield recorded, capture

@@ -1,6 +1,6 @@
 """A net whose modules' names are looked at, and how they show."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -8,7 +8,7 @@ import torch
 from support import Run, Seen
 from torch import Tensor, nn
 
-from torchotel._records import Record, Unit
+from torchotel._records import Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 
@@ -51,7 +51,7 @@ def trees(run: Run) -> list[tuple[str, Any]]:
 def captured() -> Iterator[Capture]:
     """Capture the block in detail, and look at what is remembered meanwhile."""
     units: list[Unit] = []
-    capture = Capture(cast("Callable[[Record], None]", units.append), Detail("all"))
+    capture = Capture(lambda handed: units.append(cast("Unit", handed.record())), Detail("all"))
     capture.install()
     try:
         yield capture

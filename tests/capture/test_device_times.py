@@ -49,7 +49,7 @@ def times_s(root: Seen) -> dict[str, Any]:
 def captured(clock: DeviceClock, model: nn.Module, steps: int = 1) -> tuple[Capture, list[Record]]:
     """Train with nothing but capture, and leave it open."""
     records: list[Record] = []
-    found = Capture(records.append, Detail("all"), gradient_norms=False, clock=clock)
+    found = Capture(lambda handed: records.append(handed.record()), Detail("all"), gradient_norms=False, clock=clock)
     found.install()
     train(model, ONE, steps=steps)
     return found, records

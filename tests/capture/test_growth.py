@@ -124,4 +124,4 @@ def test_a_graph_that_outlives_us() -> None:
     for _ in range(5):
         loss.backward(retain_graph=True)
     (thread,) = capture.threads
-    assert (len(thread.backward.stamps), thread.device_log.take(), clock.made) == (0, None, made)
+    assert (len(thread.backward.log.stamps), thread.device_log.take(), clock.made) == (0, None, made)

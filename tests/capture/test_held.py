@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from torchotel._records import GradientNorms, Log, Record, Unit
-from torchotel.capture.held import Held, HeldSteps
+from torchotel._records import GradientNorms, HandedOver, Log, Unit
+from torchotel.capture.held import Held, HeldLog, HeldSteps
 from torchotel.capture.logged import Logged
+from torchotel.capture.parts import Part
 
 
 @dataclass
@@ -24,16 +25,17 @@ class Arriving:
 
 
 def _held(number: int, norms: Arriving | None = None, kind: str = "step") -> Held:
-    return Held(Unit(kind, number, 0, 0, 0, 0, detailed=False), Logged(), norms)
+    return Held(kind, number, [Part(0, 0, gradients=norms)], 0)
 
 
-def _seen(records: list[Record]) -> list[tuple[int, bool]]:
-    return [(unit.number, unit.gradients is not None) for unit in records if isinstance(unit, Unit)]
+def _seen(given: list[HandedOver]) -> list[tuple[int, bool]]:
+    units = [handed.record() for handed in given]
+    return [(unit.number, unit.gradients is not None) for unit in units if isinstance(unit, Unit)]
 
 
 def test_what_is_ready_goes_at_once_and_in_order() -> None:
     """A step that waits holds up those behind it."""
-    steps, given = HeldSteps(), list[Record]()
+    steps, given = HeldSteps(), list[HandedOver]()
     first = Arriving()
     steps.add(_held(0, first))
     steps.release(given.append)
@@ -47,7 +49,7 @@ def test_what_is_ready_goes_at_once_and_in_order() -> None:
 
 def test_two_wait_at_most() -> None:
     """The oldest goes without its numbers: a device that never answers holds nothing up for good."""
-    steps, given = HeldSteps(), list[Record]()
+    steps, given = HeldSteps(), list[HandedOver]()
     for number in range(4):
         steps.add(_held(number, Arriving()))
         steps.release(given.append)
@@ -56,7 +58,7 @@ def test_two_wait_at_most() -> None:
 
 def test_a_flush_waits_for_all() -> None:
     """And hands over everything."""
-    steps, given = HeldSteps(), list[Record]()
+    steps, given = HeldSteps(), list[HandedOver]()
     for number in range(2):
         steps.add(_held(number, Arriving()))
     steps.release_all(given.append)
@@ -65,7 +67,7 @@ def test_a_flush_waits_for_all() -> None:
 
 def test_a_flush_in_the_midst_of_a_hand_over() -> None:
     """A signal's handler may flush at any moment: each step is handed over once."""
-    steps, given = HeldSteps(), list[Record]()
+    steps, given = HeldSteps(), list[HandedOver]()
 
     class Interrupted(Arriving):
         def ready(self) -> bool:
@@ -80,17 +82,17 @@ def test_a_flush_in_the_midst_of_a_hand_over() -> None:
 
 def test_the_last_word_goes_to_the_last_step() -> None:
     """Not to an evaluation or to a log that came after it."""
-    steps, given = HeldSteps(), list[Record]()
+    steps, given = HeldSteps(), list[HandedOver]()
     assert steps.last_step() is None
     steps.add(_held(0))
     steps.add(_held(0, kind="evaluation"))
-    steps.add(Held(Log(0, 0, {}), Logged()))
+    steps.add(HeldLog(Log(0, 0, {}), Logged()))
     last = steps.last_step()
     assert last is not None
     last.add({"epoch": 3, "samples": 2})
     last.add({"samples": 3})
     steps.release_all(given.append)
-    step, evaluation, log = given
+    step, evaluation, log = (handed.record() for handed in given)
     assert isinstance(step, Unit)
     assert step.values == {"epoch": 3, "samples": 5}
     assert isinstance(evaluation, Unit)

@@ -109,7 +109,9 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
     module_hooks.install()
 
     def toggle() -> None:
-        thread = ThreadState(lambda *_: None, lambda: None, DeviceMarks(CudaClock()), Gate(), lambda: None)
+        thread = ThreadState(
+            lambda *_: None, lambda: None, DeviceMarks(CudaClock()), Gate(), lambda: None, lambda _: None
+        )
         for number in range(5000):
             module_hooks.want(thread, detailed=number % 2 == 0)
             module_hooks.arm()

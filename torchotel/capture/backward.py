@@ -99,32 +99,29 @@ class BackwardStamps:
 
     def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
         self._gate, self._fault = gate, fault
-        self._log = StampLog(gate, fault)
+        self.log = StampLog(gate, fault)
+        """What the hooks write to."""
         self.on_device: DeviceStamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self.borders: set[Node] = set()
         """Nodes of another thread that lead out of any call: held while an outermost call runs."""
-        self._starts: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
+        """Slots of the nodes that are hooked at the start of their backward, by their numbers; empty if none is."""
         self._spared: set[int] = set()
-        """Numbers in `_starts` beside which no other node needs a hook."""
+        """Numbers in `starts` beside which no other node needs a hook."""
         self._ends: dict[int, int] = {}
 
     def another(self) -> BackwardStamps:
         """Return one with a log of its own."""
         return BackwardStamps(self._gate, self._fault)
 
-    @property
-    def stamps(self) -> list[Stamp]:
-        """What the hooks have written."""
-        return self._log.stamps
-
     def write_to_log_of(self, other: BackwardStamps) -> None:
         """Write what is hooked from now on to another thread's log."""
-        self._log = other._log
+        self.log = other.log
 
     def clear(self) -> None:
         """Forget which nodes are hooked: numbers are shared only within one outermost call."""
-        self._starts.clear()
+        self.starts.clear()
         self._spared.clear()
         self._ends.clear()
 
@@ -198,7 +195,7 @@ class BackwardStamps:
         An in-place operation on such an output gives it a new node, and the old one never runs. Where that of the
         module's awaited call did run, none is expected for one call more, which is awaited then.
         """
-        own = self._starts.get(number)
+        own = self.starts.get(number)
         if own is not None and number in self._spared:
             return own  # the last child's output is ours too
         if own is None and state.settled:
@@ -213,9 +210,9 @@ class BackwardStamps:
         return self._start(node, number, state if state.awaited is None else None), self._start(made, base_number)
 
     def _start(self, node: Node, number: int, state: ModuleState | None = None) -> int:
-        slot = self._starts.get(number)
+        slot = self.starts.get(number)
         if slot is None:
-            slot = self._starts[number] = _next_slot()
+            slot = self.starts[number] = _next_slot()
             if state is not None:
                 state.awaited = slot
             node.register_prehook(self._hook(slot, state))
@@ -235,7 +232,7 @@ class BackwardStamps:
         return slot
 
     def _hook(self, slot: int, state: ModuleState | None = None) -> NodeHook:
-        return NodeHook(self._log, slot, state, self.on_device)
+        return NodeHook(self.log, slot, state, self.on_device)
 
 
 def _is_made(node: Node) -> bool:

@@ -10,7 +10,7 @@ from time import perf_counter_ns, time_ns
 from torch.nn import Module
 
 from torchotel._guard import Guard
-from torchotel._records import Log, ModelInfo, Record, SpanReference
+from torchotel._records import Log, ModelInfo, SpanReference
 from torchotel._warn import Warn
 from torchotel.capture.backward import Gate
 from torchotel.capture.calls import CallRecorder, error_of
@@ -20,13 +20,13 @@ from torchotel.capture.device_clock import Clock, CudaClock
 from torchotel.capture.device_times import DeviceMarks
 from torchotel.capture.events import Events
 from torchotel.capture.gradients import Gradients
-from torchotel.capture.held import Held, hold
+from torchotel.capture.held import HandOver, Held, HeldLog
 from torchotel.capture.hooks import ModuleHooks
 from torchotel.capture.live import LiveSpans, MakeCurrent, StartSpan
 from torchotel.capture.logged import Logged, LogReader
 from torchotel.capture.memory import Memory
 from torchotel.capture.outermost import Outermost
-from torchotel.capture.parts import Part, join
+from torchotel.capture.parts import Part
 from torchotel.capture.paths import Paths
 from torchotel.capture.rates import LearningRates
 from torchotel.capture.sites import Sites
@@ -51,7 +51,7 @@ class Capture:
 
     def __init__(
         self,
-        hand_over: Callable[[Record], None],
+        hand_over: HandOver,
         detail: Detail,
         *,
         shapes: bool = True,
@@ -207,7 +207,7 @@ class Capture:
         if logged is not None and not logged.closed:
             (logged.offer if offered else logged.add)(values)
         elif values:
-            late = Held(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
+            late = HeldLog(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
             (late.logged.offer if offered else late.logged.add)(values)
             thread.held.add(late)
             thread.held.release(self._hand_over)
@@ -216,7 +216,9 @@ class Capture:
 
     def _new_thread(self) -> ThreadState:
         self._retire_ended()
-        thread = ThreadState(self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._begins)
+        thread = ThreadState(
+            self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._hand_over
+        )
         self.threads.add(thread)
         return thread
 
@@ -243,18 +245,11 @@ class Capture:
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
-        unit = join(kind, number, parts, thread.thread.ident or 0)
-        if unit.detailed:
-            unit.reason = self.detail.reason(number)
-        if kind == "step":
-            unit.memory = self.memory.read()
-        thread.held.add(hold(unit, parts))
+        reason = self.detail.reason(number) if len(parts) > 1 or parts[0].detailed else None
+        memory = self.memory.read() if kind == "step" else ()
+        thread.held.add(Held(kind, number, parts, thread.ident, reason, memory))
         if kind != "step":
             thread.held.release(self._hand_over)  # nobody logs to it, and the next request may be hours away
-
-    def _begins(self, thread: ThreadState) -> None:
-        """Hand over what ended before: whatever is logged from now on belongs to what begins."""
-        thread.held.release(self._hand_over)
 
 
 def _current_log(thread: ThreadState) -> Logged | None:

@@ -64,7 +64,8 @@ class Compiling:
         self._others_forward, self._warn = others_forward, warn
         self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
         seams.runs_plainly(self._suspend)  # and with it all that is guarded: one code object stands before each
-        self._running: Counter[int] = Counter()  # of each thread
+        self.threads: Counter[int] = Counter()
+        """How many compilations run on each thread, by its id; empty while there is none."""
         self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
         self._sought = False
@@ -72,7 +73,7 @@ class Compiling:
 
     def install(self) -> None:
         """Watch for Dynamo and export, now or when they are imported."""
-        self._running.clear()  # the end of a compilation in which we were taken out is never told
+        self.threads.clear()  # the end of a compilation in which we were taken out is never told
         self._undos.callback(self._restore)
         self._undos.callback(seams.around_module_compile(self._wrap))
         for name, action in (
@@ -127,17 +128,17 @@ class Compiling:
     @property
     def running(self) -> bool:
         """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
-        return self._running[get_ident()] > 0
+        return self.threads[get_ident()] > 0
 
     def look_beside(self) -> bool:
         """Return whether another thread compiles, to the calling one, which trains; the user is told."""
-        if not self._running:
+        if not self.threads:
             return False
         self._warn(BESIDE_A_FORWARD)
         return True
 
     def _begin(self) -> None:
-        self._running[get_ident()] += 1
+        self.threads[get_ident()] += 1
         try:
             self._hooks.suspend()
         except Exception:
@@ -149,9 +150,9 @@ class Compiling:
 
     def _end(self) -> None:
         thread = get_ident()
-        self._running[thread] -= 1
-        if self._running[thread] <= 0:
-            del self._running[thread]
+        self.threads[thread] -= 1
+        if self.threads[thread] <= 0:
+            del self.threads[thread]
         self._hooks.resume()
 
     def _dynamo_imported(self, callback: ModuleType) -> None:

@@ -44,7 +44,7 @@ class DeviceMarks:
 
     def look(self) -> None:
         """See whether there is a device by now."""
-        self.on = not self.guard.is_off and self._clock.is_running()
+        self.on = self._clock.is_running() and not self.guard.is_off
 
     def begin(self, module: Module, args: Any) -> Mark | None:
         """Mark the start of a call on the device of its first input, or else parameter. Raises nothing."""
@@ -128,11 +128,6 @@ class DeviceLog:
         self._forwards = []
         self._stamps.clear()
         return taken
-
-    def clear(self) -> None:
-        """Forget what there is."""
-        if (taken := self.take()) is not None:
-            taken.drop()
 
 
 class PendingDeviceTimes:

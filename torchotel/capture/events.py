@@ -60,8 +60,8 @@ class Events:
     def _backward_begins(self, roots: Any) -> None:
         if not self._capture.installed:
             return
-        thread = self._capture.here.thread
-        if self._capture.compiling.running:
+        thread, compiling = self._capture.here.thread, self._capture.compiling
+        if compiling.threads and compiling.running:
             thread.traced_backwards += 1
             return
         if not thread.in_backward:
@@ -70,7 +70,7 @@ class Events:
         thread.in_backward += 1
         thread.trains = True
         part = thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
-        if self._capture.compiling.look_beside():
+        if compiling.threads and compiling.look_beside():
             part.hooks_were_out = True
         self._capture.live.enter(thread, part)
 

@@ -81,10 +81,6 @@ class Gradients:
         self._with_detail = setting == "auto"
         self.guard = Guard("gradient norms", off=self._off)
 
-    def wanted(self, number: int, *, detailed: bool) -> bool:
-        """Tell whether the norms of the step with this number are taken."""
-        return (self._with_detail and detailed) or (self._every > 0 and number % self._every == 0)
-
     def note_model(self, part: Part, module: Module) -> None:
         """Remember an outermost module that ran with gradients on: what is part of its model may get some."""
         if self._with_detail or self._every:
@@ -120,7 +116,9 @@ class Gradients:
 
     def _wanted_now(self, thread: ThreadState, number: int) -> bool:
         part = thread.machine.open_part
-        return part is not None and self.wanted(number + part.ahead, detailed=bool(part.detailed))
+        if part is None or self._with_detail:
+            return part is not None and bool(part.detailed)
+        return self._every > 0 and (number + part.ahead) % self._every == 0
 
     def take(self, models: Iterable[Module], scaling: Scaling) -> PendingNorms | None:
         """Take the norms of all gradients that the models' parameters have; None where there are none.

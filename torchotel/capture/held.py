@@ -4,113 +4,160 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from torchotel._records import DeviceTimes, GradientNorms, Log, Record, TensorGradient, Unit
+from torchotel._records import DeviceMemory, HandedOver, Log, Unit
 from torchotel.capture.logged import Logged
-from torchotel.capture.parts import Awaited, Part
+from torchotel.capture.parts import Part, join
 
 MOST_WAITING = 2
 
-HandOver: TypeAlias = Callable[[Record], None]
+HandOver: TypeAlias = Callable[[HandedOver], None]
 
 
-@dataclass(slots=True)
 class Held:
-    """A record, and what is still to come of it."""
+    """The parts of a step, an evaluation or a fetch, until whoever takes it over puts its record together.
 
-    record: Record
-    logged: Logged
-    gradients: Awaited[GradientNorms | None] | None = None
-    watched: Sequence[Awaited[TensorGradient]] = ()
-    device_times: Sequence[Awaited[DeviceTimes | None]] = ()
+    That is the worker, which does many at a time: amid a training each function that runs is one more to be fetched.
+
+    Args:
+        kind: "step", "evaluation" or "data".
+        number: How many of the kind there were before.
+        parts: In order.
+        thread: The id of the one that ran them.
+        reason: Why it has its detail.
+        memory: That of devices at its end.
+    """
+
+    __slots__ = ("_memory", "_number", "_parts", "_reason", "_thread", "kind", "logged")
+
+    def __init__(
+        self,
+        kind: str,
+        number: int,
+        parts: Sequence[Part],
+        thread: int,
+        reason: str | None = None,
+        memory: Sequence[DeviceMemory] = (),
+    ) -> None:
+        self.kind, self._number, self._parts, self._thread = kind, number, parts, thread
+        self._reason, self._memory = reason, memory
+        self.logged = parts[0].logged
+        rate = parts[0].learning_rate
+        if len(parts) > 1:
+            for part in parts[1:]:
+                rate = rate if part.learning_rate is None else part.learning_rate
+                self.logged.merge(part.logged)
+        if rate is not None:
+            self.logged.learning_rate(rate)
 
     def ready(self) -> bool:
         """Tell whether all of it can be read, and that of an evaluation which it must not wait for."""
-        for times in self.device_times:
-            if not times.ready() and not (isinstance(self.record, Unit) and self.record.kind != "step"):
+        for part in self._parts:
+            if part.gradients is not None and not part.gradients.ready():
+                return False
+            if part.device_times is not None and not part.device_times.ready() and self.kind == "step":
                 return False  # the trace of a request does not wait for the next request
-        if not self.logged.ready() or not (self.gradients is None or self.gradients.ready()):
-            return False
-        return not self.watched or all(gradient.ready() for gradient in self.watched)
+            if part.watched and not all(gradient.ready() for gradient in part.watched):
+                return False
+        return not self.logged.reads or self.logged.ready()
 
     def wait(self) -> None:
         """Wait until it can."""
         self.logged.wait()
-        if self.gradients is not None:
-            self.gradients.wait()
-        for awaited in (*self.watched, *self.device_times):
-            awaited.wait()
+        for part in self._parts:
+            for awaited in (part.gradients, *part.watched, part.device_times):
+                if awaited is not None:
+                    awaited.wait()
 
-    def finish(self) -> Record:
-        """Return the record with what has come."""
-        record = self.record
-        if isinstance(record, Log):
-            return record._replace(values=self.logged.close())
-        record.values = self.logged.close()
-        if self.gradients is not None:
-            record.gradients = self.gradients.result()
-        if self.watched:
-            record.tensor_gradients = [gradient.result() for gradient in self.watched]
-        if self.device_times:
-            record.device_times = [times for one in self.device_times if (times := one.result()) is not None]
-        return record
+    def span_estimate(self) -> int:
+        """Count the spans that the record would make, to weigh it before it is built."""
+        spans = 1
+        for part in self._parts:
+            spans += len(part.phases) + len(part.calls) + len(part.stamps) // 2
+        return spans
+
+    def record(self) -> Unit:
+        """Put the record together, with what has come."""
+        unit, parts = join(self.kind, self._number, self._parts, self._thread), self._parts
+        unit.reason, unit.memory = self._reason if unit.detailed else None, self._memory
+        unit.values = self.logged.values()
+        for part in parts:  # gradients add up: the last backward's norms are the step's
+            unit.gradients = unit.gradients if part.gradients is None else part.gradients.result()
+        unit.tensor_gradients = [gradient.result() for part in parts for gradient in part.watched]
+        times = [part.device_times.result() for part in parts if part.device_times is not None]
+        unit.device_times = [one for one in times if one is not None]
+        return unit
 
 
-def hold(unit: Unit, parts: Sequence[Part]) -> Held:
-    """Gather what is to come of a step's parts; the last backward's norms are the step's."""
-    first, *later = parts
-    held = Held(unit, first.logged, first.gradients, first.watched)
-    held.device_times = [part.device_times for part in parts if part.device_times is not None]
-    rate = first.learning_rate
-    for part in later:
-        rate = rate if part.learning_rate is None else part.learning_rate
-        held.logged.merge(part.logged)
-        held.gradients = held.gradients if part.gradients is None else part.gradients
-    if later:
-        held.watched = [watched for part in parts for watched in part.watched]
-    if rate is not None:
-        held.logged.learning_rate(rate)
-    return held
+class HeldLog:
+    """What was logged when its step had been handed over.
+
+    Args:
+        log: Without its values.
+        logged: These.
+    """
+
+    __slots__ = ("_log", "logged")
+
+    kind = "log"
+
+    def __init__(self, log: Log, logged: Logged) -> None:
+        self._log, self.logged = log, logged
+
+    def ready(self) -> bool:
+        """Tell whether all of it can be read."""
+        return self.logged.ready()
+
+    def wait(self) -> None:
+        """Wait until it can."""
+        self.logged.wait()
+
+    def span_estimate(self) -> int:
+        """Return 0: it makes no span."""
+        return 0
+
+    def record(self) -> Log:
+        """Put the record together, with what has come."""
+        return self._log._replace(values=self.logged.values())
 
 
 class HeldSteps:
     """The records of one thread, in order; at most two steps wait for their numbers."""
 
     def __init__(self) -> None:
-        self._held: deque[Held] = deque()
+        self._held: deque[Held | HeldLog] = deque()
 
-    def add(self, held: Held) -> None:
+    def add(self, held: Held | HeldLog) -> None:
         """Hold a record."""
         self._held.append(held)
 
     def last_step(self) -> Logged | None:
         """Return what the last step has logged, where it is here still."""
         for held in reversed(self._held):
-            if isinstance(held.record, Unit) and held.record.kind == "step":
+            if held.kind == "step":
                 return held.logged
         return None
 
     def release(self, hand_over: HandOver) -> None:
         """Hand over in order what is ready, and the oldest where too many wait."""
-        while (held := self._take_ready()) is not None:
-            hand_over(held.finish())
+        while self._held:
+            waiting = list(self._held)  # a signal's handler may flush in the midst of it
+            if not waiting or not (waiting[0].ready() or len(waiting) > MOST_WAITING):
+                return
+            self._hand_over_first(hand_over, wait=False)
 
     def release_all(self, hand_over: HandOver) -> None:
         """Wait for what is to come and hand over everything."""
-        while (held := self._take()) is not None:
-            held.wait()
-            hand_over(held.finish())
+        while self._held:
+            self._hand_over_first(hand_over, wait=True)
 
-    def _take_ready(self) -> Held | None:
-        waiting = list(self._held)  # a signal's handler may flush in the midst of it
-        if waiting and (waiting[0].ready() or len(waiting) > MOST_WAITING):
-            return self._take()
-        return None
-
-    def _take(self) -> Held | None:
+    def _hand_over_first(self, hand_over: HandOver, *, wait: bool) -> None:
         try:
-            return self._held.popleft()
+            held = self._held.popleft()
         except IndexError:
-            return None
+            return
+        if wait:
+            held.wait()
+        held.logged.closed = True
+        hand_over(held)

@@ -47,32 +47,28 @@ class OneShot:
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
-        self._id = -1
-        self._hooks: dict[int, Hook] = {}
+        self.id = -1
+        self.hooks: dict[int, Hook] = {}
+        """Where it is by its id while it is in."""
         self._remove: Callable[[], None] | None = None
         """Takes it out where it is not known where torch has put it: next time it is registered anew."""
 
-    @property
-    def is_in(self) -> bool:
-        """Whether it is in."""
-        return self._id in self._hooks
-
     def put(self) -> None:
         """Put it in, if it is not."""
-        if self._id >= 0:
-            self._hooks[self._id] = self._hook
+        if self.id >= 0:
+            self.hooks[self.id] = self._hook
             return
         handle = register_module_forward_pre_hook(self._hook)
-        self._id, hooks = handle.id, hooks_of(handle)
-        self._hooks = {self._id: self._hook} if hooks is None else hooks
+        self.id, hooks = handle.id, hooks_of(handle)
+        self.hooks = {self.id: self._hook} if hooks is None else hooks
         self._remove = handle.remove if hooks is None else None
 
     def take(self) -> None:
         """Take it out, if it is in."""
-        self._hooks.pop(self._id, None)
+        self.hooks.pop(self.id, None)
         if self._remove is not None:
             self._remove()
-            self._id, self._remove = -1, None
+            self.id, self._remove = -1, None
 
 
 class ModuleHooks:
@@ -138,13 +134,14 @@ class ModuleHooks:
     def arm(self) -> None:
         """Wait for the next outermost forward."""
         self._armed = True
-        if not self._one_shot.is_in:  # after most events it is
+        if self._one_shot.id not in self._one_shot.hooks:  # after most events it is
             self._apply()
 
     def disarm(self) -> None:
         """Stop waiting: it has come."""
-        self._armed = False
-        self._apply()
+        with self._lock:
+            self._armed = False
+            self._one_shot.take()
 
     def suspend(self) -> None:
         """Take all hooks out while Dynamo compiles or export traces, so that no guard is made of them."""

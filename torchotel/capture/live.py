@@ -50,12 +50,15 @@ class LiveSpans:
             part: What is open on it, where that is what is to be current.
             forward: Whether a forward begins.
         """
-        if part is not None and part.identity is thread.entered and not (forward or thread.in_fetch):
-            return  # most calls
-        current = thread.current()
-        if self._make_current is None or current is None:
+        if self._make_current is None:
             return
-        identity = current[0]
+        if part is None or thread.in_fetch:
+            current = thread.current()
+            if current is None:
+                return
+            identity = current[0]
+        else:
+            identity = part.identity
         if thread.entered is identity and not forward:
             return
         leave = self._make_current(lambda: self._answer(thread, identity), identity)
@@ -73,9 +76,8 @@ class LiveSpans:
         does after a forward is the request's.
         """
         leave, thread.leave_forward = thread.leave_forward, None
-        part = thread.machine.open_part
-        serves = not thread.trains and part is not None and not (part.fetched or part.explicit or part.trained)
-        if leave is None and serves and part is not None and part.user_span is not None:
+        part = None if leave is not None or thread.trains else thread.machine.open_part
+        if part is not None and part.user_span is not None and not (part.fetched or part.explicit or part.trained):
             leave, thread.leave_step, thread.entered = thread.leave_step, None, None
         if leave is not None:
             leave()

@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
@@ -18,8 +18,10 @@ from torchotel.capture.calls import error_of
 from torchotel.capture.parts import Part
 from torchotel.capture.replicas import beside, join_forward
 from torchotel.capture.seams import (
+    COMPILING,
     called_because_forward_raised,
     calls_in_progress,
+    compiler_flags,
     graph_task,
     innermost_call,
     is_generated,
@@ -113,17 +115,19 @@ class Outermost:
 
     def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
         """Tell the step machine; return whether the step is recorded in detail."""
-        self._capture.events.settle_optimizer(thread)
+        capture = self._capture
+        if thread.machine.stepping:
+            capture.events.settle_optimizer(thread)
         grad = torch.is_grad_enabled()
         part = thread.machine.forward_begins(perf_counter_ns(), grad=grad)
         if grad:
-            self._capture.gradients.note_model(part, module)
+            capture.gradients.note_model(part, module)
         thread.in_forward = thread.forwards = True
-        self._capture.device_marks.look()
-        self._capture.live.enter(thread, part, forward=True)
-        self._capture.forwarding.add(thread)
-        if len(self._capture.forwarding) == 1 and (thread.trains or _is_alone()):
-            self._capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
+        capture.device_marks.look()
+        capture.live.enter(thread, part, forward=True)
+        capture.forwarding.add(thread)
+        if len(capture.forwarding) == 1 and (thread.trains or _is_alone()):
+            capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
         if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
             part.detailed = self._is_detailed(part, grad=grad)
         return part.detailed
@@ -152,9 +156,10 @@ class Outermost:
         if forward:
             self._capture.live.leave_forward(thread)
             thread.machine.forward_ends(now_ns, error)
-            self._capture.live.leave_step(thread)
-            if not (thread.machine.in_step or self._capture.detail.always):
-                self._capture.hooks.release(thread)  # the thread of a server may idle for long
+            if not thread.machine.in_step:
+                self._capture.live.leave_step(thread)
+                if not self._capture.detail.always:
+                    self._capture.hooks.release(thread)  # the thread of a server may idle for long
         self._capture.hooks.arm()
 
     def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
@@ -177,7 +182,7 @@ class Outermost:
     @runs_plainly
     def first(self, module: Module, args: Any) -> None:
         """See the first module call since the last event, with no other hook in."""
-        if is_compiling():
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
             return
         try:
             thread = self._capture.here.thread
@@ -193,7 +198,7 @@ class Outermost:
     @runs_plainly
     def left(self, module: Module, args: Any, output: Any) -> None:
         """See the end of an outermost call, with no other hook in."""
-        if is_compiling():
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
             return
         now_ns = perf_counter_ns()
         raised = True  # as long as it is not known
@@ -207,7 +212,7 @@ class Outermost:
                 exception = sys.exc_info()[1]
                 error = error_of(exception) if exception is not None else None
             else:
-                self.drop_exit_hook(thread)
+                self._capture.hooks.unwatch_exit(thread, self._capture.forwarding)
             if thread.in_forward:
                 self.leave(thread, now_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward

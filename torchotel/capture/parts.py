@@ -92,6 +92,10 @@ class Part:
     error: Error | None = None
     backwards: int = 0
     optimizers: list[Hashable] = field(default_factory=list)
+    finished: bool = False
+    """Whether an optimizer has stepped."""
+    trained: bool = False
+    """Whether it belongs to a step: a backward ran or an optimizer stepped."""
     phases: list[Phase] = field(default_factory=list)
     calls: Sequence[ModuleCall] = ()
     stamps: Sequence[Stamp] = ()
@@ -105,11 +109,6 @@ class Part:
     device_times: Awaited[DeviceTimes | None] | None = None
 
     @property
-    def finished(self) -> bool:
-        """Whether an optimizer has stepped."""
-        return bool(self.optimizers)
-
-    @property
     def evaluates(self) -> bool:
         """Whether it is an evaluation as far as can be told: it has forwarded, never with gradients on."""
         return self.forwards > 0 and not self.grad
@@ -118,11 +117,6 @@ class Part:
     def grad(self) -> bool:
         """Whether a forward ran with gradients on, or it belongs to a step."""
         return self.forwards_with_grad > 0 or self.trained
-
-    @property
-    def trained(self) -> bool:
-        """Whether it belongs to a step: a backward ran or an optimizer stepped."""
-        return bool(self.backwards or self.optimizers)
 
     def forward_ends(self, now_ns: int | None = None) -> None:
         """Close the forward phase, if one is open: at the backward's start, or with its last forward."""

@@ -126,7 +126,7 @@ class Paths:
     def enter(self, module: Module) -> bool:
         """Name the model of an outermost call, again where it has changed since; return whether it was."""
         state = self.states.get(id(module))
-        if state is not None and not self.stale and state.in_place(module):
+        if state is not None and not self.stale and (state.holder is None or state.in_place(module)):
             return False
         self.stale = False
         self.learn(self.topmost(module))

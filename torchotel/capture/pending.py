@@ -36,7 +36,7 @@ class PendingStep:
 
     def has_one_optimizer(self) -> bool:
         """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
-        keys = self._keys(self.parts if self.open is None else [*self.parts, self.open])
+        keys = _keys(self.parts if self.open is None else [*self.parts, self.open])
         return len(keys) == 1 and len(self.cycle) <= 1 and (bool(self.cycle) or self._repeats())
 
     def _repeats(self) -> bool:
@@ -44,8 +44,9 @@ class PendingStep:
         return len(finished) > 1
 
     def has_fetch(self) -> bool:
-        """Tell whether a closed part began with a fetch."""
-        return any(part.fetched for part in self.parts)
+        """Tell whether a closed part, of which there is one at least, began with a fetch."""
+        first, *later = self.parts
+        return first.fetched or (bool(later) and any(part.fetched for part in later))
 
     def is_finished(self) -> bool:
         """Tell whether the last closed part ended with an optimizer's step."""
@@ -53,7 +54,7 @@ class PendingStep:
 
     def is_whole(self) -> bool:
         """Tell whether all optimizers that stepped in the last step have done so in the closed parts."""
-        return len(self.cycle) <= 1 or self.cycle <= self._keys(self.parts)
+        return len(self.cycle) <= 1 or self.cycle <= _keys(self.parts)
 
     def begin(self, now_ns: int, *, fetched: bool = False) -> Part:
         """Open a part; one that goes on with a step shares its ids."""
@@ -115,11 +116,13 @@ class PendingStep:
 
     def emit_step(self, parts: list[Part]) -> None:
         """Hand over these parts as one step."""
-        keys = self._keys(parts)
+        keys = _keys(parts)
         if keys:
             self.cycle = keys
         self._emit("step", parts)
 
-    @staticmethod
-    def _keys(parts: list[Part]) -> set[Hashable]:
-        return set().union(*[part.optimizers for part in parts])
+
+def _keys(parts: list[Part]) -> set[Hashable]:
+    if len(parts) == 1:  # most steps are one part
+        return set(parts[0].optimizers)
+    return set().union(*[part.optimizers for part in parts])

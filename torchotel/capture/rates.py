@@ -16,10 +16,8 @@ class LearningRates:
 
     def read(self, optimizer: torch.optim.Optimizer) -> float | Reading | None:
         """Return the learning rate of the first parameter group; None where there is none. Raises nothing."""
-        if self.guard.is_off:
-            return None
         try:
-            return learning_rate(optimizer)
+            return None if self.guard.is_off else learning_rate(optimizer)
         except Exception:  # noqa: BLE001  # the step goes on without it
             self.guard.fault()
             return None

@@ -113,6 +113,7 @@ class StepMachine:
         if not (self._running or in_forward):
             part.forward_ends(now_ns)
             part.backwards += 1
+            part.trained = True
         self._running.append((part, len(part.phases)))
         part.phases.append(Phase("backward", now_ns, now_ns))
         return part
@@ -139,7 +140,7 @@ class StepMachine:
         Nested ones (wrappers) count with the outermost.
         """
         part = self._pending.open
-        if not self._inside() and (part is None or key in part.optimizers):
+        if (part is None or key in part.optimizers) and not self._inside():
             part = self._begin_after_step(now_ns)
         if part is None:
             return None
@@ -152,7 +153,7 @@ class StepMachine:
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
         """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
-        if key not in [entry[0] for entry in self._stepping]:
+        if not self._stepping or (self._stepping[-1][0] != key and key not in [entry[0] for entry in self._stepping]):
             return
         while True:
             found, kind, start_ns, part, place = self._stepping.pop()
@@ -238,7 +239,7 @@ class StepMachine:
     @property
     def stepping(self) -> bool:
         """Whether an optimizer's step has begun and not ended."""
-        return bool(self._stepping)
+        return len(self._stepping) > 0
 
     @property
     def in_step(self) -> bool:
@@ -275,13 +276,12 @@ class StepMachine:
             part = self._pending.begin(now_ns)
         return part
 
-    def _take_in_ahead(self, part: Part) -> None:
+    def _take_in_ahead(self, part: Part, ahead: Part) -> None:
         """Give a step what was fetched for it before its iterator ended, as Trainer does where it accumulates.
 
         More than it forwarded, and the iterator's making, was fetched for more than this step: a loader was only read.
         """
-        ahead = self._ahead
-        if ahead is None or self._inside():  # what is inside knows its phases by their places
+        if self._inside():  # what is inside knows its phases by their places
             return
         self._ahead = None
         parts = [*self._pending.parts, part]
@@ -305,27 +305,31 @@ class StepMachine:
         second network): the next optimizer step or fetch tells. Until then it shares the step's ids, unless all
         optimizers that make a step have stepped.
         """
-        self._pending.close_open()
-        if self._pending.is_finished() and self._pending.has_one_optimizer() and not self._pending.has_fetch():
-            self._pending.hand_over()
-        part = self._pending.begin(now_ns)
-        if self._pending.is_finished():
-            if self._pending.is_whole():
+        pending = self._pending
+        pending.close_open()
+        if pending.is_finished() and pending.has_one_optimizer() and not pending.has_fetch():
+            pending.hand_over()
+        part = pending.begin(now_ns)
+        if pending.parts and pending.is_finished():
+            if pending.is_whole():
                 part.ahead = 1
             else:
-                part.identity = self._pending.parts[-1].identity
+                part.identity = pending.parts[-1].identity
         return part
 
     def _optimizer_done(self, part: Part, key: Hashable) -> None:
-        self._take_in_ahead(part)
+        if self._ahead is not None:
+            self._take_in_ahead(part, self._ahead)
         self._optimizer_seen, self._pending.by_hand = True, False
         self._most_backwards = max(self._most_backwards, self._backwards)
         self._backwards = 0
-        repeats = [earlier for earlier in self._pending.parts if key in earlier.optimizers]
+        earlier = self._pending.parts
+        repeats = bool(earlier) and any(key in part.optimizers for part in earlier)
         part.optimizers.append(key)
+        part.trained = part.finished = True
         if repeats and (self._pending.has_one_optimizer() or not self._pending.has_fetch()):
-            last = max(i for i, earlier in enumerate(self._pending.parts) if earlier.finished)
-            step, self._pending.parts = self._pending.parts[: last + 1], self._pending.parts[last + 1 :]
+            last = max(i for i, part in enumerate(earlier) if part.finished)
+            step, self._pending.parts = earlier[: last + 1], earlier[last + 1 :]
             self._pending.emit_step(step)
 
     def _inside(self) -> bool:

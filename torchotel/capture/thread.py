@@ -13,7 +13,7 @@ from torch.nn import Module
 from torchotel._records import ModuleCall, Registration, SpanReference
 from torchotel.capture.backward import BackwardStamps, Gate
 from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
-from torchotel.capture.held import HeldSteps
+from torchotel.capture.held import HandOver, HeldSteps
 from torchotel.capture.parts import Identity, Part
 from torchotel.capture.scaling import Scaling
 from torchotel.capture.steps import StepMachine
@@ -36,16 +36,19 @@ class ThreadState:
         device_marks: DeviceMarks,
         gate: Gate,
         fault: Callable[[], None],
-        begins: Callable[[ThreadState], None] = lambda _: None,
+        hand_over: HandOver,
     ) -> None:
         self.thread = threading.current_thread()
+        self.ident = threading.get_ident()
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
         self.backward = BackwardStamps(gate, fault)
         self.device_log = DeviceLog(device_marks)
-        self.machine = StepMachine(self._take, partial(emit, self), user_span, partial(begins, self))
         self.held = HeldSteps()
+        # Whatever is logged from the beginning of the next step on belongs to that.
+        begins = partial(self.held.release, hand_over)
+        self.machine = StepMachine(self._take, partial(emit, self), user_span, begins)
         self.in_forward = False
         self.forwards = False
         """An outermost forward has run here."""
@@ -94,18 +97,24 @@ class ThreadState:
         """Forget what belonged to one outermost call."""
         self.in_forward = self.recompute = self.unordered = False
         self.device = self.muted_from = None
-        self.given_ids.clear()
-        self.backward.clear()
+        if self.given_ids:
+            self.given_ids.clear()
+        if self.backward.starts:
+            self.backward.clear()
         if self.owner is not None:
             self.owner, self.backward = None, self.backward.another()
 
     def _take(self, part: Part) -> None:
+        stamps = self.backward.log.stamps
+        device_times = self.device_log.take()
         if part.detailed:
-            part.calls, part.stamps = self.calls.copy(), self.backward.stamps.copy()
-            part.device_times = self.device_log.take()
-        self.calls.clear()
-        self.backward.stamps.clear()
-        self.device_log.clear()
+            part.calls, part.stamps, part.device_times = self.calls.copy(), stamps.copy(), device_times
+        elif device_times is not None:
+            device_times.drop()
+        if self.calls:
+            self.calls.clear()
+        if stamps:
+            stamps.clear()
         if self.registrations:
             part.registrations, self.registrations = self.registrations, []
         if self.watched:

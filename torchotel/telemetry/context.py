@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.context import attach
+from opentelemetry.context import Context, attach, get_current
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext
 
 from torchotel._records import SpanReference
@@ -20,13 +20,21 @@ from torchotel.telemetry.identities import span_context_of
 
 Ask = Callable[[], SpanReference | None]
 
+(SPAN,) = trace.set_span_in_context(INVALID_SPAN, Context())
+"""Where a context has its span: each step looks there twice, and asking the API is ten calls."""
+
 
 def current_span() -> SpanReference | None:
     """Return the user's span that is current on the calling thread; a step of this thread stands for what is below."""
-    span = trace.get_current_span()
+    span = _span_of(get_current())
     while type(span) is LiveSpan and span.thread == threading.get_ident():
         span = span.outer
     return None if span is INVALID_SPAN else reference_of(span.get_span_context())
+
+
+def _span_of(context: Context) -> Span:
+    span = context.get(SPAN, INVALID_SPAN)
+    return span if type(span) is LiveSpan or span is INVALID_SPAN else trace.get_current_span(context)
 
 
 def reference_of(context: SpanContext) -> SpanReference | None:
@@ -46,8 +54,9 @@ class LiveSpan(NonRecordingSpan):
         outer: The span that was current before.
     """
 
+    _context = trace.INVALID_SPAN_CONTEXT
+
     def __init__(self, ask: Ask, key: object, outer: Span) -> None:
-        super().__init__(trace.INVALID_SPAN_CONTEXT)
         self.key, self.thread = key, threading.get_ident()
         self._ask, self._outer = ask, outer
         self._outer_recorded = outer is not INVALID_SPAN and outer.is_recording()
@@ -64,6 +73,11 @@ class LiveSpan(NonRecordingSpan):
         if reference is None:
             return self.outer.get_span_context()
         return span_context_of(reference)
+
+    def leave(self) -> None:
+        """Bring back what was current before, where this is current still."""
+        if trace.get_current_span() is self:
+            attach(trace.set_span_in_context(self.outer))
 
     # What users say of "the current span" is meant for theirs: ours has its say already.
 
@@ -99,16 +113,12 @@ def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
         ask: Answers with the ids of what is innermost.
         key: What the span is made for; one that was made for something else makes room.
     """
-    outer = trace.get_current_span()
+    context = get_current()
+    outer = _span_of(context)
     if type(outer) is LiveSpan and outer.thread == threading.get_ident():
         if outer.key is key:
             return None
         outer = outer.outer
     live = LiveSpan(ask, key, outer)
-    attach(trace.set_span_in_context(live))
-
-    def leave() -> None:
-        if trace.get_current_span() is live:
-            attach(trace.set_span_in_context(live.outer))
-
-    return leave
+    attach(Context({**context, SPAN: live}))
+    return live.leave
