@@ -88,7 +88,7 @@ def test_cache_is_bounded() -> None:
 
 def test_long_texts_are_not_kept() -> None:
     """Messages of exceptions may be some thousand characters, and never come twice."""
-    kept = wire._known_text.cache_info().currsize
+    kept = wire._known.cache_info().currsize
     for number in range(10):
         wire.attributes_field(wire.SPAN_ATTRIBUTES, {"exception.message": f"{number}" * 1000})
-    assert wire._known_text.cache_info().currsize == kept
+    assert wire._known.cache_info().currsize == kept

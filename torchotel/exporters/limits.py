@@ -60,16 +60,20 @@ class Limiter:
         if room != self._room:
             self._room = room
             self._known.clear()
-        known, spans = self._known, list[Span]()
+        known, spans, same = self._known, list[Span](), common is trace.attributes
         for span in trace.spans:
             template, _, _, _, _, own, error, events, links, _ = span
             cut = known[template]
             plain = own is None and error is None and not events and not links
             if lost or cut.lost or not (plain or self._fits(span, cut)):
                 spans.append(self._hold(span, cut, lost))
+                same = False
+            elif cut.template is template:
+                spans.append(span)
             else:
-                spans.append(span if cut.template is template else span._replace(template=cut.template))
-        return Trace(trace.trace_id, spans, common, trace.remote_parent, trace.state)
+                spans.append(span._replace(template=cut.template))
+                same = False
+        return trace if same else Trace(trace.trace_id, spans, common, trace.remote_parent, trace.state)
 
     def _fits(self, span: Span, cut: _Cut) -> bool:
         """Tell whether what a span has of its own may stay as it is.
@@ -78,7 +82,7 @@ class Limiter:
         """
         if span.error is not None or span.events or self._limits.value_length is not None:
             return False
-        if len(span.links) > self._limits.links or any(link.attributes for link in span.links):
+        if span.links and (len(span.links) > self._limits.links or any(link.attributes for link in span.links)):
             return False
         return span.attributes is None or len(span.attributes) + len(cut.template.attributes) <= self._room
 

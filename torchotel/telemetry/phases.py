@@ -40,5 +40,5 @@ def phase_times_s(unit: Unit) -> dict[str, float]:
         times_ns[phase.kind] += length_ns
         if parent >= 0:
             times_ns[unit.phases[parent].kind] -= length_ns
-    other_ns = max(0, unit.end_ns - unit.start_ns - sum(times_ns.values()))
-    return {kind: ns / 1e9 for kind, ns in {**times_ns, "other": other_ns}.items()}
+    times_ns["other"] = max(0, unit.end_ns - unit.start_ns - sum(times_ns.values()))
+    return {kind: ns / 1e9 for kind, ns in times_ns.items()}

@@ -67,7 +67,8 @@ class TraceBuilder:
         phase_nodes = self._add_phases(nodes, unit)
         # A root with a link has no critical path in Jaeger's page: it takes a root's first reference for a parent.
         nodes[phase_nodes[0] if phase_nodes else 0].links = self._links(unit, parent)
-        self._add_calls(nodes, phase_nodes, unit, timed)
+        if timed.calls:
+            self._add_calls(nodes, phase_nodes, unit, timed)
         for phase, events in gradient_events(unit).items():
             nodes[phase_nodes[phase] if phase >= 0 else 0].events += tuple(events)
         for node in nodes:

@@ -6,6 +6,7 @@ a plain span then is a few bytes of ids and times between pieces that are there 
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from torchotel import _names
@@ -28,6 +29,11 @@ _START, _END = 0x39, 0x41
 _SPAN_ID, _PARENT_ID = 0x1208, 0x2208
 _ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
 _SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
+_TRACE_ID = wire.tag(wire.SPAN_TRACE_ID, wire.LENGTH) + wire.varint(16)
+_FLAGS = wire.fixed32_field(wire.SPAN_FLAGS, wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE)
+_FLAGS_BELOW_REMOTE = wire.fixed32_field(
+    wire.SPAN_FLAGS, wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE | wire.FLAG_IS_REMOTE
+)
 
 EncodedSpan: TypeAlias = tuple[SpanTemplate, bytes]
 """A span as one of repeated `ScopeSpans.spans`, with its template."""
@@ -109,20 +115,25 @@ class SpanEncoder:
 
 
 def _head(trace: Trace, *, remote: bool) -> bytes:
-    flags = wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE | (wire.FLAG_IS_REMOTE if remote else 0)
     return (
-        wire.length_field(wire.SPAN_TRACE_ID, trace.trace_id.to_bytes(16, "big"))
+        _TRACE_ID
+        + trace.trace_id.to_bytes(16, "big")
         + (wire.string_field(wire.SPAN_TRACE_STATE, trace.state) if trace.state else b"")
-        + wire.fixed32_field(wire.SPAN_FLAGS, flags)
+        + (_FLAGS_BELOW_REMOTE if remote else _FLAGS)
         + wire.attributes_field(wire.SPAN_ATTRIBUTES, trace.attributes)
     )
 
 
 def _own(span: Span) -> bytes:
     """Encode what only this span has."""
-    pieces = [wire.attributes_field(wire.SPAN_ATTRIBUTES, own_attributes(span))]
-    pieces += (wire.length_field(wire.SPAN_EVENTS, _event(event)) for event in own_events(span))
-    pieces += (wire.length_field(wire.SPAN_LINKS, _link(link)) for link in span.links)
+    pieces: list[bytes] = []
+    if span.attributes or span.error is not None:
+        pieces.append(wire.attributes_field(wire.SPAN_ATTRIBUTES, own_attributes(span)))
+    if span.events or span.error is not None:
+        pieces += [wire.length_field(wire.SPAN_EVENTS, _event(event)) for event in own_events(span)]
+    for link in span.links:
+        ids_alone = not (link.attributes or link.dropped)
+        pieces.append(_known_link(link.trace_id, link.span_id) if ids_alone else _link(link))
     if span.error is not None:
         status = wire.string_field(wire.STATUS_MESSAGE, span.error.message)
         status += wire.varint_field(wire.STATUS_CODE, wire.STATUS_ERROR)
@@ -144,12 +155,19 @@ def _event(event: SpanEvent) -> bytes:
 
 
 def _link(link: SpanLink) -> bytes:
-    return (
+    return wire.length_field(
+        wire.SPAN_LINKS,
         wire.length_field(wire.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
         + wire.length_field(wire.LINK_SPAN_ID, link.span_id.to_bytes(8, "big"))
         + wire.attributes_field(wire.LINK_ATTRIBUTES, link.attributes)
-        + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped)
+        + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped),
     )
+
+
+@lru_cache(16)
+def _known_link(trace_id: int, span_id: int) -> bytes:
+    """Encode a link as that of each step to its run."""
+    return _link(SpanLink(trace_id, span_id, {}))
 
 
 def _count(field: int, count: int) -> bytes:
