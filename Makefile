@@ -9,12 +9,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(READY)
 
-# A stamp, so that the packages are looked at again only when what they are made of has changed.
+# A stamp, so that the packages are looked at again only when what they are made of has changed. Of their thousands of files
+# Python compiles those that are ever imported: all of them would take as long again as the installation.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("torchotel needs Python 3.11 or later")'
 	@echo "installing torchotel with torch and all that tests and examples need: minutes, and some 6 GB"
-	$(BIN)/python -m pip install --quiet --editable '.[demo,report,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[demo,report,dev]'
 	touch $@
 
 test: $(READY)
