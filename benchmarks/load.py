@@ -145,6 +145,7 @@ def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
         Identities("always_on"),
         Metrics(dict, dict),
         on_start=lambda: None,
+        on_record=None,
         on_step=lambda _: None,
         on_line=None,
         on_first=lambda _: None,

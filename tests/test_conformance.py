@@ -26,7 +26,7 @@ from receiver import Receiver, receiver
 from support import plain
 
 from torchotel._receiver import Receiver as Endpoint
-from torchotel._records import ModelInfo, Record, Unit
+from torchotel._records import HandedOver, ModelInfo, Unit
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import RequestExporter
@@ -50,15 +50,15 @@ RESOURCE = {"service.name": "tests"}
 
 def records(program: Callable[[], None]) -> list[Unit]:
     """Run a program and give the records of its steps and evaluations."""
-    taken: list[Record] = []
-    capture = Capture(lambda handed: taken.append(handed.record()), Detail("all"), user_span=current_span)
+    handed: list[HandedOver] = []
+    capture = Capture(handed.append, Detail("all"), user_span=current_span)
     capture.install()
     try:
         program()
     finally:
         capture.uninstall()
         capture.end()
-    return [record for record in taken if isinstance(record, Unit)]
+    return [record for one in handed if isinstance(record := one.record(), Unit)]
 
 
 def export(units: Sequence[Unit], exporter: TraceExporter, starter: SpanStarter, max_spans: int) -> None:

@@ -1,12 +1,13 @@
 """What a flush brings out: all that was handed over before it was asked for."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
 
 from torchotel._config import Config
-from torchotel._records import Record
+from torchotel._records import Record, Unit
 from torchotel._session import Session
 from torchotel.exporters.memory import InMemoryExporter
 
@@ -43,7 +44,7 @@ def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
         worker = session._worker
 
         def step_and_flush() -> None:
-            worker._buffer.put(records[0])
+            worker._buffer.put(cast("Unit", records[0]))
             worker.flush(0)
 
         before = len(exporter.traces)

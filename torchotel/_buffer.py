@@ -36,21 +36,21 @@ class Buffer:
 
     def __init__(self, limit: int = MOST_SPANS) -> None:
         self._limit = limit
-        self._records: deque[tuple[HandedOver, int]] = deque()
+        self._handed: deque[tuple[HandedOver, int]] = deque()
         self._spans = 0
         self._dropped = 0
         self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self.bell = Bell()
         """Rings when there is enough for the worker to come early."""
 
-    def put(self, record: HandedOver) -> None:
-        """Add a record; never waits for the worker."""
-        spans = record.span_estimate()
+    def put(self, handed: HandedOver) -> None:
+        """Add what is handed over; never waits for the worker."""
+        spans = handed.span_estimate()
         with self._lock:
-            self._records.append((record, spans))
+            self._handed.append((handed, spans))
             self._spans += spans
-            while self._spans > self._limit and len(self._records) > 1:
-                _, lost = self._records.popleft()
+            while self._spans > self._limit and len(self._handed) > 1:
+                _, lost = self._handed.popleft()
                 self._spans -= lost
                 self._dropped += lost
             early = self._spans > self._limit // 8
@@ -58,13 +58,13 @@ class Buffer:
             self.bell.ring()
 
     def take(self) -> HandedOver | None:
-        """Remove the oldest record."""
+        """Remove the oldest."""
         with self._lock:
-            if not self._records:
+            if not self._handed:
                 return None
-            record, spans = self._records.popleft()
+            handed, spans = self._handed.popleft()
             self._spans -= spans
-            return record
+            return handed
 
     def take_dropped(self) -> int:
         """Return how many spans went since the last call because the buffer was full."""

@@ -53,7 +53,7 @@ class Guard:
         with self._lock:
             self.faults += 1
             number = self.faults
-            self.is_off = number >= self._limit
+            self.is_off = self.is_off or number >= self._limit
         if number == 1:
             # As text, not exc_info: a handler that keeps records would keep the frames' tensors alive.
             self._log("internal error in %s, your program goes on:\n%s", self.part, traceback.format_exc())

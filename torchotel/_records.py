@@ -1,4 +1,4 @@
-"""The waist: what capture hands over and what all else reads.
+"""The waist: the records that capture hands over, or the worker puts together of it, and that all else reads.
 
 Ints, strings and tuples; never a tensor, a module or an autograd node, so that a record can outlive
 the step that it describes. Times are `perf_counter_ns`; a `Unit` carries the offset to unix time.
@@ -193,14 +193,6 @@ class Log(NamedTuple):
     unix_ns: int
     values: Mapping[str, LogValue]
 
-    def span_estimate(self) -> int:
-        """Return 0: it makes no span."""
-        return 0
-
-    def record(self) -> "Log":
-        """Return itself."""
-        return self
-
 
 @dataclass(slots=True)
 class Unit:
@@ -258,7 +250,15 @@ Record: TypeAlias = Unit | Log
 
 
 class HandedOver(Protocol):
-    """What capture hands to the worker: a record, or what one is put together from, all of which has come."""
+    """What capture hands to the worker: a record, or what one is put together from."""
+
+    @property
+    def kind(self) -> str:
+        """That of a `Unit`, or log."""
+
+    @property
+    def detailed(self) -> bool:
+        """Whether it has its calls."""
 
     def span_estimate(self) -> int:
         """Count the spans that it would make, to weigh it before it is built."""

@@ -18,7 +18,7 @@ from torchotel._guard import Guard
 from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._publisher import Publisher
-from torchotel._records import HandedOver, Record, Unit
+from torchotel._records import Record, Unit
 from torchotel._stats import Stats
 from torchotel._versions import script_name, versions
 from torchotel._warn import Warn
@@ -46,7 +46,7 @@ class Session:
         config: What is wanted.
         model: Its modules get their full names from the first call on.
         exporters: Makes what traces go to, instead of where the configuration says.
-        on_record: Gets each record as it is handed over, on the thread that made it.
+        on_record: Gets each record, on the worker.
         wait: Open ports and push metrics only when there is something to tell: this process may be a launcher.
 
     Raises:
@@ -110,6 +110,7 @@ class Session:
             self._starter,
             self._metrics,
             self._prepare,
+            on_record,
             self._weigh,
             None if self._record is None else self._record.step,
             self._first,
@@ -117,7 +118,7 @@ class Session:
             rest,
         )
         self._capture = Capture(
-            buffer.put if on_record is None else _both(on_record, buffer.put),
+            buffer.put,
             self._detail,
             shapes=config.shapes,
             gradient_norms=config.gradient_norms,
@@ -291,12 +292,3 @@ class Session:
                 "spans": self.stats(),
             }
         )
-
-
-def _both(first: Callable[[Record], None], second: Callable[[HandedOver], None]) -> Callable[[HandedOver], None]:
-    def both(handed: HandedOver) -> None:
-        record = handed.record()
-        first(record)
-        second(record)
-
-    return both

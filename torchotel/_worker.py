@@ -13,7 +13,7 @@ from typing import TypeVar
 from torchotel._buffer import Buffer
 from torchotel._guard import Guard
 from torchotel._loading import Loading
-from torchotel._records import HandedOver, Log, Unit
+from torchotel._records import HandedOver, Log, Record, Unit
 from torchotel._warn import Warn
 from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.keeping import Keeper
@@ -55,6 +55,7 @@ class Worker:
         starter: Gives roots their ids, and says whether they are sampled.
         metrics: Counts every step and evaluation.
         on_start: Called first, on the thread.
+        on_record: Gets each record; None: nobody wants it.
         on_step: Gets each step, whole.
         on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
         on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
@@ -71,6 +72,7 @@ class Worker:
         starter: SpanStarter,
         metrics: Metrics,
         on_start: Callable[[], None],
+        on_record: Callable[[Record], None] | None,
         on_step: Callable[[Unit], None],
         on_line: Callable[[Mapping[str, object]], None] | None,
         on_first: Callable[[Unit], Trace | None],
@@ -83,6 +85,7 @@ class Worker:
         self.guard = Guard("the worker", limit=1000)
         self._export_to = [self.guard.guarded(exporter.export) for exporter in exporters]
         self._on_start = self.guard.guarded(on_start)
+        self._on_record = on_record
         self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
         self._look = self.guard.guarded(Missing(warn, builder.templates.includes).look)
         self._measure_log = self.guard.guarded(metrics.log)
@@ -166,13 +169,13 @@ class Worker:
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()
 
-    def _or_lost(self, export: Callable[[Kind], None], record: Kind) -> None:
-        """Export a record; one that can't be must not end the thread."""
+    def _or_lost(self, export: Callable[[Kind], None], handed: Kind) -> None:
+        """Export what was handed over; what can't be must not end the thread."""
         try:
-            export(record)
-        except Exception:  # noqa: BLE001  # whatever it was, the next record may be good
+            export(handed)
+        except Exception:  # noqa: BLE001  # whatever it was, the next may be good
             self.guard.fault()
-            self._lost(record.span_estimate())
+            self._lost(handed.span_estimate())
 
     def _lost(self, spans: int) -> None:
         if not self._exporters:
@@ -181,13 +184,13 @@ class Worker:
         self.spans_dropped += spans
 
     def _leave_out(self, handed: HandedOver) -> None:
-        record = handed.record()
-        if isinstance(record, Unit):
-            self._count(record)
-            self._lost(record.span_estimate())
+        self._count(handed)
+        self._lost(handed.span_estimate())
 
     def _export(self, handed: HandedOver) -> None:
         record = handed.record()
+        if self._on_record is not None:
+            self._on_record(record)
         if isinstance(record, Log):
             self._measure_log(record)
             if self._on_line is not None:
@@ -205,10 +208,10 @@ class Worker:
         for unit in self._fold.take(record):
             self._build(unit)
 
-    def _count(self, unit: Unit) -> None:
-        if unit.kind in self.counts:
-            self.counts[unit.kind] += 1
-        self.detailed += unit.detailed and unit.kind == "step"
+    def _count(self, handed: HandedOver) -> None:
+        if handed.kind in self.counts:
+            self.counts[handed.kind] += 1
+        self.detailed += handed.detailed and handed.kind == "step"
 
     def _build(self, unit: Unit) -> None:
         timed = self._timer.time(unit)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from fidelity.norms import true_norm
+from handed import Handed
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,7 +21,12 @@ class Recorded:
     """What a capture handed over."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.handed = Handed()
+
+    @property
+    def records(self) -> list[Record]:
+        """Give all records."""
+        return self.handed.records
 
     @property
     def steps(self) -> list[Unit]:
@@ -49,9 +55,7 @@ def captured(
 ) -> Iterator[tuple[Recorded, Capture]]:
     """Record the block; nothing of ours may have failed."""
     recorded = Recorded()
-    capture = Capture(
-        lambda handed: recorded.records.append(handed.record()), Detail(detail), gradient_norms=gradient_norms
-    )
+    capture = Capture(recorded.handed.append, Detail(detail), gradient_norms=gradient_norms)
     capture.install()
     try:
         yield recorded, capture

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from handed import Handed
 from support import Run, Seen
 from torch import Tensor, nn
 
@@ -50,8 +51,8 @@ def trees(run: Run) -> list[tuple[str, Any]]:
 @contextmanager
 def captured() -> Iterator[Capture]:
     """Capture the block in detail, and look at what is remembered meanwhile."""
-    units: list[Unit] = []
-    capture = Capture(lambda handed: units.append(cast("Unit", handed.record())), Detail("all"))
+    handed = Handed()
+    capture = Capture(handed.append, Detail("all"))
     capture.install()
     try:
         yield capture
@@ -59,4 +60,4 @@ def captured() -> Iterator[Capture]:
         capture.uninstall()
         capture.end()
     assert capture.guard.faults == 0
-    assert sum(len(unit.calls) for unit in units) > 0
+    assert sum(len(unit.calls) for unit in cast("list[Unit]", handed.records)) > 0

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from device_clock import MS, DeviceClock, Layer, net
+from handed import Handed
 from support import Seen, recorded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from training import train
 
 import torchotel
-from torchotel._records import Record, Unit
+from torchotel._records import Unit
 from torchotel.capture import capture, device_times
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
@@ -46,18 +47,18 @@ def times_s(root: Seen) -> dict[str, Any]:
     return {seen.name: seen.attributes.get("torch.device_time") for seen in spans}
 
 
-def captured(clock: DeviceClock, model: nn.Module, steps: int = 1) -> tuple[Capture, list[Record]]:
+def captured(clock: DeviceClock, model: nn.Module, steps: int = 1) -> tuple[Capture, Handed]:
     """Train with nothing but capture, and leave it open."""
-    records: list[Record] = []
-    found = Capture(lambda handed: records.append(handed.record()), Detail("all"), gradient_norms=False, clock=clock)
+    handed = Handed()
+    found = Capture(handed.append, Detail("all"), gradient_norms=False, clock=clock)
     found.install()
     train(model, ONE, steps=steps)
-    return found, records
+    return found, handed
 
 
-def forwards_ms(records: list[Record]) -> list[list[int]]:
+def forwards_ms(handed: Handed) -> list[list[int]]:
     """Give what the forwards of each step took, in the order that they ended."""
-    units = [unit for unit in records if isinstance(unit, Unit)]
+    units = [unit for unit in handed.records if isinstance(unit, Unit)]
     return [[ns // MS for times in unit.device_times for ns in times.forwards_ns.values()] for unit in units]
 
 
@@ -123,11 +124,11 @@ def test_two_backwards_through_one_forward(clock: DeviceClock) -> None:
 
 def test_the_counter_adds_them_up(clock: DeviceClock) -> None:
     """`torch.module.device_time` has a series for each module and direction."""
-    found, records = captured(clock, net(clock), steps=3)
+    found, handed = captured(clock, net(clock), steps=3)
     found.uninstall()
     found.end()
     metrics, timer = Metrics(dict, dict), CallTimer()
-    for unit in records:
+    for unit in handed.records:
         assert isinstance(unit, Unit)
         metrics.add(unit, timer.time(unit), None)
     points = {(path, way): round(s, 6) for (_, path, _, way), s in metrics.points(table.MODULE_DEVICE_TIME)}
@@ -144,11 +145,11 @@ def test_the_counter_adds_them_up(clock: DeviceClock) -> None:
 def test_a_step_waits_for_its_device(clock: DeviceClock) -> None:
     """Two steps at most, without a wait for the device; then it goes without."""
     clock.reached = False
-    found, records = captured(clock, net(clock), steps=5)
-    assert forwards_ms(records) == [[], []]  # three are here: two wait, and the last one has not ended
+    found, handed = captured(clock, net(clock), steps=5)
+    assert forwards_ms(handed) == [[], []]  # three are here: two wait, and the last one has not ended
     clock.reached = True
     train(net(clock), ONE)
-    assert forwards_ms(records) == [[], [], [3, 5, 8], [3, 5, 8], [3, 5, 8]]
+    assert forwards_ms(handed) == [[], [], [3, 5, 8], [3, 5, 8], [3, 5, 8]]
     assert clock.waits == 0
     found.uninstall()
     found.end()
@@ -157,21 +158,21 @@ def test_a_step_waits_for_its_device(clock: DeviceClock) -> None:
 def test_a_flush_waits_for_the_device(clock: DeviceClock) -> None:
     """At the end all times are there."""
     clock.reached = False
-    found, records = captured(clock, net(clock), steps=2)
+    found, handed = captured(clock, net(clock), steps=2)
     found.uninstall()
     found.end()
-    assert forwards_ms(records) == [[3, 5, 8]] * 2
+    assert forwards_ms(handed) == [[3, 5, 8]] * 2
     assert clock.waits > 0
 
 
 def test_an_evaluation_does_not_wait(clock: DeviceClock) -> None:
     """The trace of a request is there when the request is done: with its device times if the device is, too."""
-    found, records = captured(clock, net(clock), steps=0)
+    found, handed = captured(clock, net(clock), steps=0)
     for reached in (True, False):
         clock.reached = reached
         with torch.no_grad():
             net(clock)(ONE)
-    assert forwards_ms(records) == [[3, 5, 8], []]
+    assert forwards_ms(handed) == [[3, 5, 8], []]
     found.uninstall()
     found.end()
 
@@ -194,9 +195,24 @@ def test_steps_without_detail_mark_nothing(clock: DeviceClock) -> None:
     assert clock.made == 0
 
 
+def test_evaluations_that_do_not_wait_keep_no_events(clock: DeviceClock) -> None:
+    """They have no device time where the device is behind, and their events are used again at once."""
+    found, handed = captured(clock, net(clock), steps=0)
+    clock.reached = False
+    model = net(clock)
+    with torch.no_grad():
+        for _ in range(20):
+            model(ONE)
+    made = clock.made
+    found.uninstall()
+    found.end()
+    assert (len(handed), made) == (20, 6)
+    assert forwards_ms(handed) == [[]] * 20
+
+
 def test_nothing_while_a_graph_is_captured(clock: DeviceClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """No event is recorded, none is asked for: either would end up in the CUDA graph, or end its capture."""
-    found, records = captured(clock, net(clock))
+    found, handed = captured(clock, net(clock))
     made, asked = clock.made, clock.queries
     monkeypatch.setattr(device_times, "is_capturing", lambda: True)
     train(net(clock), ONE, steps=2)
@@ -204,7 +220,7 @@ def test_nothing_while_a_graph_is_captured(clock: DeviceClock, monkeypatch: pyte
     monkeypatch.undo()
     found.uninstall()
     found.end()
-    assert [times for times in forwards_ms(records) if times] == [[3, 5, 8]]
+    assert [times for times in forwards_ms(handed) if times] == [[3, 5, 8]]
 
 
 def test_a_device_that_fails_ends_device_times_alone(clock: DeviceClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,11 +228,11 @@ def test_a_device_that_fails_ends_device_times_alone(clock: DeviceClock, caplog:
     model, plain = net(clock), net(clock)
     losses = train(plain, ONE, steps=12)
     clock.broken = True
-    found, records = captured(clock, model, steps=0)
+    found, handed = captured(clock, model, steps=0)
     assert [torch.equal(*pair) for pair in zip(train(model, ONE, steps=12), losses, strict=True)] == [True] * 14
     found.uninstall()
     found.end()
-    assert forwards_ms(records) == [[]] * 12
+    assert forwards_ms(handed) == [[]] * 12
     assert (found.guard.faults, found.device_marks.guard.faults) == (0, 10)
     assert not found.device_marks.on
     assert [record.message.split("\n")[0] for record in caplog.records] == [
@@ -233,12 +249,12 @@ def test_a_forward_that_raises(clock: DeviceClock) -> None:
             clock.now_ns += 2 * MS
             raise ValueError("no")
 
-    found, records = captured(clock, net(clock), steps=0)
+    found, handed = captured(clock, net(clock), steps=0)
     with pytest.raises(ValueError, match="no"):
         nn.Sequential(Layer(clock, 3, 7), Fails())(ONE)
     found.uninstall()
     found.end()
-    assert forwards_ms(records) == [[3, 2, 5]]
+    assert forwards_ms(handed) == [[3, 2, 5]]
 
 
 def test_no_tensor_is_kept(clock: DeviceClock) -> None:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from torchotel._records import GradientNorms, HandedOver, Log, Unit
+import pytest
+
+from torchotel._records import GradientNorms, HandedOver, Log, Phase, Unit
 from torchotel.capture.held import Held, HeldLog, HeldSteps
 from torchotel.capture.logged import Logged
 from torchotel.capture.parts import Part
@@ -78,6 +80,14 @@ def test_a_flush_in_the_midst_of_a_hand_over() -> None:
     steps.add(_held(1))
     steps.release(given.append)
     assert _seen(given) == [(0, True), (1, False)]
+
+
+@pytest.mark.parametrize(("kind", "parts", "spans"), [("step", 2, 7), ("evaluation", 1, 4), ("data", 1, 1)])
+def test_what_waits_weighs_as_much_as_its_record(kind: str, parts: int, spans: int) -> None:
+    """What is lost before it is a record is counted as what it would have been."""
+    phases = [Phase("data", start, start + 1) for start in range(3)]
+    held = Held(kind, 0, [Part(0, 3, fetched=True, phases=phases) for _ in range(parts)], 0)
+    assert (held.span_estimate(), held.record().span_estimate()) == (spans, spans)
 
 
 def test_the_last_word_goes_to_the_last_step() -> None:

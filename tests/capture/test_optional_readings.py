@@ -44,7 +44,7 @@ def test_an_allocator_that_keeps_no_count(monkeypatch: pytest.MonkeyPatch, caplo
     """It is asked once, on the device that is used, and every step is there all the same."""
     device = Uncounted(monkeypatch)
     recorded = Recorded()
-    capture = Capture(lambda handed: recorded.records.append(handed.record()), Detail("off"))
+    capture = Capture(recorded.handed.append, Detail("off"))
     capture.install()
     trained(net(), steps=STEPS)
     capture.uninstall()

@@ -14,6 +14,8 @@ from training import train
 
 import torchotel
 from torchotel.capture.backward import Gate
+from torchotel.capture.capture import Capture
+from torchotel.capture.detail import Detail
 from torchotel.capture.device_clock import CudaClock
 from torchotel.capture.device_times import DeviceMarks
 from torchotel.capture.hooks import ModuleHooks
@@ -99,6 +101,31 @@ def test_a_patch_over_ours_brings_nothing_back() -> None:
             assert hooks() == before
     finally:
         autograd["_engine_run_backward"] = original
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_forwards_end_while_other_threads_begin_theirs() -> None:
+    """As in a server that has a thread for each request: which threads forward is looked up at each end."""
+    capture = Capture(lambda _: None, Detail("off"))
+    capture.install()
+
+    def request() -> None:
+        model = nn.Linear(2, 2)
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(1, 2))
+
+    try:
+        for _ in range(20):
+            threads = [threading.Thread(target=request) for _ in range(50)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        capture.uninstall()
+        capture.end()
+    assert capture.guard.faults == 0
 
 
 @pytest.mark.usefixtures("quick_switches")

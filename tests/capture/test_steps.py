@@ -154,6 +154,39 @@ def test_parameters_updated_by_hand() -> None:
     assert program.end() == _steps(*["DFB"] * (WITHOUT_OPTIMIZER + 1))
 
 
+def test_steps_updated_by_hand_keep_their_ids() -> None:
+    """Those that are open when it is found out belong to no step that has been handed over."""
+    handed: list[Part] = []
+    machine = StepMachine(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    for now in range(WITHOUT_OPTIMIZER):
+        part = machine.forward_begins(now, grad=True)
+        machine.forward_ends(now)
+        machine.backward_begins(now, in_forward=False)
+        machine.backward_ends(now)
+    assert len(handed) == WITHOUT_OPTIMIZER - 1
+    assert all(one.identity is not part.identity for one in handed)
+
+
+def test_what_was_handed_over_amid_a_backward_changes_no_more() -> None:
+    """The worker makes a record of it at some later time, and the backward goes on; so does an optimizer's step."""
+    handed: list[Part] = []
+    machine = StepMachine(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    machine.forward_begins(10, grad=True)
+    machine.forward_ends(20)
+    machine.backward_begins(30, in_forward=False)
+    machine.optimizer_begins(40, "O", "SGD")
+    machine.end()
+    machine.optimizer_ends(50, "O")
+    machine.backward_ends(60)
+    (part,) = handed
+    assert [(phase.kind, phase.end_ns) for phase in part.phases] == [
+        ("forward", 30),
+        ("backward", 30),
+        ("optimizer", 40),
+    ]
+    assert (part.end_ns, part.optimizers) == (20, [])
+
+
 def test_a_short_program_without_optimizer() -> None:
     """A program that ends before 64 backwards still has one step for each."""
     assert Program().play("FB FB FB").end() == _steps("FB", "FB", "FB")

@@ -1,14 +1,23 @@
 """What our encoder writes is what OTLP's own classes read."""
 
 from dataclasses import replace
+from enum import IntEnum
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
 from torchotel.exporters.otlp import wire
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+
+
+class Colour(IntEnum):
+    """A number that is more than one."""
+
+    RED = 3
 
 
 def read(encoder: SpanEncoder, *traces: Trace) -> ExportTraceServiceRequest:
@@ -86,9 +95,22 @@ def test_cache_is_bounded() -> None:
     assert set(cache) == {three, one}
 
 
+NUMBERS = [0, 127, 128, 1 << 32, (1 << 63) - 1, -1, -(1 << 63), 1 << 63, 1 << 64, True, Colour.RED]
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_whole_numbers(value: int) -> None:
+    """Each arrives as it is, those that OTLP can't say as text."""
+    (attribute,) = ProtoSpan.FromString(wire.attributes_field(wire.SPAN_ATTRIBUTES, {"n": value})).attributes
+    kind = attribute.value.WhichOneof("value")
+    told = getattr(attribute.value, str(kind))
+    expected = "bool_value" if value is True else "int_value" if -(1 << 63) <= value < 1 << 63 else "string_value"
+    assert (kind, int(told)) == (expected, value)
+
+
 def test_long_texts_are_not_kept() -> None:
     """Messages of exceptions may be some thousand characters, and never come twice."""
-    kept = wire._known.cache_info().currsize
+    kept = wire._known_text.cache_info().currsize
     for number in range(10):
         wire.attributes_field(wire.SPAN_ATTRIBUTES, {"exception.message": f"{number}" * 1000})
-    assert wire._known.cache_info().currsize == kept
+    assert wire._known_text.cache_info().currsize == kept

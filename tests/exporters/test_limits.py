@@ -22,9 +22,11 @@ def keys(span: ProtoSpan) -> list[str]:
 
 
 def test_what_is_within_limits_stays_as_it_is() -> None:
-    """By default no span of ours comes near them, and the bytes are the same."""
+    """By default no span of ours comes near them, and the bytes are the same; most traces are not even made anew."""
     for trace in (rich(), flat(100)):
         assert SpanEncoder().encode(Limiter(DEFAULT_LIMITS).hold(trace)) == SpanEncoder().encode(trace)
+    plain = Trace(1, [Span(STEP, 1, 0, T0, T0 + 9, {"a": 1})], {"torch.step.number": 3})
+    assert Limiter(DEFAULT_LIMITS).hold(plain) is plain
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 8, 9, 10, 128])

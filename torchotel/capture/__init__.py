@@ -1,1 +1,1 @@
-"""From PyTorch's hooks to plain records; nothing here knows OpenTelemetry."""
+"""From PyTorch's hooks to what plain records are made of; nothing here knows OpenTelemetry."""

@@ -35,7 +35,7 @@ from torchotel.capture.watch import Watches
 
 
 class Capture:
-    """Record training steps and evaluations of all threads and hand them over as plain records.
+    """Record training steps and evaluations of all threads and hand over what records are made of.
 
     Args:
         hand_over: Gets each finished step or evaluation, on the thread that ran it.
@@ -245,7 +245,7 @@ class Capture:
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
-        reason = self.detail.reason(number) if len(parts) > 1 or parts[0].detailed else None
+        reason = self.detail.reason(number) if True in [part.detailed for part in parts] else None
         memory = self.memory.read() if kind == "step" else ()
         thread.held.add(Held(kind, number, parts, thread.ident, reason, memory))
         if kind != "step":

@@ -130,12 +130,9 @@ class Compiling:
         """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
         return self.threads[get_ident()] > 0
 
-    def look_beside(self) -> bool:
-        """Return whether another thread compiles, to the calling one, which trains; the user is told."""
-        if not self.threads:
-            return False
+    def tell_beside(self) -> None:
+        """Tell the user that another thread compiles, to the calling one, which trains."""
         self._warn(BESIDE_A_FORWARD)
-        return True
 
     def _begin(self) -> None:
         self.threads[get_ident()] += 1

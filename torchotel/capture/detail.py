@@ -34,7 +34,7 @@ class Detail:
 
     def of_step(self, number: int) -> bool:
         """Tell whether the step with this number is detailed."""
-        return number in self._asked or number < self._first or (self.every > 0 and self._is_due(number, self.every))
+        return number in self._asked or self._is_due(number, self.every)
 
     def of_evaluation(self, number: int) -> bool:
         """Tell whether the evaluation with this number is: nobody measures what that costs, so they stay rare."""

@@ -43,8 +43,9 @@ class Clock(Protocol):
 class CudaClock:
     """That of CUDA devices, and of AMD's, which torch gives the same name."""
 
-    is_running = staticmethod(torch.cuda.is_initialized)
-    """Tell whether this process uses such a device; starts none."""
+    def is_running(self) -> bool:
+        """Tell whether this process uses such a device; starts none."""
+        return bool(torch.cuda.is_initialized())
 
     def device_of(self, tensor: Tensor) -> int | None:
         """Return the index of the device that a tensor is on; None for one that has no such clock."""

@@ -70,7 +70,8 @@ class Events:
         thread.in_backward += 1
         thread.trains = True
         part = thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
-        if compiling.threads and compiling.look_beside():
+        if compiling.threads:
+            compiling.tell_beside()
             part.hooks_were_out = True
         self._capture.live.enter(thread, part)
 

@@ -116,8 +116,10 @@ class Gradients:
 
     def _wanted_now(self, thread: ThreadState, number: int) -> bool:
         part = thread.machine.open_part
-        if part is None or self._with_detail:
-            return part is not None and bool(part.detailed)
+        if part is None:
+            return False
+        if self._with_detail:
+            return bool(part.detailed)
         return self._every > 0 and (number + part.ahead) % self._every == 0
 
     def take(self, models: Iterable[Module], scaling: Scaling) -> PendingNorms | None:

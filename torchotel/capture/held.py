@@ -1,9 +1,10 @@
-"""Finished steps that are not handed over yet: their numbers are on their way, or a last word may come."""
+"""Finished steps, held while their numbers are on their way or a last word may come, and handed over in their parts."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns, time_ns
 from typing import TypeAlias
 
 from torchotel._records import DeviceMemory, HandedOver, Log, Unit
@@ -29,7 +30,9 @@ class Held:
         memory: That of devices at its end.
     """
 
-    __slots__ = ("_memory", "_number", "_parts", "_reason", "_thread", "kind", "logged")
+    __slots__ = (
+        "_identity", "_memory", "_number", "_parts", "_reason", "_thread", "_unix_offset_ns", "kind", "logged",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -42,12 +45,15 @@ class Held:
     ) -> None:
         self.kind, self._number, self._parts, self._thread = kind, number, parts, thread
         self._reason, self._memory = reason, memory
-        self.logged = parts[0].logged
-        rate = parts[0].learning_rate
+        first = parts[0]
+        self.logged, rate, identity = first.logged, first.learning_rate, first.identity
         if len(parts) > 1:
+            identity = next((part.identity for part in parts if part.identity.reference is not None), identity)
             for part in parts[1:]:
                 rate = rate if part.learning_rate is None else part.learning_rate
                 self.logged.merge(part.logged)
+        self._unix_offset_ns = identity.unix_offset_ns or time_ns() - perf_counter_ns()
+        self._identity = identity.take()
         if rate is not None:
             self.logged.learning_rate(rate)
 
@@ -60,7 +66,7 @@ class Held:
                 return False  # the trace of a request does not wait for the next request
             if part.watched and not all(gradient.ready() for gradient in part.watched):
                 return False
-        return not self.logged.reads or self.logged.ready()
+        return self.logged.ready()
 
     def wait(self) -> None:
         """Wait until it can."""
@@ -70,8 +76,22 @@ class Held:
                 if awaited is not None:
                     awaited.wait()
 
+    def close(self) -> None:
+        """Take nothing in any more; what is on a device still is given up."""
+        self.logged.closed = True
+        for part in self._parts:
+            if part.device_times is not None:
+                part.device_times.result()  # what it holds goes back
+
+    @property
+    def detailed(self) -> bool:
+        """Whether it has its calls."""
+        return any(part.detailed for part in self._parts)
+
     def span_estimate(self) -> int:
         """Count the spans that the record would make, to weigh it before it is built."""
+        if self.kind == "data":
+            return 1  # it is the fetch
         spans = 1
         for part in self._parts:
             spans += len(part.phases) + len(part.calls) + len(part.stamps) // 2
@@ -79,8 +99,9 @@ class Held:
 
     def record(self) -> Unit:
         """Put the record together, with what has come."""
-        unit, parts = join(self.kind, self._number, self._parts, self._thread), self._parts
-        unit.reason, unit.memory = self._reason if unit.detailed else None, self._memory
+        parts = self._parts
+        unit = join(self.kind, self._number, parts, self._thread, self._identity, self._unix_offset_ns)
+        unit.reason, unit.memory = self._reason, self._memory
         unit.values = self.logged.values()
         for part in parts:  # gradients add up: the last backward's norms are the step's
             unit.gradients = unit.gradients if part.gradients is None else part.gradients.result()
@@ -101,6 +122,7 @@ class HeldLog:
     __slots__ = ("_log", "logged")
 
     kind = "log"
+    detailed = False
 
     def __init__(self, log: Log, logged: Logged) -> None:
         self._log, self.logged = log, logged
@@ -112,6 +134,10 @@ class HeldLog:
     def wait(self) -> None:
         """Wait until it can."""
         self.logged.wait()
+
+    def close(self) -> None:
+        """Take nothing in any more."""
+        self.logged.closed = True
 
     def span_estimate(self) -> int:
         """Return 0: it makes no span."""
@@ -159,5 +185,5 @@ class HeldSteps:
             return
         if wait:
             held.wait()
-        held.logged.closed = True
+        held.close()
         hand_over(held)

@@ -47,28 +47,32 @@ class OneShot:
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
-        self.id = -1
-        self.hooks: dict[int, Hook] = {}
-        """Where it is by its id while it is in."""
+        self._id = -1
+        self._hooks: dict[int, Hook] = {}
         self._remove: Callable[[], None] | None = None
         """Takes it out where it is not known where torch has put it: next time it is registered anew."""
+        self.is_in = False
+        """Whether it is in; asked after every event."""
 
     def put(self) -> None:
         """Put it in, if it is not."""
-        if self.id >= 0:
-            self.hooks[self.id] = self._hook
+        if self._id >= 0:
+            self._hooks[self._id] = self._hook
+            self.is_in = True
             return
         handle = register_module_forward_pre_hook(self._hook)
-        self.id, hooks = handle.id, hooks_of(handle)
-        self.hooks = {self.id: self._hook} if hooks is None else hooks
+        self._id, hooks = handle.id, hooks_of(handle)
+        self._hooks = {self._id: self._hook} if hooks is None else hooks
         self._remove = handle.remove if hooks is None else None
+        self.is_in = True
 
     def take(self) -> None:
         """Take it out, if it is in."""
-        self.hooks.pop(self.id, None)
+        self.is_in = False
+        self._hooks.pop(self._id, None)
         if self._remove is not None:
             self._remove()
-            self.id, self._remove = -1, None
+            self._id, self._remove = -1, None
 
 
 class ModuleHooks:
@@ -134,7 +138,7 @@ class ModuleHooks:
     def arm(self) -> None:
         """Wait for the next outermost forward."""
         self._armed = True
-        if self._one_shot.id not in self._one_shot.hooks:  # after most events it is
+        if not self._one_shot.is_in:  # after most events it is
             self._apply()
 
     def disarm(self) -> None:

@@ -34,7 +34,7 @@ class Logged:
     with those that follow.
     """
 
-    __slots__ = ("_counts", "_last", "_losses", "_offered", "closed", "reads")
+    __slots__ = ("_counts", "_last", "_losses", "_offered", "_reads", "closed")
 
     def __init__(self) -> None:
         self._last: dict[str, LogValue | Reading] = {}
@@ -42,7 +42,7 @@ class Logged:
         """The last, after those that have not come yet; none after one that is not finite."""
         self._counts: dict[str, list[LogValue | Reading]] = {}
         self._offered: Logged | None = None
-        self.reads = False
+        self._reads = False
         """Some of it is read later."""
         self.closed = False
         """The step has been handed over: nothing is taken in any more, and what comes now is late."""
@@ -51,7 +51,7 @@ class Logged:
         """Take in what was logged."""
         for name, value in values.items():
             if isinstance(value, Reading):
-                self.reads = True
+                self._reads = True
             if name == LOSS:
                 self._add_losses([value])
                 continue
@@ -66,20 +66,20 @@ class Logged:
 
     def offer(self, values: Mapping[str, LogValue | Reading]) -> None:
         """Take in what a framework knows; not what adds up, since it may be a total."""
-        self._offered, self.reads = self._offered or Logged(), True
+        self._offered, self._reads = self._offered or Logged(), True
         self._offered.add({name: value for name, value in values.items() if name not in COUNTS})
 
     def learning_rate(self, rate: LogValue | Reading) -> None:
         """Take in the optimizers', which holds where none was logged."""
         self._last.setdefault("lr", rate)
         if isinstance(rate, Reading):
-            self.reads = True
+            self._reads = True
 
     def merge(self, later: Logged) -> None:
         """Take in what a later part of the same step has logged."""
         self._last.update(later._last)
-        if later.reads:
-            self.reads = True
+        if later._reads:
+            self._reads = True
         if later._losses:
             self._add_losses(later._losses)
         for name, values in later._counts.items():
@@ -90,7 +90,7 @@ class Logged:
 
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
-        return not self.reads or all(reading.ready() for reading in self._readings())
+        return not self._reads or all(reading.ready() for reading in self._readings())
 
     def wait(self) -> None:
         """Wait until it can."""
@@ -102,10 +102,10 @@ class Logged:
         values: dict[str, LogValue] = {} if self._offered is None else self._offered.values()
         if self._losses and (loss := _worst(self._losses)) is not None:
             values[LOSS] = loss
-        for name, value in self._last.items():
+        for name, value in list(self._last.items()):  # another thread may be about to add one
             if (come := _come(name, value)) is not None:
                 values[name] = come
-        for name, counts in self._counts.items():
+        for name, counts in list(self._counts.items()):
             if (total := _sum(name, counts)) is not None:
                 values[name] = total
         return values

@@ -212,7 +212,7 @@ class Outermost:
                 exception = sys.exc_info()[1]
                 error = error_of(exception) if exception is not None else None
             else:
-                self._capture.hooks.unwatch_exit(thread, self._capture.forwarding)
+                self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
             if thread.in_forward:
                 self.leave(thread, now_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward

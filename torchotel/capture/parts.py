@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter_ns, time_ns
 from typing import Protocol, TypeVar
 
 from torch.nn import Module
@@ -126,7 +125,9 @@ class Part:
             self.forward_start_ns, self.forward_id = None, 0
 
 
-def join(kind: str, number: int, parts: Sequence[Part], thread: int) -> Unit:
+def join(
+    kind: str, number: int, parts: Sequence[Part], thread: int, identity: SpanReference | None, unix_offset_ns: int
+) -> Unit:
     """Put the parts of a step or an evaluation together.
 
     Args:
@@ -134,6 +135,8 @@ def join(kind: str, number: int, parts: Sequence[Part], thread: int) -> Unit:
         number: How many of the kind there were before.
         parts: In order.
         thread: The id of the one that ran them.
+        identity: The ids that were given out for it.
+        unix_offset_ns: From the times of its parts to unix time.
     """
     first, *later = parts
     unit = Unit(
@@ -141,7 +144,7 @@ def join(kind: str, number: int, parts: Sequence[Part], thread: int) -> Unit:
         number,
         first.start_ns,
         first.end_ns,
-        0,
+        unix_offset_ns,
         thread,
         detailed=bool(first.detailed),
         hooks_were_out=first.hooks_were_out,
@@ -152,20 +155,16 @@ def join(kind: str, number: int, parts: Sequence[Part], thread: int) -> Unit:
         stamps=first.stamps,
         registrations=first.registrations,
         error=first.error,
+        identity=identity,
         asked_ns=first.asked_ns,
     )
-    identity = first.identity
     for part in later:
-        if identity.reference is None and part.identity.reference is not None:
-            identity = part.identity
         _go_on(unit, part)
     if later:  # once for all of them: there may be hundreds
         unit.phases = [phase for part in parts for phase in part.phases]
         unit.calls = [call for part in parts for call in part.calls]
         unit.stamps = [stamp for part in parts for stamp in part.stamps]
         unit.registrations = [registration for part in parts for registration in part.registrations]
-    unit.unix_offset_ns = identity.unix_offset_ns or time_ns() - perf_counter_ns()
-    unit.identity = identity.take()
     return unit
 
 

@@ -44,9 +44,8 @@ class PendingStep:
         return len(finished) > 1
 
     def has_fetch(self) -> bool:
-        """Tell whether a closed part, of which there is one at least, began with a fetch."""
-        first, *later = self.parts
-        return first.fetched or (bool(later) and any(part.fetched for part in later))
+        """Tell whether a closed part began with a fetch."""
+        return any(part.fetched for part in self.parts)
 
     def is_finished(self) -> bool:
         """Tell whether the last closed part ended with an optimizer's step."""
@@ -119,7 +118,16 @@ class PendingStep:
         keys = _keys(parts)
         if keys:
             self.cycle = keys
+        if self.parts or self.open is not None:
+            self._keep_apart_from(parts)
         self._emit("step", parts)
+
+    def _keep_apart_from(self, step: list[Part]) -> None:
+        """Give what is no part of a step ids of its own, where it had been taken for one."""
+        identity = Identity()
+        for part in (*self.parts, self.open):
+            if part is not None and any(part.identity is one.identity for one in step):
+                part.identity = identity
 
 
 def _keys(parts: list[Part]) -> set[Hashable]:

@@ -219,9 +219,7 @@ def runs_region(function: F) -> F:
 
 def innermost_call() -> int | None:
     """Return what tells the innermost module call on this thread's Python stack from others; None if that can't be."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not _call_code:
-        frame = frame.f_back
+    frame = _call_around(sys._getframe(1))
     return None if frame is None else id(frame)
 
 

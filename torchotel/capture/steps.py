@@ -5,6 +5,7 @@ programs that it must get right are tabled in the documentation; `tests/capture/
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 from torchotel._records import Error, Phase, SpanReference
 from torchotel.capture.parts import Identity, Part
@@ -153,7 +154,7 @@ class StepMachine:
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
         """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
-        if not self._stepping or (self._stepping[-1][0] != key and key not in [entry[0] for entry in self._stepping]):
+        if key not in [entry[0] for entry in self._stepping]:
             return
         while True:
             found, kind, start_ns, part, place = self._stepping.pop()
@@ -254,7 +255,9 @@ class StepMachine:
             self._stepping.clear()
 
     def end(self) -> None:
-        """Hand over everything, finished or not."""
+        """Hand over everything, finished or not; what runs still changes nothing of it."""
+        self._running = [(_copy_of(part), place) for part, place in self._running]
+        self._stepping = [(key, kind, start_ns, _copy_of(part), at) for key, kind, start_ns, part, at in self._stepping]
         self._pending.close_open()
         if self._optimizer_seen:
             self._pending.hand_over()
@@ -340,6 +343,10 @@ class StepMachine:
     def _fetch_opens(self, part: Part) -> bool:
         """Tell whether a fetch that yields opens another part than the one that is open."""
         return not (self._inside() or _only_fetched(part))
+
+
+def _copy_of(part: Part) -> Part:
+    return replace(part, phases=[*part.phases], optimizers=[*part.optimizers])
 
 
 def _only_fetched(part: Part) -> bool:

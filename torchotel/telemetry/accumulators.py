@@ -67,13 +67,6 @@ class Accumulators:
             values = self.of(instrument)
             values[labels] = values.get(labels, 0.0) + amount
 
-    def add_each(self, instrument: Instrument, amounts: Mapping[Labels, float]) -> None:
-        """Add to several series of a counter, under the same conditions."""
-        values = self.of(instrument)
-        for labels, amount in amounts.items():
-            if amount >= 0 and isfinite(amount):
-                values[labels] = values.get(labels, 0.0) + amount
-
     def set(
         self, instrument: Instrument, value: float, labels: Labels = NO_LABELS, *, limit: int | None = None
     ) -> None:

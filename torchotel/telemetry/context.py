@@ -54,9 +54,8 @@ class LiveSpan(NonRecordingSpan):
         outer: The span that was current before.
     """
 
-    _context = trace.INVALID_SPAN_CONTEXT
-
     def __init__(self, ask: Ask, key: object, outer: Span) -> None:
+        super().__init__(trace.INVALID_SPAN_CONTEXT)
         self.key, self.thread = key, threading.get_ident()
         self._ask, self._outer = ask, outer
         self._outer_recorded = outer is not INVALID_SPAN and outer.is_recording()

@@ -149,12 +149,11 @@ class Metrics:
         end_s = (unit.end_ns + unit.unix_offset_ns) / 1e9
         self._numbers.add(table.STEPS, 1)
         bucket = self._numbers.observe(table.STEP_DURATION, duration_s)
-        if self._observers:
-            observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
+        observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
         if span is not None:
             self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
-        times_s = phase_times_s(unit)
-        self._numbers.add_each(table.PHASE_TIME, {(phase,): time_s for phase, time_s in times_s.items()})
+        for phase, time_s in phase_times_s(unit).items():
+            self._numbers.add(table.PHASE_TIME, time_s, (phase,))
         ends = self._numbers.of(table.STEP_LAST_END_TIME)
         ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads come in any order
         self._steps += 1

@@ -33,7 +33,7 @@ class Timed:
     """What forwards took by the clock of their device, by the index of the call."""
 
 
-NOTHING = Timed()
+_NOTHING = Timed()
 
 
 class CallTimer:
@@ -51,7 +51,7 @@ class CallTimer:
         """Find out what enclosed each call, and when its backwards ran."""
         stamps = _own_stamps(unit)
         if not unit.calls and not stamps:
-            return NOTHING
+            return _NOTHING
         earlier = self._earlier.setdefault(unit.thread, [])
         before = [call for calls in earlier for call in calls] if _reaches_back(unit.calls, stamps) else []
         calls, own = [*before, *unit.calls], len(before)

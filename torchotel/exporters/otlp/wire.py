@@ -46,9 +46,7 @@ _FIXED64 = struct.Struct("<Q").pack
 _ONE_BYTE = [bytes((number,)) for number in range(_CONTINUE)]
 _DOUBLE_LEN = 8
 _MOST_KEPT, _LONGEST_KEPT = 1024, 256  # attributes whose bytes are kept: many, but no long ones
-_ONCE = 1 << 32
-"""A whole number below counts something, and comes once; one above is an id, as a thread's, and comes again."""
-_END = 1 << 63
+_END = 1 << 63  # of the whole numbers that there are
 
 
 def varint(number: int) -> bytes:
@@ -114,18 +112,16 @@ def attributes_field(field: int, attributes: Attributes) -> bytes:
 
 
 def _attribute(field: int, key: str, value: AttributeValue) -> bytes:
-    """Write one attribute: strings come again and again, numbers seldom."""
-    if len(key) <= _LONGEST_KEPT:
-        kind = type(value)
-        if kind is int and 0 <= value < _ONCE:  # type: ignore[operator] # it is an int
-            number = varint(value)  # type: ignore[arg-type] # it is an int
-            return _before_number(field, key, len(number)) + number
-        if kind is int and _ONCE <= value < _END:  # type: ignore[operator] # it is an int
-            return _known(field, key, value)
-        if kind is float:
-            return _before_double(field, key) + _DOUBLE(value)
-        if kind is str and len(value) <= _LONGEST_KEPT:  # type: ignore[arg-type] # it is a str
-            return _known(field, key, value)
+    """Write one attribute: what stands before a number, and a whole text, come again and again."""
+    if len(key) > _LONGEST_KEPT:
+        return _key_value(field, key, any_value(value))
+    if type(value) is int and 0 <= value < _END:
+        number = varint(value)
+        return _before_number(field, key, len(number)) + number
+    if isinstance(value, float):
+        return _before_double(field, key) + _DOUBLE(value)
+    if isinstance(value, str) and len(key) + len(value) <= _LONGEST_KEPT:
+        return _known_text(field, key, value)
     return _key_value(field, key, any_value(value))
 
 
@@ -141,7 +137,7 @@ def _before_number(field: int, key: str, number_len: int) -> bytes:
 
 
 @lru_cache(_MOST_KEPT)
-def _known(field: int, key: str, value: str | int) -> bytes:
+def _known_text(field: int, key: str, value: str) -> bytes:
     return _key_value(field, key, any_value(value))
 
 
