@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import perf_counter_ns, time_ns
 from typing import TypeAlias
 
 from torchotel._records import DeviceMemory, HandedOver, Log, Unit
 from torchotel.capture.logged import Logged
 from torchotel.capture.parts import Part, join
+from torchotel.capture.unix_time import unix_offset_ns
 
 MOST_WAITING = 2
 
@@ -52,7 +52,7 @@ class Held:
             for part in parts[1:]:
                 rate = rate if part.learning_rate is None else part.learning_rate
                 self.logged.merge(part.logged)
-        self._unix_offset_ns = identity.unix_offset_ns or time_ns() - perf_counter_ns()
+        self._unix_offset_ns = identity.unix_offset_ns or unix_offset_ns()
         self._identity = identity.take()
         if rate is not None:
             self.logged.learning_rate(rate)

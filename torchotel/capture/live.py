@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
 from torchotel import _names as names
 from torchotel._records import SpanReference
 from torchotel.capture.parts import Identity, Part
+from torchotel.capture.unix_time import unix_offset_ns
 
 if TYPE_CHECKING:
     from torchotel.capture.capture import Capture
@@ -116,7 +117,7 @@ class LiveSpans:
         if part is not None:
             part.asked_ns = perf_counter_ns()
         if identity.reference is None:
-            identity.unix_offset_ns = time_ns() - perf_counter_ns()
+            identity.unix_offset_ns = unix_offset_ns()
             evaluates = part is not None and part.evaluates
             name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
             user_span = part.user_span if part is not None and evaluates else None
