@@ -12,6 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 WORDS = {
     "_checks",
+    "_collector",
     "_config",
     "_errors",
     "_guard",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
@@ -12,10 +13,7 @@ from torchotel._config import Config
 from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._ranks import own_folder
-from torchotel.exporters.limits import SpanLimits
-from torchotel.exporters.otlp.connect import make_transport
-from torchotel.exporters.otlp.exporter import RequestExporter
-from torchotel.exporters.otlp.signals import TRACES
+from torchotel.exporters.late import LateExporter
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, TraceExporter
@@ -70,10 +68,15 @@ def _make_engine(
         from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
 
         return ConsoleExporter(stats)
-    return _make_otlp(config, resource, stats)
+    return LateExporter(partial(_make_otlp, config, resource, stats))
 
 
-def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> RequestExporter:
+def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
+    from torchotel.exporters.limits import SpanLimits  # noqa: PLC0415  # with what follows a tenth of `instrument()`
+    from torchotel.exporters.otlp.connect import make_transport  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.exporter import RequestExporter  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415  # as above
+
     version = package_version()
     transport = make_transport(config.receiver("traces"), TRACES, version=version)
     limits = SpanLimits(

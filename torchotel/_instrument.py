@@ -91,21 +91,26 @@ def instrument(
         ConfigError: A value is bad; nothing was installed.
     """
     given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
-    from torchotel._config import Config  # noqa: PLC0415  # importing torchotel must stay free
+    from torchotel._collector import uncollected  # noqa: PLC0415  # importing torchotel must stay free
 
-    Config.read(given, os.environ)  # a bad value is told before torch is loaded
-    from torchotel import _handle  # noqa: PLC0415  # brings in torch
-    from torchotel._zero_code import start_now  # noqa: PLC0415  # as the first
+    with uncollected():  # modules and classes come by the hundred, and stay
+        if "torch" not in sys.modules:
+            from torchotel._config import Config  # noqa: PLC0415  # as the first
 
-    start_now()  # zero code may be waiting for torch, and its settings hold where none are given here
-    return _handle.start(given, model)
+            Config.read(given, os.environ)  # a bad value is told before torch is loaded
+        from torchotel import _handle  # noqa: PLC0415  # brings in torch
+
+        zero_code = sys.modules.get("torchotel._zero_code")
+        if zero_code is not None:  # it may be waiting for torch, and its settings hold where none are given here
+            zero_code.start_now()
+        return _handle.start(given, model)
 
 
 def uninstrument() -> None:
     """Shut down what `instrument()` started, if it runs."""
-    from torchotel._zero_code import call_off  # noqa: PLC0415  # see above
-
-    call_off()
+    zero_code = sys.modules.get("torchotel._zero_code")
+    if zero_code is not None:
+        zero_code.call_off()
     handle = sys.modules.get("torchotel._handle")
     if handle is not None:
         handle.stop()

@@ -3,24 +3,31 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from torchotel.exporters.prometheus import server as module
-from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME, ScrapeServer
+from torchotel.exporters.prometheus.listener import Listener
+from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME
 
 BODY = b"torch_steps_total 1.0\n"
 
 
 @pytest.fixture
-def server() -> Iterator[ScrapeServer]:
-    made = ScrapeServer(lambda _: BODY, "127.0.0.1", 0)
+def server() -> Iterator[Listener]:
+    made = serve()
     yield made
     made.close()
 
 
-def ask(server: ScrapeServer, request: bytes) -> bytes:
+def serve(host: str = "127.0.0.1", write: Callable[[bool], bytes] = lambda _: BODY) -> Listener:
+    made = Listener(host, 0)
+    made.serve(write)
+    return made
+
+
+def ask(server: Listener, request: bytes) -> bytes:
     """Send bytes as they are, and give the whole answer."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(request)
@@ -57,14 +64,14 @@ REQUESTS = {
     [(status, request) for status, requests in REQUESTS.items() for request in requests],
     ids=lambda value: repr(value[:40]),
 )
-def test_answers_what_is_asked_for_properly(server: ScrapeServer, status: bytes, request_: bytes) -> None:
+def test_answers_what_is_asked_for_properly(server: Listener, status: bytes, request_: bytes) -> None:
     """Other methods, other paths and what is too large are refused, without a word of it repeated as it was."""
     answer = ask(server, request_)
     assert status in (answer if status == b"400 " else answer.partition(b"\r\n")[0])  # HTTP/0.9 has no first line
     assert (BODY in answer) == (status == b"200 OK" and request_.startswith(b"GET"))
 
 
-def test_no_request_puts_a_header_into_an_answer(server: ScrapeServer) -> None:
+def test_no_request_puts_a_header_into_an_answer(server: Listener) -> None:
     """Line breaks in paths and headers, plain and encoded, stay where they are."""
     for text in ("/metrics%0d%0aX-Evil:%201", "/metrics\rX-Evil: 1", "/\x0bX-Evil: 1"):
         assert b"\nX-Evil" not in ask(server, get(text, "Accept: text/plain\rX-Evil: 1", "Host: a\x0bX-Evil"))
@@ -79,7 +86,7 @@ def test_no_request_puts_a_header_into_an_answer(server: ScrapeServer) -> None:
         *((host, b"403") for host in ("evil.example.", "a@evil.example", "x" * 10_000 + ".example")),
     ],
 )
-def test_a_web_page_cannot_read_metrics_by_its_own_name(server: ScrapeServer, host: str, status: bytes) -> None:
+def test_a_web_page_cannot_read_metrics_by_its_own_name(server: Listener, host: str, status: bytes) -> None:
     """DNS rebinding: a name that can be registered, led to loopback, gets nothing."""
     answer = ask(server, get("/metrics", f"Host: {host}"))
     assert answer.split(b" ", 2)[1] == status
@@ -89,16 +96,38 @@ def test_a_web_page_cannot_read_metrics_by_its_own_name(server: ScrapeServer, ho
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_every_address_is_both_kinds_of_address() -> None:
     """As `::` means to who sets it: whoever comes by IPv4 is answered as well."""
-    server = ScrapeServer(lambda _: BODY, "::", 0)
+    server = serve("::")
     try:
         assert BODY in ask(server, get("/metrics", "Host: node-1.cluster.example"))
     finally:
         server.close()
 
 
+def test_who_comes_early_waits() -> None:
+    """The port is there from the start; what answers is loaded beside the program."""
+    listener = Listener("127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", listener.port), timeout=10) as connection:
+            connection.sendall(get())
+            listener.serve(lambda _: BODY)
+            assert BODY in b"".join(iter(lambda: connection.recv(65536), b""))
+    finally:
+        listener.close()
+
+
+def test_what_was_closed_serves_no_more() -> None:
+    """A program may end before what answers was loaded."""
+    listener = Listener("127.0.0.1", 0)
+    listener.close()
+    listener.serve(lambda _: BODY)
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", listener.port), timeout=10)
+
+
 def test_any_name_is_answered_where_others_may_read() -> None:
     """On an address that is not loopback's, machines have registered names."""
-    server = ScrapeServer(lambda _: BODY, "0.0.0.0", 0)  # noqa: S104  # the claim
+    server = serve("0.0.0.0")  # noqa: S104  # the claim
     try:
         assert BODY in ask(server, get("/metrics", "Host: node-1.cluster.example"))
     finally:
@@ -106,7 +135,7 @@ def test_any_name_is_answered_where_others_may_read() -> None:
 
 
 def test_slow_clients_are_few_and_do_not_stay(
-    server: ScrapeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    server: Listener, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As many as may connect hold up none but themselves, though each says a byte now and then, and all are cut off."""
     monkeypatch.setattr(module, "REQUEST_S", 1.0)
@@ -145,13 +174,15 @@ def _is_closed(connection: socket.socket, drip: bytes = b"") -> bool:
 def test_who_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """An answer that nobody takes keeps a thread for a bounded time, and prints nothing."""
     monkeypatch.setattr(module, "REQUEST_S", 0.3)
-    server = ScrapeServer(lambda _: bytes(64 * 1024 * 1024), "127.0.0.1", 0)
+    server = serve(write=lambda _: bytes(64 * 1024 * 1024))
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             connection.sendall(get())
-            while not server._server._connected:
-                assert server._thread.is_alive()
-            answering = next(iter(server._server._connected.values()))
+            scrapes = server._server
+            assert scrapes is not None
+            while not scrapes._server._connected:
+                assert scrapes._thread.is_alive()
+            answering = next(iter(scrapes._server._connected.values()))
             answering.join(10)
             assert not answering.is_alive()
     finally:
@@ -173,7 +204,7 @@ def test_many_clients_take_no_more_of_the_program_than_one() -> None:
             writing.release()
         return BODY
 
-    server = ScrapeServer(write, "127.0.0.1", 0)
+    server = serve(write=write)
     try:
         clients = [threading.Thread(target=ask, args=(server, get())) for _ in range(8)]
         for client in clients:

@@ -14,7 +14,7 @@ from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.hosts import is_loopback
-from torchotel.exporters.prometheus.server import ScrapeServer
+from torchotel.exporters.prometheus.listener import Listener
 from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
@@ -56,7 +56,7 @@ class EndpointOutlet(MetricsOutlet):
         self._host, self._wanted = host, port
         self._file = _open(folder, job_of(resource))
         self._write = guard.guarded(Exposition(metrics, target_labels(resource), rest).write)
-        self._server: ScrapeServer | None = None
+        self._listener: Listener | None = None
         self._ended = False
         if not wait:
             self._begin()
@@ -64,19 +64,22 @@ class EndpointOutlet(MetricsOutlet):
     @property
     def port(self) -> int | None:
         """The port that is really bound; None before and after."""
-        server = self._server
-        return None if server is None else server.port
+        listener = self._listener
+        return None if listener is None else listener.port
 
     def prepare(self) -> None:
-        """Do nothing: all is there."""
+        """Answer who scrapes; until then they wait."""
+        if self._listener is not None:
+            self._listener.serve(self._write)
 
     def first_step(self) -> None:
         """Begin, where that had to wait."""
-        if self._server is None and not self._ended:
+        if self._listener is None and not self._ended:
             try:
                 self._begin()
             except ConfigError as error:
                 _logger.warning("No scrape endpoint in this process: %s", error)
+            self.prepare()
 
     def flush(self, deadline_s: float) -> bool:
         """Do nothing: a scrape reads the present state."""
@@ -85,11 +88,11 @@ class EndpointOutlet(MetricsOutlet):
     def shutdown(self, deadline_s: float) -> None:
         """Take the target back and close the port."""
         self._ended = True
-        server, self._server = self._server, None
-        if server is not None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
             if self._file is not None:
                 self._file.remove()
-            server.close()
+            listener.close()
 
     def leave_target(self) -> None:
         """Leave the target where it is: a run that died is seen by its target being down."""
@@ -98,36 +101,36 @@ class EndpointOutlet(MetricsOutlet):
     def detach(self) -> None:
         """Close the copy of the port; the file is the parent's."""
         self._ended = True
-        server, self._server = self._server, None
-        if server is not None:
-            server.detach()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.detach()
 
     def _begin(self) -> None:
-        server = self._listen()
+        listener = self._listen()
         if not is_loopback(self._host):
             _logger.warning(
                 "Metrics are served on %s:%d to everybody who can reach it: names of modules and logged values are "
                 "among them. Let a firewall stand before it, or take prometheus_host=127.0.0.1 "
                 "(OTEL_EXPORTER_PROMETHEUS_HOST).",
                 self._host,
-                server.port,
+                listener.port,
             )
         try:
             if self._file is not None:
-                self._file.write(self._host, server.port)
+                self._file.write(self._host, listener.port)
         except OSError as error:
-            server.close()
+            listener.close()
             raise _unusable(self._file.path.parent if self._file else None, error) from error
-        self._server = server
+        self._listener = listener
 
-    def _listen(self) -> ScrapeServer:
+    def _listen(self) -> Listener:
         try:
             try:
-                return ScrapeServer(self._write, self._host, self._wanted)
+                return Listener(self._host, self._wanted)
             except OSError as error:
                 if error.errno not in _TAKEN or not self._wanted:
                     raise
-            server = ScrapeServer(self._write, self._host, 0)
+            listener = Listener(self._host, 0)
         except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
             takes = f"an address of this machine that can be listened on ({error})"
             raise ConfigError("prometheus_host", self._host, takes) from error
@@ -136,9 +139,9 @@ class EndpointOutlet(MetricsOutlet):
             "(OTEL_EXPORTER_PROMETHEUS_PORT); 0 takes any free one.",
             self._wanted,
             self._host,
-            server.port,
+            listener.port,
         )
-        return server
+        return listener
 
 
 def _open(folder: Path | None, job: str) -> DiscoveryFile | None:

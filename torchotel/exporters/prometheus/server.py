@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -37,32 +37,26 @@ class ScrapeServer:
 
     Args:
         write: Gives the whole answer, as OpenMetrics or as text, or None where it can't.
-        host: Address that is listened on.
-        port: 0: any free one.
+        listening: Socket that clients connect to.
 
     Raises:
-        OSError: The address can't be had.
+        RuntimeError: The interpreter ends, and begins no thread any more.
     """
 
-    def __init__(self, write: Callable[[bool], bytes | None], host: str, port: int) -> None:
-        self._server = _Server(host, port)
-        self._server.set_app(_application(write, local=is_loopback(str(self._server.server_address[0]))))
-        self.port: int = self._server.server_address[1]
+    def __init__(self, write: Callable[[bool], bytes | None], listening: socket.socket) -> None:
+        self._server = _Server(listening)
+        self._server.set_app(_application(write, local=is_loopback(self._server.server_name)))
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL_S,), name=THREAD_NAME, daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Close the port, cut off who is still connected, and end the threads."""
+        """Close the socket, cut off who is still connected, and end the threads."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
         self._server.cut_off()
-
-    def detach(self) -> None:
-        """Close this process's copy of the port: a forked child would keep it open."""
-        self._server.socket.close()
 
 
 def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIApplication:
@@ -109,15 +103,14 @@ class _Handler(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, listening: socket.socket) -> None:
         self._since_s: dict[socket.socket, float] = {}
         self._connected: dict[socket.socket, threading.Thread] = {}
-        self.address_family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__((str(address[0]), port), _Handler)
-
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTPServer's would ask the DNS for our name, for seconds where that is down
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()  # that of its own
+        self.socket = listening
+        # HTTPServer would ask the DNS for our name, for seconds where that is down.
+        self.server_name, self.server_port, *_ = listening.getsockname()
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:

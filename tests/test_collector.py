@@ -1,0 +1,37 @@
+"""The garbage collector at the start: it does not look through hundreds of thousands of objects for what only comes."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from torchotel._collector import uncollected
+
+PROGRAM = """
+import gc, torch, torchotel
+collections = []
+gc.set_threshold(50, 2, 2)
+gc.callbacks.append(lambda phase, info: collections.append(phase) if phase == "start" else None)
+collections.clear()
+torchotel.instrument(traces_exporter="none", metrics_exporter="none")
+print(len(collections) if gc.isenabled() else "off")
+"""
+
+
+def test_starting_brings_on_no_collection() -> None:
+    """But for one when it is over, though hundreds of modules and classes are made."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, check=True)  # ours
+    assert int(done.stdout) <= 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_it_is_left_as_it_was(on: bool) -> None:  # noqa: FBT001  # a case
+    if not on:
+        gc.disable()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+        assert gc.isenabled() == on
+    finally:
+        gc.enable()
