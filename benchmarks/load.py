@@ -30,6 +30,7 @@ from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.traces import TraceBuilder
 
 SPANS_PER_S = 30_000
@@ -138,19 +139,20 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 
 
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
+    sliced = Sliced(rest)
     return Worker(
         buffer,
-        TraceBuilder(Templates(), 2000, rest=rest),
+        TraceBuilder(Templates(), 2000, None, sliced),
         [exporter],
         Identities("always_on"),
-        Metrics(dict, dict),
+        Metrics(dict, dict, sliced=Sliced(rest)),
         on_start=lambda: None,
         on_record=None,
         on_step=lambda _: None,
         on_line=None,
         on_first=lambda _: None,
         warn=Warn(),
-        rest=rest,
+        sliced=sliced,
     )
 
 

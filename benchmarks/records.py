@@ -10,6 +10,7 @@ from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.identities import Identities
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Trace
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder
@@ -31,11 +32,9 @@ class Builder:
     """Make traces of records, as the worker does."""
 
     def __init__(self) -> None:
-        self._traces, self._timer, self._identities = (
-            TraceBuilder(Templates(), 2000),
-            CallTimer(),
-            Identities("always_on"),
-        )
+        sliced = Sliced()
+        self._traces, self._timer = TraceBuilder(Templates(), 2000, None, sliced), CallTimer(sliced)
+        self._identities = Identities("always_on")
 
     def build(self, unit: Unit) -> Trace:
         """Make the trace of a step."""

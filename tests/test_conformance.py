@@ -38,6 +38,7 @@ from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
 from torchotel.telemetry.run import run_reference, run_trace
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, TraceExporter
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder, trace_attributes
@@ -63,8 +64,9 @@ def records(program: Callable[[], None]) -> list[Unit]:
 
 def export(units: Sequence[Unit], exporter: TraceExporter, starter: SpanStarter, max_spans: int) -> None:
     """Build and export as the worker does."""
-    timer, fold = CallTimer(), EvaluationFold()
-    builder = TraceBuilder(Templates(), max_spans, RUN)
+    sliced = Sliced()
+    timer, fold = CallTimer(sliced), EvaluationFold()
+    builder = TraceBuilder(Templates(), max_spans, RUN, sliced)
     exporter.export(run_trace(RUN, 10**18, ModelInfo("Net", 3, 400), {"detail": "all"}, {"torch.version": "2.9"}))
     ready = [unit for record in copy.deepcopy(list(units)) for unit in fold.take(record)]
     for unit in [*ready, *fold.rest()]:

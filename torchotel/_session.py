@@ -35,6 +35,7 @@ from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.traces import TraceBuilder
 
@@ -70,6 +71,7 @@ class Session:
             lambda: self._stats.read().errors,
             lambda: self._overhead.ratio,
             module_histograms=config.module_histograms,
+            sliced=Sliced(rest),
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
         self._run_id = find_run_id(config.run_id, os.environ)
@@ -100,9 +102,9 @@ class Session:
             exporter for exporter in self._exporters if isinstance(exporter, SpanStarter)
         ]  # the user's provider
         self._starter = starters[0] if starters else Identities(config.sampler, config.sampler_ratio)
-        buffer, warn = Buffer(), Warn()
+        buffer, warn, sliced = Buffer(), Warn(), Sliced(rest)
         templates = Templates(config.include, config.exclude, config.max_depth)
-        builder = TraceBuilder(templates, config.max_spans, self._run, rest)
+        builder = TraceBuilder(templates, config.max_spans, self._run, sliced)
         self._worker = Worker(
             buffer,
             builder,
@@ -115,7 +117,7 @@ class Session:
             None if self._record is None else self._record.step,
             self._first,
             warn,
-            rest,
+            sliced,
         )
         self._capture = Capture(
             buffer.put,

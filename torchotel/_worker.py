@@ -22,6 +22,7 @@ from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.missing import Missing
 from torchotel.telemetry.nonfinite import find_nonfinite
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder, trace_attributes
@@ -38,7 +39,7 @@ BEHIND = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Flush:
     deadline_s: float
     done: threading.Event = field(default_factory=threading.Event)
@@ -61,7 +62,7 @@ class Worker:
         on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
             the rank that sends it.
         warn: Called with what the user is to know.
-        rest: Called between slices of work on a detailed record, to let go of the GIL.
+        sliced: Works through calls.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Worker:
         on_line: Callable[[Mapping[str, object]], None] | None,
         on_first: Callable[[Unit], Trace | None],
         warn: Warn,
-        rest: Callable[[], None] = lambda: None,
+        sliced: Sliced,
     ) -> None:
         self._buffer, self._builder, self._exporters = buffer, builder, exporters
         self._starter, self._on_line, self._on_first = starter, on_line, on_first
@@ -98,7 +99,7 @@ class Worker:
         self.spans_dropped = 0
         self.spans_sampled_out = 0
         self._fold = EvaluationFold()
-        self._timer, self._rest = CallTimer(rest), rest
+        self._timer = CallTimer(sliced)
         self._keeper, self._warn = Keeper(), warn
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
@@ -227,8 +228,6 @@ class Worker:
         # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
         sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
         self._measure(unit, timed, root if sent and self._exporters else None)
-        if timed.calls:
-            self._rest()
         if sent:
             self._send(self._builder.build(unit, timed, root, attributes))
         elif self._exporters:

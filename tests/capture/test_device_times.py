@@ -20,6 +20,7 @@ from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.timing import CallTimer
 
 ONE = torch.ones(2, 4)
@@ -127,7 +128,8 @@ def test_the_counter_adds_them_up(clock: DeviceClock) -> None:
     found, handed = captured(clock, net(clock), steps=3)
     found.uninstall()
     found.end()
-    metrics, timer = Metrics(dict, dict), CallTimer()
+    sliced = Sliced()
+    metrics, timer = Metrics(dict, dict, sliced=Sliced()), CallTimer(sliced)
     for unit in handed.records:
         assert isinstance(unit, Unit)
         metrics.add(unit, timer.time(unit), None)

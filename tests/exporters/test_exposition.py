@@ -14,6 +14,7 @@ from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
 from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes
 from torchotel.telemetry.timing import Timed
 
@@ -23,7 +24,7 @@ RESOURCE: Attributes = {"service.name": NASTY, "torch.rank": 3}
 
 def filled() -> Metrics:
     """Make metrics with every kind of value that they can have."""
-    metrics = Metrics(lambda: {"exported": 2_000_000}, lambda: {NASTY: 1}, module_histograms=True)
+    metrics = Metrics(lambda: {"exported": 2_000_000}, lambda: {NASTY: 1}, module_histograms=True, sliced=Sliced())
     module = ModuleInfo("Net", NASTY, "Linear", 1, 1)
     for number, length_ns in enumerate((3_000_000, 4_000_000, 900_000_000_000)):
         unit = Unit("step", number, 0, length_ns, 10**18, 1, number % 2 == 0)
@@ -57,7 +58,7 @@ def test_exemplars_are_there_to_be_compared() -> None:
 
 def test_a_long_answer_is_written_in_slices() -> None:
     """Whoever trains meanwhile gets its turn between them, and the answer is the same."""
-    metrics, rests = Metrics(dict, dict), list[int]()
+    metrics, rests = Metrics(dict, dict, sliced=Sliced()), list[int]()
     unit = Unit("step", 0, 0, 1, 10**18, 1, detailed=True)
     unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(200)))
     unit.memory = tuple(DeviceMemory(f"cuda:{i}", 1, 2, 3) for i in range(200))

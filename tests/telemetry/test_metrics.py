@@ -24,6 +24,7 @@ from torchotel.telemetry.exemplars import MOST_PENDING
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import MOST_NAMES, Metrics, Observation
 from torchotel.telemetry.module_times import MOST_MODULES
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.timing import CallTimer, Timed
 
 MS = 1_000_000
@@ -74,7 +75,7 @@ def test_the_table_has_the_rows_of_the_conventions() -> None:
 
 
 def metrics(**settings: Any) -> Metrics:
-    return Metrics(lambda: {"exported": 3}, lambda: {"503": 2}, **settings)
+    return Metrics(lambda: {"exported": 3}, lambda: {"503": 2}, sliced=Sliced(), **settings)
 
 
 def unit(number: int = 0, length_ns: int = 5 * MS, kind: str = "step", **fields: Any) -> Unit:
@@ -138,7 +139,7 @@ def test_device_times_are_of_what_was_timed_on_a_device() -> None:
     """Two calls add up, none at all is no series, and a time of 0 is one."""
     calls = [call(site(path)) for path in ("conv", "conv", "view", "host")]
     step = unit(detailed=True, calls=calls)
-    timed = replace(CallTimer().time(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
+    timed = replace(CallTimer(Sliced()).time(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
     found = metrics()
     found.add(step, timed, None)
     assert values(found, table.MODULE_DEVICE_TIME) == {
@@ -154,7 +155,7 @@ def test_calls_are_counted_forward_and_backward() -> None:
     step = unit(detailed=True, calls=[call(inner, 10, MS, 1, 1), call(outer, 0, 2 * MS, 2, 2)])
     step.stamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
     found = metrics(module_histograms=True)
-    found.add(step, CallTimer().time(step), None)
+    found.add(step, CallTimer(Sliced()).time(step), None)
     keys = {("Net", path, "Linear", way) for path in ("inner", "outer") for way in ("forward", "backward")}
     assert values(found, table.MODULE_CALLS) == dict.fromkeys(keys, 1)
     times = values(found, table.MODULE_TIME)

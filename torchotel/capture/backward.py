@@ -32,7 +32,7 @@ DeviceStamp: TypeAlias = Callable[[int, int], None]
 _next_slot = count().__next__  # unique over the process: a graph that lives on never stamps another call
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Gate:
     """What hooks of nodes ask: a graph may live on, and its hooks with it, when capture has been taken out."""
 

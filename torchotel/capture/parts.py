@@ -56,7 +56,7 @@ class Identity:
         return reference
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Part:
     """What happened from one opening event (a fetch, a forward, …) to the next.
 

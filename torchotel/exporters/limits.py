@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torchotel.exporters.spans import finite, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import (
     Attributes,
     AttributeValue,
@@ -45,10 +46,15 @@ class _Cut(NamedTuple):
 
 
 class Limiter:
-    """Hold traces to limits; on one thread. Those within them come out as they went in."""
+    """Hold traces to limits; on one thread. Those within them come out as they went in.
 
-    def __init__(self, limits: SpanLimits) -> None:
-        self._limits = limits
+    Args:
+        limits: What a span may carry.
+        sliced: Works through spans.
+    """
+
+    def __init__(self, limits: SpanLimits, sliced: Sliced) -> None:
+        self._limits, self._sliced = limits, sliced
         self._room = limits.attributes
         """Attributes that a span has room for besides those of its trace; nearly all traces of a run have the same."""
         self._known = TemplateCache(self._cut_template)
@@ -61,7 +67,7 @@ class Limiter:
             self._room = room
             self._known.clear()
         known, spans, same = self._known, list[Span](), common is trace.attributes
-        for span in trace.spans:
+        for span in self._sliced(trace.spans):
             template, _, _, _, _, own, error, events, links, _ = span
             cut = known[template]
             plain = own is None and error is None and not events and not links

@@ -44,13 +44,13 @@ class Family(NamedTuple):
     distributions: Sequence[Distribution] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Buckets:
     counts: list[int]
     sum: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Accumulators:
     """Counters, gauges and histograms; whoever shares them between threads holds a lock."""
 

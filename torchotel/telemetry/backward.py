@@ -8,11 +8,12 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from torchotel._records import Error, ModuleCall, Phase, Slots, Stamp
+from torchotel.telemetry.slices import Sliced
 
 _start, _end = attrgetter("start_ns"), attrgetter("end_ns")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BackwardCall:
     """The backward of one module call in one run of the engine."""
 
@@ -32,7 +33,7 @@ class BackwardCall:
     """By the clock of its device; None where that has none."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
     """The stamps of one graph task: the first and the last of each slot."""
 
@@ -42,7 +43,11 @@ class Task:
 
 
 def backward_calls(
-    calls: Sequence[ModuleCall], parents: Sequence[int], phases: Sequence[Phase], stamps: Sequence[Stamp]
+    calls: Sequence[ModuleCall],
+    parents: Sequence[int],
+    phases: Sequence[Phase],
+    stamps: Sequence[Stamp],
+    sliced: Sliced,
 ) -> list[BackwardCall]:
     """Find the backward of every call in every run: parents first, siblings in the order that they ran.
 
@@ -51,13 +56,14 @@ def backward_calls(
         parents: Index of the enclosing call of each, -1 for none.
         phases: Those of the step; the backward ones bound the runs.
         stamps: In the order that they were written.
+        sliced: Works through calls.
     """
     tasks = tasks_of(stamps)
     found: list[BackwardCall] = []
     for (number, task), candidates in zip(tasks.items(), _candidates(calls, list(tasks.values())), strict=True):
         run = _run_of(task, phases)
-        spans = _time(calls, parents, candidates, task, phases[run] if run >= 0 else None)
-        for span in spans:
+        spans = _time(calls, parents, candidates, task, phases[run] if run >= 0 else None, sliced)
+        for span in sliced(spans):
             span.run, span.task = run, number
         found += spans
     return found
@@ -112,12 +118,17 @@ def _run_of(task: Task, phases: Sequence[Phase]) -> int:
 
 
 def _time(
-    calls: Sequence[ModuleCall], parents: Sequence[int], candidates: Sequence[int], task: Task, run: Phase | None
+    calls: Sequence[ModuleCall],
+    parents: Sequence[int],
+    candidates: Sequence[int],
+    task: Task,
+    run: Phase | None,
+    sliced: Sliced,
 ) -> list[BackwardCall]:
     """Time the calls that a task ran through; a container holds at least what its children took."""
     stamped: dict[int, tuple[int | None, int | None]] = {}
     first, last = task.first, task.last
-    for index in candidates:
+    for index in sliced(candidates):
         _, _, _, starts, ends, _, _ = calls[index]
         start_ns = first.get(starts) if type(starts) is int else earliest(first, starts)
         end_ns = last.get(ends) if type(ends) is int else latest(last, ends)
@@ -125,7 +136,8 @@ def _time(
             stamped[index] = start_ns, end_ns
     spans: list[BackwardCall] = []
     children: dict[int, list[BackwardCall]] = {}
-    for index, (start_ns, end_ns) in stamped.items():  # children first
+    for index in sliced(stamped):  # children first
+        start_ns, end_ns = stamped[index]
         inner = children.pop(index, [])
         if start_ns is None or end_ns is None:
             span = _estimate(index, start_ns, end_ns, inner, task, run)
@@ -133,7 +145,7 @@ def _time(
             span = BackwardCall(index, -1, start_ns, end_ns)
             if inner:
                 span.start_ns, span.end_ns = min(start_ns, *map(_start, inner)), max(end_ns, *map(_end, inner))
-        for child in inner:
+        for child in sliced(inner):
             child.parent = span
         parent = parents[index]
         while parent >= 0 and parent not in stamped:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from torchotel import _names as names
 from torchotel._records import CallSite, ModuleCall, ModuleInfo
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import AttributeValue, SpanTemplate
 
 MOST_TEMPLATES = 20_000
@@ -17,14 +18,14 @@ Directions: TypeAlias = tuple[SpanTemplate, SpanTemplate]
 """What all forward spans and all backward spans of a call site share."""
 
 
-def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
+def enclosing_calls(calls: Sequence[ModuleCall], sliced: Sliced) -> list[int]:
     """For each call the index of the one that encloses it, -1 for none; children stand before their parents.
 
     Calls of another lane may overlap in time, and enclose nothing of this one.
     """
     parents = [-1] * len(calls)
     open_calls: list[tuple[int, int, int]] = []  # index, start, lane
-    for index in range(len(calls) - 1, -1, -1):
+    for index in sliced(range(len(calls) - 1, -1, -1)):
         start_ns, note = calls[index].start_ns, calls[index].note
         lane = 0 if note is None else note.lane
         while open_calls and (open_calls[-1][1] > start_ns or open_calls[-1][2] not in (0, lane)):
@@ -35,15 +36,15 @@ def enclosing_calls(calls: Sequence[ModuleCall]) -> list[int]:
     return parents
 
 
-def call_indices(calls: Sequence[ModuleCall]) -> list[int | None]:
+def call_indices(calls: Sequence[ModuleCall], sliced: Sliced) -> list[int | None]:
     """Number the calls of modules that run more than once, as they begin; recomputation does not count."""
     indices: list[int | None] = [None] * len(calls)
-    if len({call.site.module for call in calls}) == len(calls):
+    if len({call.site.module for call in sliced(calls)}) == len(calls):
         return indices  # no module ran twice
-    again = Counter(call.site.module for call in calls if not _recomputed(call))
-    numbered = [i for i, call in enumerate(calls) if again[call.site.module] > 1 and not _recomputed(call)]
+    again = Counter(call.site.module for call in sliced(calls) if not _recomputed(call))
+    numbered = [i for i in sliced(range(len(calls))) if again[calls[i].site.module] > 1 and not _recomputed(calls[i])]
     seen: Counter[object] = Counter()
-    for index in sorted(numbered, key=lambda i: calls[i].start_ns):
+    for index in sliced(sorted(numbered, key=lambda i: calls[i].start_ns)):
         module = calls[index].site.module
         indices[index] = seen[module]
         seen[module] += 1

@@ -7,21 +7,25 @@ from typing import TypeAlias
 
 from torchotel._records import ModuleCall, Stamp
 from torchotel.telemetry.backward import BackwardCall, Task, earliest, latest, tasks_of
+from torchotel.telemetry.slices import Sliced
 
 Bounds: TypeAlias = tuple[int, int]
 
 
-def time_on_device(runs: Sequence[BackwardCall], calls: Sequence[ModuleCall], stamps: Sequence[Stamp]) -> None:
+def time_on_device(
+    runs: Sequence[BackwardCall], calls: Sequence[ModuleCall], stamps: Sequence[Stamp], sliced: Sliced
+) -> None:
     """Note how long backwards took by one device's clock; a container's holds those of its children.
 
     Args:
         runs: Parents before children.
         calls: What they are the backwards of.
         stamps: In the order that they were written, by one clock.
+        sliced: Works through runs.
     """
     tasks = tasks_of(stamps)
     children: dict[int, list[Bounds]] = {}  # by `id()` of the parent
-    for run in reversed(runs):
+    for run in sliced(runs[::-1]):
         task = tasks.get(run.task)
         bounds = _bounds(calls[run.call], task, children.pop(id(run), [])) if task is not None else None
         if bounds is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
 from operator import attrgetter
 
 from torchotel import _names as names
 from torchotel._records import Error
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1
@@ -38,7 +38,7 @@ class Node:
         self.attributes[name] = value
 
 
-def fold(nodes: Sequence[Node], max_spans: int | None) -> set[int]:
+def fold(nodes: Sequence[Node], max_spans: int | None, sliced: Sliced) -> set[int]:
     """Fold the deepest spans into their parents until the trace has at most `max_spans`; return which are folded.
 
     The parent then says how many calls were folded into it, and how long those directly below it took.
@@ -47,7 +47,7 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> set[int]:
     if max_spans is None or len(nodes) <= max_spans:
         return folded
     levels = [0]
-    for node in nodes[1:]:
+    for node in sliced(nodes[1:]):
         levels.append(levels[node.parent] + 1)
     counts = Counter(levels)
     deepest, total = 0, counts[0]
@@ -57,9 +57,9 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> set[int]:
     room = max_spans - total if deepest < PHASE_LEVEL else 0  # phases are kept as far as they fit
     calls: Counter[int] = Counter()
     times_ns: Counter[int] = Counter()
-    kept = _above_given(nodes)
-    for index, node in enumerate(nodes[1:], 1):
-        level = levels[index]
+    kept = _above_given(nodes, sliced)
+    for index in sliced(range(1, len(nodes))):
+        node, level = nodes[index], levels[index]
         if level <= deepest or (level == PHASE_LEVEL and (room := room - 1) >= 0) or index in kept:
             continue
         folded.add(index)
@@ -69,45 +69,43 @@ def fold(nodes: Sequence[Node], max_spans: int | None) -> set[int]:
         while keeper in folded:
             keeper = nodes[keeper].parent
         calls[keeper] += 1
-    for keeper, count in calls.items():
+    for keeper, count in sliced(calls.items()):
         nodes[keeper].set(names.FOLDED_CALLS, count)
         nodes[keeper].set(names.FOLDED_TIME, times_ns[keeper] / 1e9)
     return folded
 
 
-def _above_given(nodes: Sequence[Node]) -> set[int]:
+def _above_given(nodes: Sequence[Node], sliced: Sliced) -> set[int]:
     """Find the nodes whose ids were given out, and those above them."""
     kept: set[int] = set()
-    for index in range(len(nodes) - 1, 0, -1):  # children first
+    for index in sliced(range(len(nodes) - 1, 0, -1)):  # children first
         if nodes[index].span_id or index in kept:
             kept |= {index, nodes[index].parent}
     return kept
 
 
-def lay_out(nodes: Sequence[Node]) -> None:
+def lay_out(nodes: Sequence[Node], sliced: Sliced) -> None:
     """Put children inside their parents, and a microsecond between siblings that follow one another.
 
     Jaeger counts in microseconds, and touching siblings vanish from its critical path.
     """
     children: defaultdict[int, list[Node]] = defaultdict(list)
-    for node in nodes[1:]:
+    for node in sliced(nodes[1:]):
         children[node.parent].append(node)
-    for parent, siblings in children.items():  # whose own parents came before them
+    for parent, siblings in sliced(children.items()):  # whose own parents came before them
         siblings.sort(key=attrgetter("start_ns"))
-        _inside(nodes[parent], siblings)
-        _apart(siblings)
+        _place(nodes[parent], siblings, sliced)
 
 
-def _inside(parent: Node, children: Sequence[Node]) -> None:
+def _place(parent: Node, siblings: Sequence[Node], sliced: Sliced) -> None:
     start_ns, end_ns = parent.start_ns, parent.end_ns
-    for child in children:
-        if not start_ns <= child.start_ns <= child.end_ns <= end_ns:
-            child.start_ns = min(max(child.start_ns, start_ns), end_ns)
-            child.end_ns = max(child.start_ns, min(child.end_ns, end_ns))
-
-
-def _apart(siblings: Sequence[Node]) -> None:
-    for node, following in pairwise(siblings):
-        near = 0 <= following.start_ns - node.end_ns < NS_PER_US
-        if near and node.end_ns // NS_PER_US == following.start_ns // NS_PER_US:
-            node.end_ns = max(node.start_ns, following.start_ns // NS_PER_US * NS_PER_US - 1)
+    before = None
+    for node in sliced(siblings):
+        if not start_ns <= node.start_ns <= node.end_ns <= end_ns:
+            node.start_ns = min(max(node.start_ns, start_ns), end_ns)
+            node.end_ns = max(node.start_ns, min(node.end_ns, end_ns))
+        if before is not None and 0 <= node.start_ns - before.end_ns < NS_PER_US:
+            start_us = node.start_ns // NS_PER_US
+            if before.end_ns // NS_PER_US == start_us:
+                before.end_ns = max(before.start_ns, start_us * NS_PER_US - 1)
+        before = node

@@ -14,6 +14,7 @@ from torchotel.telemetry.exemplars import Exemplar, Exemplars
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.module_times import MOST_MODULES, ModuleLabels, ModuleTimes
 from torchotel.telemetry.phases import PHASES, phase_times_s
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.timing import Timed
 
 MOST_NAMES = 64  # of logged values, and of watched tensors
@@ -42,6 +43,7 @@ class Metrics:
         errors: Reads how often exports failed, by type.
         overhead_ratio: Reads what detail costs.
         module_histograms: Whether the durations of module calls are kept as a histogram too.
+        sliced: Works through calls and norms, by whoever has the lock.
     """
 
     def __init__(
@@ -51,14 +53,15 @@ class Metrics:
         overhead_ratio: Callable[[], float | None] = lambda: None,
         *,
         module_histograms: bool = False,
+        sliced: Sliced,
     ) -> None:
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
-        self._module_histograms = module_histograms
+        self._module_histograms, self._sliced = module_histograms, sliced
         self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
         self._numbers = Accumulators()
         self._exemplars = Exemplars()
         self._labels = ModuleLabels()
-        self._module_times = ModuleTimes(self._labels)
+        self._module_times = ModuleTimes(self._labels, sliced)
         self._steps = self._detailed = 0
         self._bad_loss = -1
         """The last step whose loss was not finite: a later log of the same step counts no second time."""
@@ -164,7 +167,7 @@ class Metrics:
         own = range(timed.own, len(timed.calls))
         lengths = [(index, 0, timed.calls[index].end_ns - timed.calls[index].start_ns) for index in own]
         lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
-        for index, direction, duration_ns in lengths:
+        for index, direction, duration_ns in self._sliced(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
             room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MOST_MODULES)
             if room and not timed.hidden[index]:
@@ -190,10 +193,12 @@ class Metrics:
         """Take gradient norms and memory, which are as they were at the end of the step."""
         if (norms := unit.gradients) is not None:
             self._numbers.set(table.GRADIENT_NORM, norms.total)
-            for module, norm in norms.modules:
+            finite = isfinite(norms.total)
+            for module, norm in self._sliced(norms.modules):
                 labels = self._labels[module][0][:2]
                 self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MOST_MODULES)
-            if not all(isfinite(norm) for norm in (norms.total, *(norm for _, norm in norms.modules))):
+                finite = finite and isfinite(norm)
+            if not finite:
                 self._numbers.add(table.GRADIENT_NONFINITE, 1)
         for tensor in unit.tensor_gradients:
             if tensor.norm is not None:

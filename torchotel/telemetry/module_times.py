@@ -9,12 +9,13 @@ from typing import TypeAlias
 from torchotel._records import ModuleInfo
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.accumulators import Accumulators, Labels, label
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.timing import Timed
 
 MOST_MODULES = 2048  # each has a forward and a backward
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sum:
     time_ns: int = 0
     calls: int = 0
@@ -42,10 +43,14 @@ class ModuleTimes:
     """Add calls up by module, and by labels only when somebody reads: four strings are a costly key.
 
     Whoever shares them between threads holds a lock.
+
+    Args:
+        labels: Those of modules.
+        sliced: Works through calls.
     """
 
-    def __init__(self, labels: ModuleLabels) -> None:
-        self._labels = labels
+    def __init__(self, labels: ModuleLabels, sliced: Sliced) -> None:
+        self._labels, self._sliced = labels, sliced
         self._sums: tuple[_Sums, _Sums] = {}, {}
         """Since the last reading, forward and backward."""
         self._full = False
@@ -53,12 +58,12 @@ class ModuleTimes:
     def add(self, timed: Timed, numbers: Accumulators) -> None:
         """Take the calls of a step; `numbers` get what there is of modules that come and go."""
         forward, backward = self._sums
-        calls, hidden = timed.calls, timed.hidden
-        for index in range(timed.own, len(calls)):
+        calls, hidden, sliced = timed.calls, timed.hidden, self._sliced
+        for index in sliced(range(timed.own, len(calls))):
             if not hidden[index]:
                 call = calls[index]
                 _add(forward, call.site.module, call.end_ns - call.start_ns, timed.device_ns.get(index))
-        for run in timed.runs:
+        for run in sliced(timed.runs):
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
         if len(forward) + len(backward) > 2 * MOST_MODULES:
@@ -69,7 +74,7 @@ class ModuleTimes:
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
-            for module, total in sums.items():
+            for module, total in self._sliced(sums.items()):
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MOST_MODULES:
                     self._tell_full()

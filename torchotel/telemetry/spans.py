@@ -64,7 +64,7 @@ class Span(NamedTuple):
     """Once it was held to limits: its attributes and events then spell the error out already."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Spans of one trace that leave together, parents before children."""
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchotel._records import ModuleCall, Stamp, Unit
 from torchotel.telemetry.backward import BackwardCall, backward_calls
 from torchotel.telemetry.calls import call_indices, enclosing_calls
 from torchotel.telemetry.device_times import time_on_device
+from torchotel.telemetry.slices import Sliced
 
 KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Timed:
     """The module calls of a step or an evaluation and their backwards; sequences go with `calls`."""
 
@@ -40,11 +41,11 @@ class CallTimer:
     """Time the calls of records in the order that they come; keeps what a later backward may run through.
 
     Args:
-        rest: Called between slices of work, to let go of the GIL.
+        sliced: Works through calls.
     """
 
-    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
+    def __init__(self, sliced: Sliced) -> None:
+        self._sliced = sliced
         self._earlier: dict[int, list[Sequence[ModuleCall]]] = {}
 
     def time(self, unit: Unit) -> Timed:
@@ -55,25 +56,24 @@ class CallTimer:
         earlier = self._earlier.setdefault(unit.thread, [])
         before = [call for calls in earlier for call in calls] if _reaches_back(unit.calls, stamps) else []
         calls, own = [*before, *unit.calls], len(before)
-        parents = enclosing_calls(unit.calls)
+        sliced = self._sliced
+        parents = enclosing_calls(unit.calls, sliced)
         if before:
-            parents = enclosing_calls(before) + [p + own if p >= 0 else -1 for p in parents]
+            parents = enclosing_calls(before, sliced) + [p + own if p >= 0 else -1 for p in parents]
         earlier.append(unit.calls)
         del earlier[:-KEPT_CALLS]
-        self._rest()
-        runs = backward_calls(calls, parents, unit.phases, stamps)
-        self._rest()
+        runs = backward_calls(calls, parents, unit.phases, stamps, sliced)
         forwards_ns: dict[int, int] = {}
         for times in unit.device_times:
             forwards_ns.update(times.forwards_ns)
             for clock in times.clocks:
-                time_on_device(runs, calls, clock)
+                time_on_device(runs, calls, clock, sliced)
         return Timed(
             calls,
             own,
             parents,
-            _hidden(calls, parents),
-            [None] * own + call_indices(unit.calls),
+            _hidden(calls, parents, sliced),
+            [None] * own + call_indices(unit.calls, sliced),
             runs,
             _on_device(calls, forwards_ns) if forwards_ns else {},
         )
@@ -83,9 +83,9 @@ def _on_device(calls: Sequence[ModuleCall], forwards_ns: Mapping[int, int]) -> d
     return {i: forwards_ns[slot] for i, call in enumerate(calls) if (slot := call.device_slot) in forwards_ns}
 
 
-def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int]) -> list[bool]:
+def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int], sliced: Sliced) -> list[bool]:
     hidden = [False] * len(calls)
-    for index in range(len(calls) - 1, -1, -1):  # parents first
+    for index in sliced(range(len(calls) - 1, -1, -1)):  # parents first
         outer = parents[index]
         hidden[index] = outer >= 0 and (hidden[outer] or calls[outer].site.compiled)
     return hidden

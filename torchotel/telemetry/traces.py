@@ -13,6 +13,7 @@ from torchotel.telemetry.layout import Node, fold, lay_out
 from torchotel.telemetry.phases import enclosing
 from torchotel.telemetry.room import Room
 from torchotel.telemetry.roots import root_name, root_parent
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanTemplate, Trace
 from torchotel.telemetry.timing import Timed
 
@@ -37,19 +38,19 @@ class TraceBuilder:
         max_spans: Most spans of a trace, which evaluations of one request share; deeper modules fold into their
             parents. None: no limit.
         run: The span that every step links to.
-        rest: Called between slices of work on a detailed record, to let go of the GIL.
+        sliced: Works through calls and spans.
     """
 
     def __init__(
         self,
         templates: Templates,
         max_spans: int | None,
-        run: SpanReference | None = None,
-        rest: Callable[[], None] = lambda: None,
+        run: SpanReference | None,
+        sliced: Sliced,
     ) -> None:
         self.templates, self._max_spans = templates, max_spans
         self._to_run = () if run is None else (_link_to(run),)
-        self._rest = rest
+        self._sliced = sliced
         self._room = Room(max_spans)
         self._optimizers: dict[str, SpanTemplate] = {}
 
@@ -71,14 +72,13 @@ class TraceBuilder:
             self._add_calls(nodes, phase_nodes, unit, timed)
         for phase, events in gradient_events(unit).items():
             nodes[phase_nodes[phase] if phase >= 0 else 0].events += tuple(events)
-        for node in nodes:
+        for node in self._sliced(nodes):
             node.start_ns += unit.unix_offset_ns
             node.end_ns += unit.unix_offset_ns
-        self._rest_amid(timed)
-        folded = fold(nodes, self._max_spans if parent is None else self._room.left(root.trace_id))
-        lay_out(nodes)
-        self._rest_amid(timed)
-        spans = _spans(nodes, folded, parent.span_id if parent is not None else 0)
+        room = self._max_spans if parent is None else self._room.left(root.trace_id)
+        folded = fold(nodes, room, self._sliced)
+        lay_out(nodes, self._sliced)
+        spans = _spans(nodes, folded, parent.span_id if parent is not None else 0, self._sliced)
         if parent is not None:
             self._room.take(root.trace_id, len(spans))
         return Trace(
@@ -88,10 +88,6 @@ class TraceBuilder:
             parent is not None and parent.remote,
             root.state,
         )
-
-    def _rest_amid(self, timed: Timed) -> None:
-        if timed.calls:  # all else is a few spans
-            self._rest()
 
     def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:
         """Link to the run, and to the user's span where that is not the parent."""
@@ -122,25 +118,23 @@ class TraceBuilder:
         return template
 
     def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: Unit, timed: Timed) -> None:
-        shown = [
-            None if hidden else self.templates.of(call.site)
-            for call, hidden in zip(timed.calls, timed.hidden, strict=True)
-        ]
-        for index, call in enumerate(timed.calls):
-            if call.note is not None and call.note.span_id and shown[index] is None:
-                shown[index] = self.templates.of_any(call.site)  # the user's own spans are below it
+        calls, hidden, of = timed.calls, timed.hidden, self.templates.of
+        shown = [None if hidden[index] else of(calls[index].site) for index in self._sliced(range(len(calls)))]
+        for index in self._sliced(range(len(calls))):
+            note = calls[index].note
+            if note is not None and note.span_id and shown[index] is None:
+                shown[index] = self.templates.of_any(calls[index].site)  # the user's own spans are below it
         running = self._add_backward(nodes, phase_nodes, timed, shown)
         self._add_forward(nodes, phase_nodes, unit, timed, shown, running)
 
-    @staticmethod
     def _add_backward(
-        nodes: list[Node], phase_nodes: Sequence[int], timed: Timed, shown: Sequence[Directions | None]
+        self, nodes: list[Node], phase_nodes: Sequence[int], timed: Timed, shown: Sequence[Directions | None]
     ) -> list[int]:
         """Add the backward spans; return their nodes."""
         node_of: dict[int, int] = {}
         added: list[int] = []
         indices = timed.indices
-        for run in timed.runs:
+        for run in self._sliced(timed.runs):
             outer = phase_nodes[run.run] if run.run >= 0 else 0
             parent = node_of[id(run.parent)] if run.parent is not None else outer
             templates = shown[run.call]
@@ -160,8 +154,8 @@ class TraceBuilder:
             nodes.append(node)
         return added
 
-    @staticmethod
     def _add_forward(
+        self,
         nodes: list[Node],
         phase_nodes: Sequence[int],
         unit: Unit,
@@ -171,7 +165,7 @@ class TraceBuilder:
     ) -> None:
         calls, indices = timed.calls, timed.indices
         node_of = [0] * len(calls)
-        for index in range(len(calls) - 1, timed.own - 1, -1):  # parents first
+        for index in self._sliced(range(len(calls) - 1, timed.own - 1, -1)):  # parents first
             call, outer = calls[index], timed.parents[index]
             if outer >= 0:
                 parent = node_of[outer]
@@ -241,11 +235,12 @@ def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
     return node
 
 
-def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int) -> list[Span]:
+def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int, sliced: Sliced) -> list[Span]:
     first_id = nodes[0].span_id  # ids that differ in their low bytes compress three times better
     spans: list[Span] = []
-    for index, node in enumerate(nodes):
+    for index in sliced(range(len(nodes))):
         if index not in folded:
+            node = nodes[index]
             span_id = node.span_id = node.span_id or (first_id + index) & LARGEST_ID
             above = nodes[node.parent].span_id if index else parent_id
             fields = (

@@ -10,6 +10,7 @@ from torchotel.exporters.otlp.encode import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
 
 MAX_REQUEST_SPANS = 4000
@@ -32,7 +33,7 @@ class RequestExporter(TraceExporter):
         version: Of torchotel, for the scope.
         limits: What a span may carry.
         stats: Where spans and failures are counted.
-        rest: Called after every 64 spans, to let go of the GIL.
+        rest: Called after each slice of spans, to let go of the GIL.
         max_request_spans: Spans in a request.
         max_request_bytes: Size of a request before compression.
     """
@@ -50,7 +51,7 @@ class RequestExporter(TraceExporter):
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
-        self._limiter = Limiter(limits)
+        self._limiter = Limiter(limits, Sliced(rest))
         self._encoder = SpanEncoder(rest)
         self._envelope = Envelope(resource, version)
         self._transport = transport

@@ -1,0 +1,89 @@
+"""The worker's slices: what is done between two rests, during which the training thread has no GIL."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from torchotel._records import CallSite, GradientNorms, ModuleCall, ModuleInfo, Phase, SpanReference, Unit
+from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter
+from torchotel.exporters.otlp.encode import SpanEncoder
+from torchotel.telemetry.calls import Templates
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.slices import SLICE_ITEMS, Sliced
+from torchotel.telemetry.timing import CallTimer
+from torchotel.telemetry.traces import TraceBuilder
+
+ROOT = SpanReference(7, 8, sampled=True)
+
+
+def chain(modules: int) -> Unit:
+    """Make a step of a model that calls so many modules, one after the other."""
+    infos = [ModuleInfo("Net", str(number), "Linear", 1, 1) for number in range(modules)]
+    infos.append(ModuleInfo("Net", "Net", "Net", 0, 0))
+    sites = [CallSite(info, None, None, None, None, None, None, "cpu", True, True, False) for info in infos]  # noqa: FBT003  # fields
+    calls = [
+        ModuleCall(site, 10_000 * number, 10_000 * number + 9000, 2 * number + 1, 2 * number + 2, None)
+        for number, site in enumerate(sites)
+    ]
+    forward_end_ns = 10_000 * (modules + 1)
+    calls[-1] = calls[-1]._replace(start_ns=0, end_ns=forward_end_ns)
+    slots = [slot for call in reversed(calls) for slot in (call.starts, call.ends)]
+    stamps = [(slot, forward_end_ns + 5000 * order, 1) for order, slot in enumerate(slots) if isinstance(slot, int)]
+    end_ns = stamps[-1][1] + 1
+    phases = (Phase("forward", 0, forward_end_ns), Phase("backward", forward_end_ns, end_ns))
+    norms = GradientNorms(1.0, tuple((info, 1.0) for info in infos))
+    return Unit("step", 0, 0, end_ns, 0, 1, True, phases=phases, calls=calls, stamps=stamps, gradients=norms)  # noqa: FBT003  # detailed
+
+
+def lines_between_rests(unit: Unit, max_spans: int | None) -> list[int]:
+    """Count the lines of Python that run from one rest to the next while a record becomes bytes for a second time."""
+    counts: list[int] = []
+
+    def count(_frame: FrameType, event: str, _argument: object) -> Any:
+        counts[-1] += event == "line"
+        return count
+
+    def rest() -> None:
+        counts.append(0)
+
+    sliced = Sliced(rest)
+    timer, metrics = CallTimer(sliced), Metrics(dict, dict, sliced=Sliced(rest))
+    builder = TraceBuilder(Templates(), max_spans, None, sliced)
+    limiter, encoder = Limiter(DEFAULT_LIMITS, sliced), SpanEncoder(rest)
+
+    def work() -> None:
+        timed = timer.time(unit)
+        metrics.add(unit, timed, ROOT)
+        encoder.encode(limiter.hold(builder.build(unit, timed, ROOT, {})))
+
+    work()  # what is kept by site of call is made here
+    counts[:] = [0]
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return counts
+
+
+@pytest.mark.parametrize("max_spans", [None, 2000], ids=["whole", "folded"])
+def test_slices_do_not_grow_with_the_model(max_spans: int | None) -> None:
+    """Otherwise each step in detail of a model of thousands of modules would hold the training up for milliseconds."""
+    small, large = lines_between_rests(chain(1000), max_spans), lines_between_rests(chain(4000), max_spans)
+    assert sum(large) > 3 * sum(small)
+    assert max(large) < 1.1 * max(small)
+
+
+def test_loops_fill_a_slice_together() -> None:
+    """So a step of many short loops rests as often as one of few long ones; and each loop gives all that there is."""
+    rests: list[int] = []
+    given: list[int] = []
+    sliced = Sliced(lambda: rests.append(len(given)))
+    for length in (SLICE_ITEMS - 1, 0, 1, 2 * SLICE_ITEMS, 5):
+        before = len(given)
+        given += sliced(range(length))
+        assert given[before:] == list(range(length))
+    assert len(rests) == 3
