@@ -1,9 +1,9 @@
 """The pieces that steps and evaluations are put together from."""
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from torch.nn import Module
 
@@ -24,6 +24,9 @@ from torchotel.capture.logged import Logged
 from torchotel.capture.readings import Reading
 
 T_co = TypeVar("T_co", covariant=True)
+
+new_phase = cast("Callable[[type[Phase], tuple[Any, ...]], Phase]", tuple.__new__)
+"""`Phase(…)` calls a function of Python's for this, at every event of every step."""
 
 
 class Awaited(Protocol[T_co]):
@@ -121,7 +124,8 @@ class Part:
         """Close the forward phase, if one is open: at the backward's start, or with its last forward."""
         if self.forward_start_ns is not None:
             end_ns = self.forward_end_ns if now_ns is None else now_ns
-            self.phases.append(Phase("forward", self.forward_start_ns, end_ns, self.error, span_id=self.forward_id))
+            fields = "forward", self.forward_start_ns, end_ns, self.error, None, None, self.forward_id
+            self.phases.append(new_phase(Phase, fields))
             self.forward_start_ns, self.forward_id = None, 0
 
 

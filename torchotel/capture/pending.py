@@ -45,7 +45,10 @@ class PendingStep:
 
     def has_fetch(self) -> bool:
         """Tell whether a closed part began with a fetch."""
-        return any(part.fetched for part in self.parts)
+        for part in self.parts:  # noqa: SIM110  # a generator would be one function more at every step
+            if part.fetched:
+                return True
+        return False
 
     def is_finished(self) -> bool:
         """Tell whether the last closed part ended with an optimizer's step."""

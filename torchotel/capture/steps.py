@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from torchotel._records import Error, Phase, SpanReference
-from torchotel.capture.parts import Identity, Part
+from torchotel.capture.parts import Identity, Part, new_phase
 from torchotel.capture.pending import PendingStep
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
@@ -36,7 +36,8 @@ class StepMachine:
     ) -> None:
         self._pending = PendingStep(take, emit, user_span, begins)
         self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
-        self._stepping: list[tuple[Hashable, str, int, Part, int]] = []
+        self.stepping: list[tuple[Hashable, str, int, Part, int]] = []
+        """Optimizers' steps that have begun and not ended, each with its kind, its start and its phase's place."""
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
@@ -80,7 +81,7 @@ class StepMachine:
     def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
         """Take in the start of an outermost forward; return the part that it belongs to."""
         part = self._pending.open
-        if part is None or not (self._stepping or part.explicit):
+        if part is None or not (self.stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
         if not grad:
             self._ahead = None
@@ -116,13 +117,14 @@ class StepMachine:
             part.backwards += 1
             part.trained = True
         self._running.append((part, len(part.phases)))
-        part.phases.append(Phase("backward", now_ns, now_ns))
+        part.phases.append(new_phase(Phase, ("backward", now_ns, now_ns, None, None, None, 0)))
         return part
 
     def backward_ends(self, now_ns: int, error: Error | None = None, *, in_forward: bool = False) -> None:
         """Take in the end of a run of the autograd engine."""
         part, place = self._running.pop()
-        part.phases[place] = Phase("backward", part.phases[place].start_ns, now_ns, error)
+        start_ns = part.phases[place].start_ns
+        part.phases[place] = new_phase(Phase, ("backward", start_ns, now_ns, error, None, None, 0))
         part.end_ns = now_ns
         part.error = part.error or error
         if self._running or in_forward:
@@ -131,7 +133,7 @@ class StepMachine:
         if self._stepped_in_backward:
             self._stepped_in_backward = False
             self._optimizer_done(part, IN_BACKWARD)
-        elif not self._stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
+        elif not self.stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
             self._pending.by_hand = True
             self._pending.hand_over_each()
 
@@ -145,25 +147,29 @@ class StepMachine:
             part = self._begin_after_step(now_ns)
         if part is None:
             return None
-        if not (self._running or self._stepping):
+        if part.forward_start_ns is not None and not (self._running or self.stepping):
             part.forward_ends()
-        self._stepping.append((key, kind, now_ns, part, len(part.phases)))
-        if len(self._stepping) == 1:
-            part.phases.append(Phase("optimizer", now_ns, now_ns, None, kind))
+        self.stepping.append((key, kind, now_ns, part, len(part.phases)))
+        if len(self.stepping) == 1:
+            part.phases.append(new_phase(Phase, ("optimizer", now_ns, now_ns, None, kind, None, 0)))
         return part
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
         """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
-        if key not in [entry[0] for entry in self._stepping]:
+        for entry in self.stepping:
+            if entry[0] == key:
+                break
+        else:
             return
         while True:
-            found, kind, start_ns, part, place = self._stepping.pop()
+            found, kind, start_ns, part, place = self.stepping.pop()
             if found == key:
                 break
-        if self._stepping:
+        if self.stepping:
             return
-        part.forward_ends()
-        part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind)
+        if part.forward_start_ns is not None:
+            part.forward_ends()
+        part.phases[place] = new_phase(Phase, ("optimizer", start_ns, now_ns, None, kind, None, 0))
         part.end_ns = now_ns
         if self._running:
             self._stepped_in_backward = True
@@ -238,26 +244,21 @@ class StepMachine:
         return self._pending.next, fetch_start_ns
 
     @property
-    def stepping(self) -> bool:
-        """Whether an optimizer's step has begun and not ended."""
-        return len(self._stepping) > 0
-
-    @property
     def in_step(self) -> bool:
         """Whether anything is open or waits to be handed over."""
         return self._pending.open is not None or bool(self._pending.parts)
 
     def abandon_stepping(self, now_ns: int) -> None:
         """Close optimizer steps that raised."""
-        if self._stepping:
-            _, kind, start_ns, part, place = self._stepping[0]
+        if self.stepping:
+            _, kind, start_ns, part, place = self.stepping[0]
             part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
-            self._stepping.clear()
+            self.stepping.clear()
 
     def end(self) -> None:
         """Hand over everything, finished or not; what runs still changes nothing of it."""
         self._running = [(_copy_of(part), place) for part, place in self._running]
-        self._stepping = [(key, kind, start_ns, _copy_of(part), at) for key, kind, start_ns, part, at in self._stepping]
+        self.stepping = [(key, kind, start_ns, _copy_of(part), at) for key, kind, start_ns, part, at in self.stepping]
         self._pending.close_open()
         if self._optimizer_seen:
             self._pending.hand_over()
@@ -338,7 +339,7 @@ class StepMachine:
     def _inside(self) -> bool:
         """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
         explicit = self._pending.open is not None and self._pending.open.explicit
-        return explicit or bool(self._running or self._stepping)
+        return explicit or bool(self._running or self.stepping)
 
     def _fetch_opens(self, part: Part) -> bool:
         """Tell whether a fetch that yields opens another part than the one that is open."""
