@@ -23,6 +23,8 @@ from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
 from torchotel._buffer import Buffer
 from torchotel._exporting import rest
+from torchotel._guard import Guard
+from torchotel._pipeline import OrLost, Pipeline
 from torchotel._receiver import Receiver
 from torchotel._warn import Warn
 from torchotel._worker import Worker
@@ -143,21 +145,23 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 
 
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
-    sliced = Sliced(rest)
-    return Worker(
-        buffer,
-        TraceBuilder(Templates(), None, None, sliced),
-        [exporter],
-        Identities("always_on"),
-        Metrics(dict, dict, sliced=Sliced(rest)),
-        on_start=lambda: None,
-        on_record=None,
-        on_step=lambda _: None,
-        on_line=None,
-        on_first=lambda _: None,
-        warn=Warn(),
-        sliced=sliced,
-    )
+    def pipeline(guard: Guard, or_lost: OrLost) -> Pipeline:
+        sliced = Sliced(rest)
+        return Pipeline(
+            TraceBuilder(Templates(), None, None, sliced),
+            [exporter],
+            Identities("always_on"),
+            Metrics(dict, dict, sliced=Sliced(rest)),
+            sliced,
+            on_step=lambda _: None,
+            on_line=None,
+            on_first=lambda _: None,
+            or_lost=or_lost,
+            guard=guard,
+            warn=Warn(),
+        )
+
+    return Worker(buffer, [exporter], pipeline, on_start=lambda: None, on_record=None, warn=Warn())
 
 
 @contextmanager

@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": WORDS | WAIST | {"telemetry"},
     "exporters": WORDS | WAIST | {"telemetry", "exporters"},
     "_worker": WORDS | WAIST | {"telemetry"},
+    "_pipeline": WORDS | WAIST | {"telemetry"},
     "frameworks": WORDS | {"capture", "frameworks"},
     "_publisher": WORDS | WAIST | {"telemetry", "exporters"},
     "_versions": WORDS,
@@ -51,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_session": WORDS
     | WAIST
     | {"capture", "telemetry", "exporters", "frameworks"}
-    | {"_exporting", "_publisher", "_stats", "_versions", "_worker"},
+    | {"_exporting", "_pipeline", "_publisher", "_stats", "_versions", "_worker"},
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
     "report": WORDS | REPORT,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,7 +29,6 @@ from torchotel.capture.detail import Detail
 from torchotel.exporters.stats import ExportStats
 from torchotel.frameworks.frameworks import Frameworks
 from torchotel.telemetry.budget import every_within
-from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span, make_current
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
@@ -37,7 +37,9 @@ from torchotel.telemetry.resource import describe_process
 from torchotel.telemetry.run import find_run_id, run_reference, run_trace
 from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
-from torchotel.telemetry.traces import TraceBuilder
+
+if TYPE_CHECKING:
+    from torchotel._pipeline import OrLost, Pipeline
 
 
 class Session:
@@ -102,23 +104,8 @@ class Session:
             exporter for exporter in self._exporters if isinstance(exporter, SpanStarter)
         ]  # the user's provider
         self._starter = starters[0] if starters else Identities(config.sampler, config.sampler_ratio)
-        buffer, warn, sliced = Buffer(), Warn(), Sliced(rest)
-        templates = Templates(config.include, config.exclude, config.max_depth)
-        builder = TraceBuilder(templates, config.max_spans, self._run, sliced)
-        self._worker = Worker(
-            buffer,
-            builder,
-            self._exporters,
-            self._starter,
-            self._metrics,
-            self._prepare,
-            on_record,
-            self._weigh,
-            None if self._record is None else self._record.step,
-            self._first,
-            warn,
-            sliced,
-        )
+        buffer, self._warn = Buffer(), Warn()
+        self._worker = Worker(buffer, self._exporters, self._make_pipeline, self._prepare, on_record, self._warn)
         self._capture = Capture(
             buffer.put,
             self._detail,
@@ -127,7 +114,7 @@ class Session:
             user_span=current_span,
             start_span=self._starter.start,
             make_current=make_current,
-            warn=warn,
+            warn=self._warn,
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
@@ -247,6 +234,28 @@ class Session:
 
     def _prepare(self) -> None:
         self._publisher.prepare()
+
+    def _make_pipeline(self, guard: Guard, or_lost: OrLost) -> Pipeline:
+        """Load and make what the worker does with records; called on the worker."""
+        from torchotel._pipeline import Pipeline  # noqa: PLC0415  # what is loaded here `instrument()` need not wait for
+        from torchotel.telemetry.calls import Templates  # noqa: PLC0415  # as above
+        from torchotel.telemetry.traces import TraceBuilder  # noqa: PLC0415  # as above
+
+        config, sliced = self._config, Sliced(rest)
+        templates = Templates(config.include, config.exclude, config.max_depth)
+        return Pipeline(
+            TraceBuilder(templates, config.max_spans, self._run, sliced),
+            self._exporters,
+            self._starter,
+            self._metrics,
+            sliced,
+            on_step=self._weigh,
+            on_line=None if self._record is None else self._record.step,
+            on_first=self._first,
+            or_lost=or_lost,
+            guard=guard,
+            warn=self._warn,
+        )
 
     def _outcomes(self) -> dict[str, int]:
         """Count spans by what became of them; what the buffer lost never came to an exporter."""

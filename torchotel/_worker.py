@@ -1,4 +1,4 @@
-"""The worker thread: takes finished steps out of the buffer, builds their traces, gives them to the exporters."""
+"""The worker thread: takes finished steps out of the buffer and passes them on, and has the exporters send."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torchotel._buffer import Buffer
 from torchotel._guard import Guard
 from torchotel._loading import Loading
-from torchotel._records import HandedOver, Log, Record, Unit
+from torchotel._records import HandedOver, Record
 from torchotel._warn import Warn
-from torchotel.telemetry.evaluations import EvaluationFold
-from torchotel.telemetry.keeping import Keeper
-from torchotel.telemetry.lines import log_line, unit_line
-from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.missing import Missing
-from torchotel.telemetry.nonfinite import find_nonfinite
-from torchotel.telemetry.roots import root_attributes, root_name, root_parent
-from torchotel.telemetry.slices import Sliced
-from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
-from torchotel.telemetry.timing import CallTimer
-from torchotel.telemetry.traces import TraceBuilder, trace_attributes
+from torchotel.telemetry.spans import TraceExporter
+
+if TYPE_CHECKING:
+    from torchotel._pipeline import OrLost, Pipeline
 
 Kind = TypeVar("Kind", bound=HandedOver)
 
@@ -51,59 +44,43 @@ class Worker:
 
     Args:
         buffer: Where finished steps wait.
-        builder: Makes their traces.
-        exporters: Where the traces go.
-        starter: Gives roots their ids, and says whether they are sampled.
-        metrics: Counts every step and evaluation.
+        exporters: Where traces go.
+        make_pipeline: Makes what records go through, on the thread.
         on_start: Called first, on the thread.
         on_record: Gets each record; None: nobody wants it.
-        on_step: Gets each step, whole.
-        on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
-        on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
-            the rank that sends it.
         warn: Called with what the user is to know.
-        sliced: Works through calls.
     """
 
     def __init__(
         self,
         buffer: Buffer,
-        builder: TraceBuilder,
         exporters: Sequence[TraceExporter],
-        starter: SpanStarter,
-        metrics: Metrics,
+        make_pipeline: Callable[[Guard, OrLost], Pipeline],
         on_start: Callable[[], None],
         on_record: Callable[[Record], None] | None,
-        on_step: Callable[[Unit], None],
-        on_line: Callable[[Mapping[str, object]], None] | None,
-        on_first: Callable[[Unit], Trace | None],
         warn: Warn,
-        sliced: Sliced,
     ) -> None:
-        self._buffer, self._builder, self._exporters = buffer, builder, exporters
-        self._starter, self._on_line, self._on_first = starter, on_line, on_first
+        self._buffer, self._exporters, self._make_pipeline = buffer, exporters, make_pipeline
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard = Guard("the worker", limit=1000)
-        self._export_to = [self.guard.guarded(exporter.export) for exporter in exporters]
-        self._on_start = self.guard.guarded(on_start)
-        self._on_record = on_record
-        self._measure = self.guard.guarded(metrics.add)  # what can't be counted is sent all the same
-        self._look = self.guard.guarded(Missing(warn, builder.templates.includes).look)
-        self._measure_log = self.guard.guarded(metrics.log)
-        self._on_step = self.guard.guarded(on_step)
+        self._on_start, self._on_record, self._warn = self.guard.guarded(on_start), on_record, warn
+        self._pipeline: Pipeline | None = None
         self._ended = False
         self._deadline_s = math.inf
-        self._seen: set[str] = set()
-        """Kinds of units."""
-        self.spans_recorded = 0
         self.spans_dropped = 0
-        self.spans_sampled_out = 0
-        self._fold = EvaluationFold()
-        self._timer = CallTimer(sliced)
-        self._keeper, self._warn = Keeper(), warn
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
+
+    @property
+    def spans_recorded(self) -> int:
+        """All spans, those that were dropped among them."""
+        return self.spans_dropped + (0 if self._pipeline is None else self._pipeline.spans_recorded)
+
+    @property
+    def spans_sampled_out(self) -> int:
+        """Spans that a sampler left out."""
+        return 0 if self._pipeline is None else self._pipeline.spans_sampled_out
 
     def start(self) -> None:
         """Start the thread."""
@@ -129,6 +106,7 @@ class Worker:
     def _run(self) -> None:
         with self._loading:
             self._on_start()
+            self._pipeline = self.guard.guarded(self._make_pipeline)(self.guard, self._or_lost)
             for exporter in self._exporters:
                 self.guard.guarded(exporter.prepare)()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
@@ -141,14 +119,12 @@ class Worker:
         answer()
 
     def _send_folded(self) -> None:
-        self._build_each(self._fold.rest())
+        if self._pipeline is not None:
+            self._pipeline.send_folded()
 
     def _send_quiet(self) -> None:
-        self._build_each(self._fold.quiet(time.perf_counter_ns()))
-
-    def _build_each(self, units: Iterable[Unit]) -> None:
-        for unit in units:
-            self._or_lost(self._build, unit)
+        if self._pipeline is not None:
+            self._pipeline.send_quiet()
 
     def _answer_flushes(self) -> None:
         while not self._flushes.empty():
@@ -179,10 +155,8 @@ class Worker:
             self._lost(handed.span_estimate())
 
     def _lost(self, spans: int) -> None:
-        if not self._exporters:
-            return
-        self.spans_recorded += spans
-        self.spans_dropped += spans
+        if self._exporters:
+            self.spans_dropped += spans
 
     def _leave_out(self, handed: HandedOver) -> None:
         self._count(handed)
@@ -192,50 +166,13 @@ class Worker:
         record = handed.record()
         if self._on_record is not None:
             self._on_record(record)
-        if isinstance(record, Log):
-            self._measure_log(record)
-            if self._on_line is not None:
-                self._on_line(log_line(record))
-            return
-        self._count(record)
-        if record.kind not in self._seen:
-            self._seen.add(record.kind)
-            with Loading():
-                run = self._on_first(record)
-            if run is not None and not self._starter.off:
-                self._send(run)
-        if record.kind == "step":
-            self._on_step(record)
-        for unit in self._fold.take(record):
-            self._build(unit)
+        self._count(handed)
+        if self._pipeline is None:  # it could not be made, which is counted as an error
+            self._lost(handed.span_estimate())
+        else:
+            self._pipeline.take(record)
 
     def _count(self, handed: HandedOver) -> None:
         if handed.kind in self.counts:
             self.counts[handed.kind] += 1
         self.detailed += handed.detailed and handed.kind == "step"
-
-    def _build(self, unit: Unit) -> None:
-        timed = self._timer.time(unit)
-        self._look(unit, timed)
-        nonfinite = find_nonfinite(unit, timed)
-        late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
-        attributes = root_attributes(unit, late or unit.reason, nonfinite)
-        root = unit.identity or self._starter.start(
-            root_name(unit), parent, unit.start_ns + unit.unix_offset_ns, {**trace_attributes(unit), **attributes}
-        )
-        if self._on_line is not None:
-            self._on_line(unit_line(unit, root.trace_id, nonfinite))
-        # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
-        sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
-        self._measure(unit, timed, root if sent and self._exporters else None)
-        if sent:
-            self._send(self._builder.build(unit, timed, root, attributes))
-        elif self._exporters:
-            self.spans_recorded += unit.span_estimate()
-            self.spans_sampled_out += unit.span_estimate()
-
-    def _send(self, trace: Trace) -> None:
-        if self._exporters:
-            self.spans_recorded += len(trace.spans)
-        for export in self._export_to:  # what one can't take, it counts itself
-            export(trace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel._records import Log, LogValue, SpanReference, Unit
 from torchotel.telemetry import instruments as table
@@ -15,7 +15,9 @@ from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.module_times import MOST_MODULES, ModuleLabels, ModuleTimes
 from torchotel.telemetry.phases import PHASES, phase_times_s
 from torchotel.telemetry.slices import Sliced
-from torchotel.telemetry.timing import Timed
+
+if TYPE_CHECKING:
+    from torchotel.telemetry.timing import Timed
 
 MOST_NAMES = 64  # of logged values, and of watched tensors
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torchotel._records import ModuleInfo
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.accumulators import Accumulators, Labels, label
 from torchotel.telemetry.slices import Sliced
-from torchotel.telemetry.timing import Timed
+
+if TYPE_CHECKING:
+    from torchotel.telemetry.timing import Timed
 
 MOST_MODULES = 2048  # each has a forward and a backward
 
@@ -73,7 +75,8 @@ class ModuleTimes:
         """Bring what was added into the counters; beyond `MOST_MODULES` no further module is begun."""
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
-        for direction, sums in enumerate(self._sums):
+        taken, self._sums = self._sums, ({}, {})  # a handler may read in the midst of it
+        for direction, sums in enumerate(taken):
             for module, total in self._sliced(sums.items()):
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MOST_MODULES:
@@ -83,7 +86,6 @@ class ModuleTimes:
                 calls[labels] = calls.get(labels, 0.0) + total.calls
                 if total.device_ns is not None:
                     device_times[labels] = device_times.get(labels, 0.0) + total.device_ns / 1e9
-            sums.clear()
 
     def _tell_full(self) -> None:
         if not self._full:

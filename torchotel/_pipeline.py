@@ -1,0 +1,129 @@
+"""What becomes of a record: its metrics, its line, and its trace for the exporters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torchotel._guard import Guard
+from torchotel._loading import Loading
+from torchotel._records import Log, Record, Unit
+from torchotel._warn import Warn
+from torchotel.telemetry.evaluations import EvaluationFold
+from torchotel.telemetry.keeping import Keeper
+from torchotel.telemetry.lines import log_line, unit_line
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.missing import Missing
+from torchotel.telemetry.nonfinite import find_nonfinite
+from torchotel.telemetry.roots import root_attributes, root_name, root_parent
+from torchotel.telemetry.slices import Sliced
+from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
+from torchotel.telemetry.timing import CallTimer
+from torchotel.telemetry.traces import TraceBuilder, trace_attributes
+
+OrLost = Callable[[Callable[[Unit], None], Unit], None]
+"""Calls a function with a unit, and counts that as lost where it fails."""
+
+
+class Pipeline:
+    """Take records one after the other; made on the worker, for what it needs takes a while to load.
+
+    Args:
+        builder: Makes traces.
+        exporters: Where the traces go.
+        starter: Gives roots their ids, and says whether they are sampled.
+        metrics: Counts every step and evaluation.
+        sliced: Works through calls.
+        on_step: Gets each step, whole.
+        on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
+        on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
+            the rank that sends it.
+        or_lost: Builds what waits to be folded.
+        guard: Takes what goes wrong elsewhere.
+        warn: Called with what the user is to know.
+    """
+
+    def __init__(
+        self,
+        builder: TraceBuilder,
+        exporters: Sequence[TraceExporter],
+        starter: SpanStarter,
+        metrics: Metrics,
+        sliced: Sliced,
+        *,
+        on_step: Callable[[Unit], None],
+        on_line: Callable[[Mapping[str, object]], None] | None,
+        on_first: Callable[[Unit], Trace | None],
+        or_lost: OrLost,
+        guard: Guard,
+        warn: Warn,
+    ) -> None:
+        self._builder, self._starter, self._or_lost = builder, starter, or_lost
+        self._on_line, self._on_first = on_line, on_first
+        self._export_to = [guard.guarded(exporter.export) for exporter in exporters]
+        self._measure = guard.guarded(metrics.add)  # what can't be counted is sent all the same
+        self._measure_log = guard.guarded(metrics.log)
+        self._look = guard.guarded(Missing(warn, builder.templates.includes).look)
+        self._on_step = guard.guarded(on_step)
+        self._seen: set[str] = set()
+        """Kinds of units."""
+        self._fold, self._timer, self._keeper = EvaluationFold(), CallTimer(sliced), Keeper()
+        self.spans_recorded = 0
+        """What was sent or sampled out."""
+        self.spans_sampled_out = 0
+
+    def take(self, record: Record) -> None:
+        """Bring a record to all that read it."""
+        if isinstance(record, Log):
+            self._measure_log(record)
+            if self._on_line is not None:
+                self._on_line(log_line(record))
+            return
+        if record.kind not in self._seen:
+            self._seen.add(record.kind)
+            with Loading():
+                run = self._on_first(record)
+            if run is not None and not self._starter.off:
+                self._send(run)
+        if record.kind == "step":
+            self._on_step(record)
+        for unit in self._fold.take(record):
+            self._build(unit)
+
+    def send_folded(self) -> None:
+        """Bring out the evaluations that wait for others to be folded with."""
+        self._build_each(self._fold.rest())
+
+    def send_quiet(self) -> None:
+        """Bring out those that have waited for long."""
+        self._build_each(self._fold.quiet(time.perf_counter_ns()))
+
+    def _build_each(self, units: Iterable[Unit]) -> None:
+        for unit in units:
+            self._or_lost(self._build, unit)
+
+    def _build(self, unit: Unit) -> None:
+        timed = self._timer.time(unit)
+        self._look(unit, timed)
+        nonfinite = find_nonfinite(unit, timed)
+        late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
+        attributes = root_attributes(unit, late or unit.reason, nonfinite)
+        root = unit.identity or self._starter.start(
+            root_name(unit), parent, unit.start_ns + unit.unix_offset_ns, {**trace_attributes(unit), **attributes}
+        )
+        if self._on_line is not None:
+            self._on_line(unit_line(unit, root.trace_id, nonfinite))
+        # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
+        sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
+        self._measure(unit, timed, root if sent and self._export_to else None)
+        if sent:
+            self._send(self._builder.build(unit, timed, root, attributes))
+        elif self._export_to:
+            self.spans_recorded += unit.span_estimate()
+            self.spans_sampled_out += unit.span_estimate()
+
+    def _send(self, trace: Trace) -> None:
+        if self._export_to:
+            self.spans_recorded += len(trace.spans)
+        for export in self._export_to:  # what one can't take, it counts itself
+            export(trace)
