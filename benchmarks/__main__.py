@@ -141,6 +141,7 @@ def _measure_all(chosen: Sequence[Part], options: argparse.Namespace) -> dict[st
         _tell("")
         say("interrupted: what was measured until now follows")
         found["interrupted"] = True
+    gc.unfreeze()  # libraries complain at the end of what was never let go
     return found
 
 

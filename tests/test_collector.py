@@ -1,6 +1,7 @@
 """The garbage collector at the start: it does not look through hundreds of thousands of objects for what only comes."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -35,3 +36,13 @@ def test_it_is_left_as_it_was(on: bool) -> None:  # noqa: FBT001  # a case
         assert gc.isenabled() == on
     finally:
         gc.enable()
+
+
+def test_a_child_that_is_forked_meanwhile_collects() -> None:
+    """By another thread of the program: in the child nobody would switch it on again."""
+    with uncollected():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+        assert not gc.isenabled()
+    assert os.waitpid(child, 0)[1] == 0

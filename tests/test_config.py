@@ -248,7 +248,7 @@ def test_shows_no_credential() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("endpoint", ["localhost", "", "http://", "a b:4317"])
+@pytest.mark.parametrize("endpoint", ["localhost", "", "http://", "a b:4317", "[zz]:4317"])
 def test_refuses_a_target_that_grpc_could_not_read(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint: got"):
         Config.read({"protocol": "grpc", "endpoint": endpoint}, {})

@@ -1,5 +1,6 @@
 """`opentelemetry-instrument python train.py`: a program that knows nothing of torchotel is instrumented."""
 
+import signal
 import subprocess
 import sys
 import tomllib
@@ -204,6 +205,26 @@ def test_instruments_the_ranks_of_torchrun_and_not_the_launcher(folder: Path) ->
     assert sorted(path.name for path in folder.glob("run*")) == ["run-rank0", "run-rank1"]
     for rank in (0, 1):
         assert len(list(open_run(folder / f"run-rank{rank}").units())) == 3
+
+
+INTERRUPTED = """
+import signal, time
+from torchotel import _loading, _zero_code
+_zero_code.start_with_torch({"prometheus_port": 0, "endpoint": "http://127.0.0.1:1"}, wait=True, failed=print)
+from train import train
+import torch
+torch.nn.Linear(4, 1)(torch.ones(2, 4)).sum().backward()
+while _loading._under_way:
+    time.sleep(0.01)
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_an_interrupt_in_the_first_step_ends_the_program_as_ever(folder: Path) -> None:
+    """What the first step makes the worker load comes at the interpreter's end then, and must not change its code."""
+    (folder / "interrupted.py").write_text(INTERRUPTED)
+    done = commands.python("interrupted.py", cwd=folder)
+    assert done.returncode == -signal.SIGINT, done.stderr
 
 
 def test_instruments_and_stops_when_called_by_the_program(folder: Path) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from torchotel._kinds import Kind, integer
-from torchotel._receiver import without_credentials
+from torchotel._receiver import address_of, without_credentials
 from torchotel._warn import warn_once
 
 _LONG_TIMEOUT_S = 300
@@ -105,6 +105,7 @@ def _check_target(value: object) -> object:
     # As gRPC writes them: host:port, dns:///host:port, unix:/path. A colon is all that they have in common.
     if ":" not in target or re.search(r"\s", target):
         raise ValueError
+    address_of(target, insecure=True)  # raises where brackets hold no address
     return target
 
 

@@ -68,7 +68,7 @@ def _make_engine(
         from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
 
         return ConsoleExporter(stats)
-    return LateExporter(partial(_make_otlp, config, resource, stats))
+    return LateExporter(partial(_make_otlp, config, resource, stats), stats)
 
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:

@@ -4,12 +4,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from torchotel._guard import Guard
 from torchotel.exporters.prometheus import server as module
+from torchotel.exporters.prometheus.endpoint import EndpointOutlet
 from torchotel.exporters.prometheus.listener import Listener
 from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME
+from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.slices import Sliced
 
 BODY = b"torch_steps_total 1.0\n"
 
@@ -123,6 +128,27 @@ def test_what_was_closed_serves_no_more() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", listener.port), timeout=10)
+
+
+def test_a_port_that_nobody_can_answer_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else clients would wait for ever, and Prometheus would be told to be one of them."""
+    outlet = EndpointOutlet(
+        "127.0.0.1", 0, Metrics(dict, dict, sliced=Sliced()), {}, tmp_path, Guard("it"), lambda: None, wait=False
+    )
+    port = outlet.port
+    assert port is not None
+    assert list(tmp_path.iterdir())
+
+    def no_more(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    with pytest.raises(RuntimeError):
+        outlet.prepare()
+    assert outlet.port is None
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
 def test_any_name_is_answered_where_others_may_read() -> None:

@@ -18,8 +18,8 @@ from torchotel.telemetry.traces import TraceBuilder
 ROOT = SpanReference(7, 8, sampled=True)
 
 
-def chain(modules: int) -> Unit:
-    """Make a step of a model that calls so many modules, one after the other."""
+def chain(modules: int, backwards: int = 1) -> Unit:
+    """Make a step of a model that calls so many modules, one after the other, and of so many backwards through it."""
     infos = [ModuleInfo("Net", str(number), "Linear", 1, 1) for number in range(modules)]
     infos.append(ModuleInfo("Net", "Net", "Net", 0, 0))
     sites = [CallSite(info, None, None, None, None, None, None, "cpu", True, True, False) for info in infos]  # noqa: FBT003  # fields
@@ -30,7 +30,12 @@ def chain(modules: int) -> Unit:
     forward_end_ns = 10_000 * (modules + 1)
     calls[-1] = calls[-1]._replace(start_ns=0, end_ns=forward_end_ns)
     slots = [slot for call in reversed(calls) for slot in (call.starts, call.ends)]
-    stamps = [(slot, forward_end_ns + 5000 * order, 1) for order, slot in enumerate(slots) if isinstance(slot, int)]
+    stamps = [
+        (slot, forward_end_ns + 5000 * (order + len(slots) * task), task)
+        for task in range(backwards)
+        for order, slot in enumerate(slots)
+        if isinstance(slot, int)
+    ]
     end_ns = stamps[-1][1] + 1
     phases = (Phase("forward", 0, forward_end_ns), Phase("backward", forward_end_ns, end_ns))
     norms = GradientNorms(1.0, tuple((info, 1.0) for info in infos))
@@ -69,10 +74,12 @@ def lines_between_rests(unit: Unit, max_spans: int | None) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("max_spans", [None, 2000], ids=["whole", "folded"])
-def test_slices_do_not_grow_with_the_model(max_spans: int | None) -> None:
+@pytest.mark.parametrize(
+    ("max_spans", "backwards"), [(None, 1), (2000, 1), (None, 3)], ids=["whole", "folded", "accumulated"]
+)
+def test_slices_do_not_grow_with_the_model(max_spans: int | None, backwards: int) -> None:
     """Otherwise each step in detail of a model of thousands of modules would hold the training up for milliseconds."""
-    small, large = lines_between_rests(chain(1000), max_spans), lines_between_rests(chain(4000), max_spans)
+    small, large = (lines_between_rests(chain(modules, backwards), max_spans) for modules in (1000, 4000))
     assert sum(large) > 3 * sum(small)
     assert max(large) < 1.1 * max(small)
 

@@ -60,7 +60,7 @@ def backward_calls(
     """
     tasks = tasks_of(stamps)
     found: list[BackwardCall] = []
-    for (number, task), candidates in zip(tasks.items(), _candidates(calls, list(tasks.values())), strict=True):
+    for (number, task), candidates in zip(tasks.items(), _candidates(calls, list(tasks.values()), sliced), strict=True):
         run = _run_of(task, phases)
         spans = _time(calls, parents, candidates, task, phases[run] if run >= 0 else None, sliced)
         for span in sliced(spans):
@@ -95,16 +95,17 @@ def tasks_of(stamps: Sequence[Stamp]) -> dict[int, Task]:
     return tasks
 
 
-def _candidates(calls: Sequence[ModuleCall], tasks: Sequence[Task]) -> list[Sequence[int]]:
+def _candidates(calls: Sequence[ModuleCall], tasks: Sequence[Task], sliced: Sliced) -> list[Sequence[int]]:
     """Find the calls that each task may have run through, in their order."""
     if len(tasks) == 1:  # nearly always
         return [range(len(calls))]
     users: dict[int, list[int]] = {}
-    for index, call in enumerate(calls):
+    for index in sliced(range(len(calls))):
+        call = calls[index]
         for slots in (call.starts, call.ends):
             for slot in (slots,) if isinstance(slots, int) else slots:
                 users.setdefault(slot, []).append(index)
-    return [sorted({index for slot in task.first for index in users.get(slot, ())}) for task in tasks]
+    return [sorted({index for slot in sliced(task.first) for index in users.get(slot, ())}) for task in tasks]
 
 
 def _run_of(task: Task, phases: Sequence[Phase]) -> int:

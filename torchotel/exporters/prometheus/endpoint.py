@@ -68,9 +68,21 @@ class EndpointOutlet(MetricsOutlet):
         return None if listener is None else listener.port
 
     def prepare(self) -> None:
-        """Answer who scrapes; until then they wait."""
-        if self._listener is not None:
-            self._listener.serve(self._write)
+        """Load what answers who scrapes, and answer those who wait.
+
+        Loaded also where the port waits for the first step: that may come at the interpreter's end, where it would be
+        too late for the exit code (see `RequestExporter.prepare`).
+        """
+        from torchotel.exporters.prometheus import server  # noqa: F401, PLC0415  # what is slow to load
+
+        listener = self._listener
+        if listener is None:
+            return
+        try:
+            listener.serve(self._write)
+        except Exception:
+            self._close()
+            raise
 
     def first_step(self) -> None:
         """Begin, where that had to wait."""
@@ -88,11 +100,7 @@ class EndpointOutlet(MetricsOutlet):
     def shutdown(self, deadline_s: float) -> None:
         """Take the target back and close the port."""
         self._ended = True
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            if self._file is not None:
-                self._file.remove()
-            listener.close()
+        self._close()
 
     def leave_target(self) -> None:
         """Leave the target where it is: a run that died is seen by its target being down."""
@@ -104,6 +112,13 @@ class EndpointOutlet(MetricsOutlet):
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.detach()
+
+    def _close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            if self._file is not None:
+                self._file.remove()
+            listener.close()
 
     def _begin(self) -> None:
         listener = self._listen()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -44,12 +43,21 @@ class Listener:
 
         Args:
             write: Gives the whole answer, as OpenMetrics or as text, or None where it can't.
+
+        Raises:
+            RuntimeError: No thread can be started; not where the program ends, for nobody is to be answered any more.
+            OSError: There are too many open files.
         """
         from torchotel.exporters.prometheus.server import ScrapeServer  # noqa: PLC0415  # what is slow to load
 
-        with self._lock, contextlib.suppress(RuntimeError):  # no thread begins any more where the program ends
-            if not self._closed:
+        with self._lock:
+            if self._closed:
+                return
+            try:
                 self._server = ScrapeServer(write, self._socket)
+            except RuntimeError:
+                if threading.main_thread().is_alive():
+                    raise
 
     def close(self) -> None:
         """Close the port, cut off who is still connected, and end the threads."""
