@@ -75,7 +75,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
         type=float,
         default=1,
         metavar="TIMES",
-        help="than usual the instruments are compared; at least two rounds",
+        help="compare for so many times as long, in two rounds at least (%(default)s)",
     )
     parser.add_argument("--memory-steps", type=int, default=2000, help="of the training looked at (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -153,7 +153,8 @@ def _tell(text: str) -> None:
 
 def _hold_against(baseline: dict[str, Any], tables: Tables) -> int:
     compared = list(compare(tables, baseline["parts"]))
-    say(pages.gate_section(compared, baseline["machine"]))
+    if compared:
+        say(pages.gate_section(compared, baseline["machine"]))
     return 1 if any(one.worse for one in compared) else 0
 
 
