@@ -12,6 +12,7 @@ from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1
+_start = attrgetter("start_ns")
 NS_PER_US = 1000
 
 
@@ -93,7 +94,7 @@ def lay_out(nodes: Sequence[Node], sliced: Sliced) -> None:
     for node in sliced(nodes[1:]):
         children[node.parent].append(node)
     for parent, siblings in sliced(children.items()):  # whose own parents came before them
-        siblings.sort(key=attrgetter("start_ns"))
+        siblings.sort(key=_start)
         _place(nodes[parent], siblings, sliced)
 
 
