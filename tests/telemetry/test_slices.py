@@ -10,6 +10,7 @@ from torchotel._records import CallSite, GradientNorms, ModuleCall, ModuleInfo, 
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter
 from torchotel.exporters.otlp.encode import SpanEncoder
 from torchotel.telemetry.calls import Templates
+from torchotel.telemetry.instruments import MODULE_CALLS
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.slices import SLICE_ITEMS, Sliced
 from torchotel.telemetry.timing import CallTimer
@@ -94,3 +95,20 @@ def test_loops_fill_a_slice_together() -> None:
         given += sliced(range(length))
         assert given[before:] == list(range(length))
     assert len(rests) == 3
+
+
+def test_a_reading_within_a_reading_finds_each_call_once() -> None:
+    """As a signal's handler may read while the thread that it came to reads, and rests."""
+    unit = chain(1000)
+    readings: list[float] = []
+
+    def rest() -> None:
+        if not readings:
+            readings.append(0.0)
+            metrics.points(MODULE_CALLS)
+
+    metrics = Metrics(dict, dict, sliced=Sliced(rest))
+    metrics.add(unit, CallTimer(Sliced()).time(unit), ROOT)
+    readings.clear()  # so that it is the reading that is rested in
+    assert sum(point.value for point in metrics.points(MODULE_CALLS)) == 2 * len(unit.calls)
+    assert readings

@@ -75,9 +75,10 @@ class ModuleTimes:
         """Bring what was added into the counters; beyond `MOST_MODULES` no further module is begun."""
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
-        taken, self._sums = self._sums, ({}, {})  # a handler may read in the midst of it
-        for direction, sums in enumerate(taken):
-            for module, total in self._sliced(sums.items()):
+        for direction, sums in enumerate(self._sums):
+            taken = sums.copy()
+            sums.clear()  # first: a handler may read in the midst of it
+            for module, total in self._sliced(taken.items()):
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MOST_MODULES:
                     self._tell_full()

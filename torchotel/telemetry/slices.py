@@ -33,8 +33,8 @@ class Sliced:
     def _slices(self, source: Iterator[Item]) -> Iterator[Sequence[Item]]:
         while True:
             if not self._room:  # loops inside of this one count as well
-                self._room = SLICE_ITEMS
                 self._rest()
+                self._room = SLICE_ITEMS  # not before: a signal's handler may iterate meanwhile
             taken = tuple(islice(source, self._room))
             if not taken:
                 return
