@@ -27,7 +27,7 @@ def test_starting_brings_on_no_collection() -> None:
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_it_is_left_as_it_was(on: bool) -> None:  # noqa: FBT001  # a case
+def test_it_is_left_as_it_was(*, on: bool) -> None:
     if not on:
         gc.disable()
     try:

@@ -72,7 +72,7 @@ def _make_engine(
 
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
-    from torchotel.exporters.limits import SpanLimits  # noqa: PLC0415  # with what follows a tenth of `instrument()`
+    from torchotel.exporters.limits import SpanLimits  # noqa: PLC0415  # on the worker: a tenth of `instrument()`
     from torchotel.exporters.otlp.connect import make_transport  # noqa: PLC0415  # as above
     from torchotel.exporters.otlp.exporter import RequestExporter  # noqa: PLC0415  # as above
     from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415  # as above

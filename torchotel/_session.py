@@ -237,7 +237,7 @@ class Session:
 
     def _make_pipeline(self, guard: Guard, or_lost: OrLost) -> Pipeline:
         """Load and make what the worker does with records; called on the worker."""
-        from torchotel._pipeline import Pipeline  # noqa: PLC0415  # what is loaded here `instrument()` need not wait for
+        from torchotel._pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
         from torchotel.telemetry.calls import Templates  # noqa: PLC0415  # as above
         from torchotel.telemetry.traces import TraceBuilder  # noqa: PLC0415  # as above
 

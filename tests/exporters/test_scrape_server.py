@@ -153,7 +153,7 @@ def test_a_port_that_nobody_can_answer_is_given_back(tmp_path: Path, monkeypatch
 
 def test_any_name_is_answered_where_others_may_read() -> None:
     """On an address that is not loopback's, machines have registered names."""
-    server = serve("0.0.0.0")  # noqa: S104  # the claim
+    server = serve("0.0.0.0")  # noqa: S104  # what is tested is listening on every address
     try:
         assert BODY in ask(server, get("/metrics", "Host: node-1.cluster.example"))
     finally:

@@ -1,6 +1,7 @@
 """The worker's slices: what is done between two rests, during which the training thread has no GIL."""
 
 import sys
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,9 @@ def chain(modules: int, backwards: int = 1) -> Unit:
     """Make a step of a model that calls so many modules, one after the other, and of so many backwards through it."""
     infos = [ModuleInfo("Net", str(number), "Linear", 1, 1) for number in range(modules)]
     infos.append(ModuleInfo("Net", "Net", "Net", 0, 0))
-    sites = [CallSite(info, None, None, None, None, None, None, "cpu", True, True, False) for info in infos]  # noqa: FBT003  # fields
+    nothing = None, None, None, None, None, None
+    shared = CallSite(infos[0], *nothing, device="cpu", training=True, grad_enabled=True, compiled=False)
+    sites = [replace(shared, module=info) for info in infos]
     calls = [
         ModuleCall(site, 10_000 * number, 10_000 * number + 9000, 2 * number + 1, 2 * number + 2, None)
         for number, site in enumerate(sites)
@@ -40,7 +43,9 @@ def chain(modules: int, backwards: int = 1) -> Unit:
     end_ns = stamps[-1][1] + 1
     phases = (Phase("forward", 0, forward_end_ns), Phase("backward", forward_end_ns, end_ns))
     norms = GradientNorms(1.0, tuple((info, 1.0) for info in infos))
-    return Unit("step", 0, 0, end_ns, 0, 1, True, phases=phases, calls=calls, stamps=stamps, gradients=norms)  # noqa: FBT003  # detailed
+    unit = Unit("step", 0, 0, end_ns, unix_offset_ns=0, thread=1, detailed=True)
+    unit.phases, unit.calls, unit.stamps, unit.gradients = phases, calls, stamps, norms
+    return unit
 
 
 def lines_between_rests(unit: Unit, max_spans: int | None) -> list[int]:

@@ -40,7 +40,7 @@ class ScrapeServer:
         listening: Socket that clients connect to.
 
     Raises:
-        RuntimeError: The interpreter ends, and begins no thread any more.
+        RuntimeError: No thread can be started, as where the interpreter ends.
     """
 
     def __init__(self, write: Callable[[bool], bytes | None], listening: socket.socket) -> None:
