@@ -3,9 +3,11 @@
 import importlib
 import importlib.util
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -20,10 +22,8 @@ NAME = "module_that_is_waited_for"
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / f"{NAME}.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    finders = list(sys.meta_path)
     yield
     sys.modules.pop(NAME, None)
-    assert sys.meta_path == finders
 
 
 def test_acts_once_when_the_module_is_loaded() -> None:
@@ -83,3 +83,48 @@ def test_is_not_seen_in_the_traceback_of_a_failed_import(tmp_path: Path, error: 
     assert files == [Path(__file__), tmp_path / f"{NAME}.py"]
     for call in call_off:
         call()
+
+
+class _Slow(MetaPathFinder):
+    """Finds nothing, and takes its time until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == NAME:
+            self.asked.set()
+            assert self.go_on.wait(60)
+
+
+def test_another_threads_import_misses_no_finder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python goes through `sys.meta_path` by position: were one taken out meanwhile, the next would not be asked."""
+    slow = _Slow()
+    call_off = after_import("another_module", lambda _: None)
+    finders = list(sys.meta_path)
+    finders.insert(finders.index(PathFinder), slow)
+    monkeypatch.setattr(sys, "meta_path", finders)
+    importing = threading.Thread(target=importlib.import_module, args=(NAME,))
+    importing.start()
+    assert slow.asked.wait(60)
+    call_off()
+    slow.go_on.set()
+    importing.join(60)
+    assert NAME in sys.modules
+
+
+def test_what_waits_leaves_one_finder_however_many_there_were() -> None:
+    after_import(NAME, lambda _: None)()
+    before = len(sys.meta_path)
+    for _ in range(3):
+        after_import(NAME, lambda _: None)()
+    importlib.import_module(NAME)
+    assert len(sys.meta_path) == before
+
+
+def test_waits_where_the_finders_were_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    after_import(NAME, lambda _: None)()
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    seen: list[ModuleType] = []
+    after_import(NAME, seen.append)
+    assert seen == [importlib.import_module(NAME)]

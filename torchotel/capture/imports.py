@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -12,24 +13,39 @@ from typing import Any
 Action = Callable[[ModuleType], None]
 
 
-class _AfterImport(MetaPathFinder):
-    """Find one module as the other finders do, and run an action once it is loaded.
+class _Waiting(MetaPathFinder):
+    """Find what is waited for as the other finders do, and act once it is loaded.
 
-    It stays until then: `importlib.util.find_spec("torch")`, by which libraries ask whether torch is there, finds and
-    does not load.
+    `importlib.util.find_spec("torch")`, by which libraries ask whether torch is there, finds and does not load.
     """
 
-    def __init__(self, name: str, action: Action) -> None:
-        self._name, self._action = name, action
+    def __init__(self) -> None:
+        self._actions: dict[str, list[Action]] = {}
+
+    def add(self, name: str, action: Action) -> None:
+        """Wait for a module.
+
+        Once among the finders, this one stays: Python goes through `sys.meta_path` by position, and another thread's
+        import would miss the finder after one that is taken out.
+        """
+        self._actions.setdefault(name, []).append(action)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def call_off(self, name: str, action: Action) -> None:
+        """Wait no more; nothing where it has been loaded."""
+        actions = self._actions.get(name, [])
+        if action in actions:
+            actions.remove(action)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if not self._actions.get(fullname):
             return None
         spec = self._ask_the_rest(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenAct(spec.loader, self._act)
+            spec.loader = _ThenAct(spec.loader, partial(self._act, fullname))
         return spec
 
     def _ask_the_rest(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -42,10 +58,9 @@ class _AfterImport(MetaPathFinder):
                 return spec
         return None
 
-    def _act(self, module: ModuleType) -> None:
-        if self in sys.meta_path:  # once, and not when it was called off
-            sys.meta_path.remove(self)
-            self._action(module)
+    def _act(self, name: str, module: ModuleType) -> None:
+        for action in self._actions.pop(name, ()):  # once
+            action(module)
 
 
 class _ThenAct(Loader):
@@ -71,17 +86,14 @@ class _ThenAct(Loader):
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
 
 
+_waiting = _Waiting()
+
+
 def after_import(name: str, action: Action) -> Callable[[], None]:
     """Run `action` with the module when it is imported, at once where it has been; return what calls that off."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)
         return lambda: None
-    finder = _AfterImport(name, action)
-    sys.meta_path.insert(0, finder)
-
-    def undo() -> None:
-        if finder in sys.meta_path:
-            sys.meta_path.remove(finder)
-
-    return undo
+    _waiting.add(name, action)
+    return partial(_waiting.call_off, name, action)
