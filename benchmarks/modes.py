@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.interleave import NOTHING, Mode, Running
 from benchmarks.naive import NaiveInstrument, sdk_provider
+from benchmarks.native import native_modes
 from benchmarks.nowhere import Nowhere
 from benchmarks.sink import Sink
 from benchmarks.wandb_watch import wandb_modes
@@ -60,7 +61,9 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
             Mode(FEWER, ours(detail="all", max_spans=None, max_depth=1)),
             Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),
             Mode(NAIVE, lambda: _naive(naive, live)),
-            Mode("torchotel, its hooks alone", _capture),
+            Mode("torchotel, its hooks alone", _hooks_alone),
+            Mode("torchotel, its hooks alone, no gradient norms", lambda: _hooks_alone(gradient_norms=False)),
+            *native_modes(),
             Mode("torchotel, all but sending", _encode),
             Mode(PROFILER, _profiler),
             *watched,
@@ -118,8 +121,8 @@ def _empty_hooks() -> Iterator[Running]:
 
 
 @contextmanager
-def _capture() -> Iterator[Running]:
-    capture = Capture(lambda _: None, Detail("all"))
+def _hooks_alone(**settings: Any) -> Iterator[Running]:
+    capture = Capture(lambda _: None, Detail("all"), **settings)
     capture.install()
     yield Running()
     capture.uninstall()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from statistics import median
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
+from benchmarks import native
 from benchmarks.modes import OFF
 from benchmarks.parts import Conditions, Part, Table
 from benchmarks.spread import spread
@@ -43,7 +44,7 @@ def part() -> Part:
         "step",
         "A step without detail",
         "CPU time of the training thread alone, on top of the same step without torchotel, in the smallest training"
-        " there is. A step with a DataLoader has one more phase.",
+        " there is. A step with a DataLoader has one more phase, which what is in C++ does not see.",
         _measure,
     )
 
@@ -54,11 +55,14 @@ def row_name(mode: str, way: str) -> str:
 
 
 def _measure(conditions: Conditions) -> Table:
-    modes: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
+    modes: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "": nullcontext,
         OFF: lambda: _hooks_out(conditions.sink.endpoint, paused=False),
         PAUSED: lambda: _hooks_out(conditions.sink.endpoint, paused=True),
     }
+    hooks = native.load()
+    if hooks is not None:
+        modes[native.NAME] = lambda: native.on_steps(hooks)
     times: dict[str, list[float]] = {}
     order = random.Random(0)  # noqa: S311  # no secret
     train = _make_training()

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from benchmarks import load, memory, modes, overhead, pages, workloads
+from benchmarks import load, memory, modes, native, overhead, pages, workloads
 from benchmarks.__main__ import main
 from benchmarks.all_parts import RESNET, TRANSFORMER, parts
 from benchmarks.naive import NaiveInstrument
@@ -70,6 +70,19 @@ def test_the_naive_way_makes_two_spans_of_each_call(name: str, calls: int) -> No
     above = [(span, span.parent) for span in spans if span.name.startswith("backward")]
     assert (workload.calls, len(forwards), len({parent.span_id for _, parent in above if parent})) == (calls,) * 3
     assert all(parent and forwards[parent.span_id][7:] == span.name[8:] for span, parent in above)
+
+
+def test_the_plain_case_in_cpp_times_both_directions_of_each_call() -> None:
+    hooks = native.load()
+    if hooks is None:
+        pytest.skip("no C++ compiler, or no headers of Python")
+    workload = workloads.make("transformer")
+    with native.on_calls(hooks):
+        workload.step()
+    assert hooks.take() == (124, 248, 0)
+    with native.on_steps(hooks):
+        workload.step()
+        assert hooks.take() == (0, 0, 6)  # begin and end of the forward, of the backward and of the optimizer's step
 
 
 @pytest.mark.parametrize("mode", [memory.DEFAULT, memory.FULL])
