@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
-from receiver import Receiver
+from receiver import Answer, Receiver
 from senders import http, soon
 from traces import RESOURCE, T0, flat, proto, rich
 
 from torchotel._receiver import OtlpCompression
+from torchotel.exporters.otlp.batch import JOINED_SPANS, Batch
+from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.stats import ExportCounts
 from torchotel.telemetry.spans import Span, SpanTemplate, Trace
@@ -62,6 +64,30 @@ def test_spans_of_a_template_are_side_by_side(server: Receiver) -> None:
     (request,) = server.requests
     found = [(span.name, int.from_bytes(span.trace_id, "big")) for span in request.spans()]
     assert found == [(template.name, 1 + number) for template in templates for number in range(4)]
+
+
+def test_rests_while_the_spans_of_a_request_are_joined() -> None:
+    """They have megabytes, and the training thread needs the GIL."""
+    batch, rests = Batch(), list[int]()
+    templates = [SpanTemplate(name, {}) for name in "ab"]
+    for number in range(JOINED_SPANS):
+        batch.add([(template, b"%s%d" % (template.name.encode(), number)) for template in templates], 2)
+    pieces = batch.pieces(lambda: rests.append(1))
+    assert pieces == [b"".join(b"%s%d" % (name, number) for number in range(JOINED_SPANS)) for name in (b"a", b"b")]
+    assert len(rests) == 2
+
+
+def test_what_a_balancer_has_set_comes_back_to_it(server: Receiver) -> None:
+    """Requests share all that can be looked up once, but not a cookie that came later."""
+    server.answers.append(Answer(200, {"Set-Cookie": "route=a; Path=/"}))
+    transport = http(server.url, compression="none", headers={"Authorization": "Bearer x"})
+    body = SpanEncoder().encode(flat(1))
+    for one in (b"", Envelope(RESOURCE, "1").wrap([body]), b""):
+        assert transport.send(one, 10).error_type is None
+    transport.close()
+    seen = [(one.headers.get("Cookie"), len(one.spans())) for one in server.requests]
+    assert seen == [(None, 0), ("route=a", 1), ("route=a", 0)]
+    assert {one.headers["Authorization"] for one in server.requests} == {"Bearer x"}
 
 
 def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,6 +51,7 @@ class RequestExporter(TraceExporter):
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
+        self._rest = rest
         self._limiter = Limiter(limits, Sliced(rest))
         self._encoder = SpanEncoder(rest)
         self._envelope = Envelope(resource, version)
@@ -90,7 +91,9 @@ class RequestExporter(TraceExporter):
             return
         batch, self._batch = self._batch, Batch()
         try:
-            body = self._envelope.wrap(batch.spans())
+            pieces = batch.pieces(self._rest)
+            self._rest()  # to wrap them takes as long as joining them all has
+            body = self._envelope.wrap(pieces)
         except Exception as error:  # noqa: BLE001  # the next one may be good
             self._failed(error, batch.count)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchotel._receiver import Receiver
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
@@ -36,6 +36,16 @@ class Answer(NamedTuple):
     """Its beginning: what came in time, at most `MAX_ANSWER_BYTES`."""
 
 
+class _Connected(NamedTuple):
+    """What all requests have in common."""
+
+    session: "requests.Session"
+    request: "requests.PreparedRequest"
+    """Without its body."""
+    settings: Mapping[str, Any]
+    """Proxies and certificates, which the environment may name."""
+
+
 class HttpTransport(Transport):
     """POST with `requests`, which opentelemetry-exporter-otlp brings along and which knows proxies.
 
@@ -62,7 +72,7 @@ class HttpTransport(Transport):
         }
         if self._gzip:
             self._headers["Content-Encoding"] = "gzip"
-        self._session: requests.Session | None = None
+        self._connected: _Connected | None = None
 
     def pack(self, body: bytes) -> bytes:
         """Compress at the fastest level, enough for spans that repeat themselves; without the GIL."""
@@ -81,9 +91,9 @@ class HttpTransport(Transport):
 
     def close(self) -> None:
         """Close the kept connection."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        if self._connected is not None:
+            self._connected.session.close()
+            self._connected = None
             logging.getLogger(_URLLIB3).removeFilter(self._may_be_logged)
 
     def _post(self, body: bytes, limit_s: float) -> Reply:
@@ -106,18 +116,13 @@ class HttpTransport(Transport):
         from torchotel.exporters.otlp.answers import answered_until  # noqa: PLC0415  # brings in `requests`
 
         deadline_s = time.monotonic() + limit_s
-        session = self._session or self._open()
+        session, request, settings = self._connected or self._connect()
+        if session.cookies:  # of a balancer, which has said by them who is to answer
+            request = self._request(session)
+        request.body, request.headers["Content-Length"] = body, str(len(body))
         with answered_until(deadline_s):
-            answer = session.post(
-                self._url,
-                data=body,
-                headers=self._headers,
-                timeout=limit_s,
-                verify=self._verify,
-                cert=self._cert,
-                allow_redirects=False,  # a redirected POST turns into a GET, or leads the headers elsewhere
-                stream=True,
-            )
+            # A redirected POST turns into a GET, or leads the headers elsewhere.
+            answer = session.send(request, timeout=limit_s, allow_redirects=False, **settings)
         with answer:
             # Read also what is not looked at: only a connection that was read to its end is used again.
             return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer))
@@ -126,12 +131,13 @@ class HttpTransport(Transport):
         """Load `requests`, and what is made of it."""
         from torchotel.exporters.otlp import answers  # noqa: F401, PLC0415  # 100 ms
 
-    def _open(self) -> "requests.Session":
+    def _connect(self) -> "_Connected":
+        """Look up once what each request would look up again, a third of its time, holding the GIL."""
         import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
 
         from torchotel.exporters.otlp.answers import TimedAdapter  # noqa: PLC0415  # as above
 
-        self._session = session = requests.Session()
+        session = requests.Session()
         for scheme in ("http://", "https://"):
             session.mount(scheme, TimedAdapter())
         user = requests.utils.get_auth_from_url(self._url)
@@ -140,7 +146,14 @@ class HttpTransport(Transport):
         session.auth = user if any(user) and not said else lambda request: request
         if "?" in self._url:
             logging.getLogger(_URLLIB3).addFilter(self._may_be_logged)
-        return session
+        settings = session.merge_environment_settings(self._url, {}, stream=True, verify=self._verify, cert=self._cert)
+        self._connected = _Connected(session, self._request(session), settings)
+        return self._connected
+
+    def _request(self, session: "requests.Session") -> "requests.PreparedRequest":
+        import requests  # noqa: PLC0415  # as above
+
+        return session.prepare_request(requests.Request("POST", self._url, headers=self._headers))
 
     def _may_be_logged(self, record: logging.LogRecord) -> bool:
         """Keep back what urllib3 says at level DEBUG of a request of ours: its query may be a key."""
