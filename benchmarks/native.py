@@ -29,7 +29,7 @@ SOURCE = Path(__file__).with_name("native_hooks.cpp")
 
 @cache
 def load() -> Any | None:
-    """Compile the hooks, a quarter of a minute; None where there is no compiler, or no headers of Python."""
+    """Compile the hooks, a quarter of a minute; None where that can't be done, and a compiler has said why."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     headers = Path(sysconfig.get_path("include"))
     if compiler is None or not (headers / "Python.h").exists():
@@ -40,7 +40,9 @@ def load() -> Any | None:
     words = [compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in include), str(SOURCE)]
     with TemporaryDirectory() as folder:
         library = Path(folder) / "native_hooks.so"
-        subprocess.run([*words, *libraries, "-o", str(library)], check=True)  # noqa: S603  # a compiler, for a file of ours
+        done = subprocess.run([*words, *libraries, "-o", str(library)], check=False)  # noqa: S603  # for a file of ours
+        if done.returncode != 0:
+            return None
         spec = spec_from_loader(SOURCE.stem, ExtensionFileLoader(SOURCE.stem, str(library)))
         assert spec is not None
         return module_from_spec(spec)

@@ -85,6 +85,14 @@ def test_the_plain_case_in_cpp_times_both_directions_of_each_call() -> None:
         assert hooks.take() == (0, 0, 6)  # begin and end of the forward, of the backward and of the optimizer's step
 
 
+@pytest.mark.parametrize("compiler", ["a compiler that is not there", "false"])
+def test_without_a_compiler_there_is_nothing_in_cpp(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    native.load.cache_clear()
+    assert native.native_modes() == []
+    native.load.cache_clear()
+
+
 @pytest.mark.parametrize("mode", [memory.DEFAULT, memory.FULL])
 def test_memory_is_looked_at_under_each_instrument(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     memory.main(mode, memory.LOOKS, memory.UNUSED)
