@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -120,6 +120,40 @@ def test_what_waits_leaves_one_finder_however_many_there_were() -> None:
         after_import(NAME, lambda _: None)()
     importlib.import_module(NAME)
     assert len(sys.meta_path) == before
+
+
+class _Impatient(MetaPathFinder):
+    """Answers before all others, as finders of type checkers do."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, path, target)
+
+
+def test_comes_before_finders_that_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    after_import(NAME, lambda _: None)()
+    monkeypatch.setattr(sys, "meta_path", [_Impatient(), *sys.meta_path])
+    seen: list[ModuleType] = []
+    after_import(NAME, seen.append)
+    assert seen == [importlib.import_module(NAME)]
+
+
+def test_what_waits_for_one_module_does_so_each_for_itself() -> None:
+    """An error in one, or one that calls another off, is no matter to the rest."""
+    seen: list[str] = []
+
+    def fail(_: ModuleType) -> None:
+        third()
+        raise ValueError("broken")
+
+    after_import(NAME, fail)
+    after_import(NAME, lambda _: seen.append("second"))
+    third = after_import(NAME, lambda _: seen.append("third"))
+    with pytest.raises(ValueError, match="broken"):
+        importlib.import_module(NAME)
+    importlib.import_module(NAME)
+    assert seen == ["second"]
 
 
 def test_waits_where_the_finders_were_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

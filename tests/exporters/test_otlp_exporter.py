@@ -1,9 +1,12 @@
 """Traces leave in requests of bounded size, at the URL as it was given."""
 
+import logging
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import requests
 from receiver import Answer, Receiver
 from senders import http, soon
 from traces import RESOURCE, T0, flat, proto, rich
@@ -88,6 +91,32 @@ def test_what_a_balancer_has_set_comes_back_to_it(server: Receiver) -> None:
     seen = [(one.headers.get("Cookie"), len(one.spans())) for one in server.requests]
     assert seen == [(None, 0), ("route=a", 1), ("route=a", 0)]
     assert {one.headers["Authorization"] for one in server.requests} == {"Bearer x"}
+
+
+def test_what_others_write_into_a_request_is_in_no_other(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instrumentations put their headers in by a wrapper of `Session.send`."""
+    send, names = requests.Session.send, iter("ab")
+
+    def wrapped(session: requests.Session, request: requests.PreparedRequest, **settings: Any) -> requests.Response:
+        request.headers[f"x-{next(names)}"] = "1"
+        return send(session, request, **settings)
+
+    monkeypatch.setattr(requests.Session, "send", wrapped)
+    transport = http(server.url, compression="none")
+    for _ in range(2):
+        transport.send(b"", 10)
+    transport.close()
+    assert [[name for name in one.headers if name.startswith("x-")] for one in server.requests] == [["x-a"], ["x-b"]]
+
+
+def test_what_can_be_no_request_leaves_nothing_behind() -> None:
+    """The filter keeps a key in the address out of the log, as long as there is a connection."""
+    logger = logging.getLogger("urllib3.connectionpool")
+    before = list(logger.filters)
+    transport = http("http://127.0.0.1:1/v1/traces?key=secret", headers={"a": "b\nc"})
+    assert transport.send(b"", 10).error_type == "InvalidHeader"
+    transport.close()
+    assert logger.filters == before
 
 
 def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,39 +13,24 @@ from typing import Any
 Action = Callable[[ModuleType], None]
 
 
-class _Waiting(MetaPathFinder):
-    """Find what is waited for as the other finders do, and act once it is loaded.
+_waiting: dict[str, list[Action]] = {}
+"""What is to be done when a module is imported, by its name."""
+
+
+class _Finder(MetaPathFinder):
+    """Find what is waited for as the finders behind this one do, and act once it is loaded.
 
     `importlib.util.find_spec("torch")`, by which libraries ask whether torch is there, finds and does not load.
     """
 
-    def __init__(self) -> None:
-        self._actions: dict[str, list[Action]] = {}
-
-    def add(self, name: str, action: Action) -> None:
-        """Wait for a module.
-
-        Once among the finders, this one stays: Python goes through `sys.meta_path` by position, and another thread's
-        import would miss the finder after one that is taken out.
-        """
-        self._actions.setdefault(name, []).append(action)
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-
-    def call_off(self, name: str, action: Action) -> None:
-        """Wait no more; nothing where it has been loaded."""
-        actions = self._actions.get(name, [])
-        if action in actions:
-            actions.remove(action)
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not self._actions.get(fullname):
+        if not _waiting.get(fullname):
             return None
         spec = self._ask_the_rest(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenAct(spec.loader, partial(self._act, fullname))
+            spec.loader = _ThenAct(spec.loader, partial(_act, fullname))
         return spec
 
     def _ask_the_rest(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -58,9 +43,11 @@ class _Waiting(MetaPathFinder):
                 return spec
         return None
 
-    def _act(self, name: str, module: ModuleType) -> None:
-        for action in self._actions.pop(name, ()):  # once
-            action(module)
+
+def _act(name: str, module: ModuleType) -> None:
+    actions = _waiting.get(name, [])
+    while actions:  # one of them may call another off
+        actions.pop(0)(module)  # once
 
 
 class _ThenAct(Loader):
@@ -86,14 +73,23 @@ class _ThenAct(Loader):
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
 
 
-_waiting = _Waiting()
-
-
 def after_import(name: str, action: Action) -> Callable[[], None]:
-    """Run `action` with the module when it is imported, at once where it has been; return what calls that off."""
+    """Run `action` with the module when it is imported, at once where it has been; return what calls that off.
+
+    A finder is put before all others and stays: Python goes through `sys.meta_path` by position, and another thread's
+    import would miss the one after a finder that is taken out.
+    """
     module = sys.modules.get(name)
     if module is not None:
         action(module)
         return lambda: None
-    _waiting.add(name, action)
-    return partial(_waiting.call_off, name, action)
+    _waiting.setdefault(name, []).append(action)
+    if not (sys.meta_path and isinstance(sys.meta_path[0], _Finder)):
+        sys.meta_path.insert(0, _Finder())
+
+    def undo() -> None:
+        actions = _waiting.get(name, [])
+        if action in actions:
+            actions.remove(action)
+
+    return undo

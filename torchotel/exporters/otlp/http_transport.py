@@ -43,7 +43,7 @@ class _Connected(NamedTuple):
     request: "requests.PreparedRequest"
     """Without its body."""
     settings: Mapping[str, Any]
-    """Proxies and certificates, which the environment may name."""
+    """Proxies and certificates, as the environment named them at the first request."""
 
 
 class HttpTransport(Transport):
@@ -117,8 +117,8 @@ class HttpTransport(Transport):
 
         deadline_s = time.monotonic() + limit_s
         session, request, settings = self._connected or self._connect()
-        if session.cookies:  # of a balancer, which has said by them who is to answer
-            request = self._request(session)
+        # Cookies are a balancer's, which says by them who is to answer. A copy, since others' hooks may write into it.
+        request = self._request(session) if session.cookies else request.copy()
         request.body, request.headers["Content-Length"] = body, str(len(body))
         with answered_until(deadline_s):
             # A redirected POST turns into a GET, or leads the headers elsewhere.
@@ -144,10 +144,13 @@ class HttpTransport(Transport):
         said = any(name.lower() == "authorization" for name in self._headers)
         # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
         session.auth = user if any(user) and not said else lambda request: request
+        request = self._request(session)
+        settings = session.merge_environment_settings(
+            request.url or self._url, {}, stream=True, verify=self._verify, cert=self._cert
+        )
         if "?" in self._url:
             logging.getLogger(_URLLIB3).addFilter(self._may_be_logged)
-        settings = session.merge_environment_settings(self._url, {}, stream=True, verify=self._verify, cert=self._cert)
-        self._connected = _Connected(session, self._request(session), settings)
+        self._connected = _Connected(session, request, settings)
         return self._connected
 
     def _request(self, session: "requests.Session") -> "requests.PreparedRequest":
