@@ -81,15 +81,15 @@ def test_rests_while_the_spans_of_a_request_are_joined() -> None:
 
 
 def test_what_a_balancer_has_set_comes_back_to_it(server: Receiver) -> None:
-    """Requests share all that can be looked up once, but not a cookie that came later."""
-    server.answers.append(Answer(200, {"Set-Cookie": "route=a; Path=/"}))
+    """Requests share all that can be looked up once, but not a cookie that came later, or a newer one."""
+    server.answers += [Answer(200, {"Set-Cookie": f"route={name}; Path=/"}) for name in "ab"]
     transport = http(server.url, compression="none", headers={"Authorization": "Bearer x"})
     body = SpanEncoder().encode(flat(1))
     for one in (b"", Envelope(RESOURCE, "1").wrap([body]), b""):
         assert transport.send(one, 10).error_type is None
     transport.close()
     seen = [(one.headers.get("Cookie"), len(one.spans())) for one in server.requests]
-    assert seen == [(None, 0), ("route=a", 1), ("route=a", 0)]
+    assert seen == [(None, 0), ("route=a", 1), ("route=b", 0)]
     assert {one.headers["Authorization"] for one in server.requests} == {"Bearer x"}
 
 

@@ -117,8 +117,9 @@ class HttpTransport(Transport):
 
         deadline_s = time.monotonic() + limit_s
         session, request, settings = self._connected or self._connect()
-        # Cookies are a balancer's, which says by them who is to answer. A copy, since others' hooks may write into it.
-        request = self._request(session) if session.cookies else request.copy()
+        request = request.copy()  # others' hooks may write into it
+        if session.cookies:  # a balancer's, which says by them who is to answer
+            request.prepare_cookies(session.cookies)
         request.body, request.headers["Content-Length"] = body, str(len(body))
         with answered_until(deadline_s):
             # A redirected POST turns into a GET, or leads the headers elsewhere.
@@ -144,7 +145,7 @@ class HttpTransport(Transport):
         said = any(name.lower() == "authorization" for name in self._headers)
         # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
         session.auth = user if any(user) and not said else lambda request: request
-        request = self._request(session)
+        request = session.prepare_request(requests.Request("POST", self._url, headers=self._headers))
         settings = session.merge_environment_settings(
             request.url or self._url, {}, stream=True, verify=self._verify, cert=self._cert
         )
@@ -152,11 +153,6 @@ class HttpTransport(Transport):
             logging.getLogger(_URLLIB3).addFilter(self._may_be_logged)
         self._connected = _Connected(session, request, settings)
         return self._connected
-
-    def _request(self, session: "requests.Session") -> "requests.PreparedRequest":
-        import requests  # noqa: PLC0415  # as above
-
-        return session.prepare_request(requests.Request("POST", self._url, headers=self._headers))
 
     def _may_be_logged(self, record: logging.LogRecord) -> bool:
         """Keep back what urllib3 says at level DEBUG of a request of ours: its query may be a key."""
