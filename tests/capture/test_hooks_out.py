@@ -1,8 +1,10 @@
 """Between detailed steps the module hooks are out."""
 
+import sys
 import threading
 from collections.abc import Callable
 from time import time_ns
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import PHASES_ONLY, Model, step_tree, train
 
 from torchotel.capture import hooks
+from torchotel.capture.capture import Capture
+from torchotel.capture.detail import Detail
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 FORWARD = ("forward Model", ["forward a", "forward b"])
@@ -199,3 +203,32 @@ def test_two_threads_call_one_module(detail: Any) -> None:
             thread.join()
     assert sorted(evaluation.end_ns > late_ns[0] for evaluation in run.evaluations) == [False, False, False, True]
     assert not model._forward_hooks
+
+
+def test_a_call_takes_one_of_our_hooks_along() -> None:
+    """Whenever another thread's call begins while all hooks go in or out, it takes one pre-hook of ours along.
+
+    Of two, each would take the call for an outermost one; with none it is not seen. So each line of ours that runs
+    meanwhile is stopped at, to look at what a call would take.
+    """
+    taken = []
+
+    def at_each_line(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != hooks.__file__:
+            return None
+        if event == "line":
+            taken.append(hooks_in()[0])
+        return at_each_line
+
+    capture, before = Capture(lambda _: None, Detail("off")), sys.gettrace()
+    capture.install()
+    try:
+        sys.settrace(at_each_line)
+        for detailed in (True, False, True):
+            capture.hooks.want(capture.here.thread, detailed=detailed)
+    finally:
+        sys.settrace(before)
+        capture.uninstall()
+        capture.end()
+    assert len(taken) > 30
+    assert set(taken) == {1}

@@ -39,40 +39,48 @@ class ExitHook(partial[None]):
         return getattr, (nullcontext(), "__exit__")  # takes any three arguments, returns None, and is not ours
 
 
-class OneShot:
-    """A global pre-hook that goes in and out at every event.
+class PreHook:
+    """One place among torch's global pre-hooks, where one of several hooks is in or none.
 
+    In one place, since a call that begins on another thread takes all hooks of that moment along: never two of ours.
     Torch is asked once to register it; then it is put where torch has put it, for a third of the price.
     """
 
-    def __init__(self, hook: Hook) -> None:
-        self._hook = hook
+    def __init__(self) -> None:
         self._id = -1
         self._hooks: dict[int, Hook] = {}
         self._remove: Callable[[], None] | None = None
-        """Takes it out where it is not known where torch has put it: next time it is registered anew."""
-        self.is_in = False
-        """Whether it is in; asked after every event."""
+        """Takes it out where it is not known where torch has put it: each time it is registered anew."""
+        self.hook: Hook | None = None
+        """Which one is in; asked after every event."""
 
-    def put(self) -> None:
-        """Put it in, if it is not."""
-        if self._id >= 0:
-            self._hooks[self._id] = self._hook
-            self.is_in = True
+    def put(self, hook: Hook) -> None:
+        """Put it in, in the place of what is there."""
+        if self.hook is hook:
             return
-        handle = register_module_forward_pre_hook(self._hook)
-        self._id, hooks = handle.id, hooks_of(handle)
-        self._hooks = {self._id: self._hook} if hooks is None else hooks
-        self._remove = handle.remove if hooks is None else None
-        self.is_in = True
+        if self._id >= 0:
+            self._hooks[self._id] = hook
+        else:
+            self._register(hook)
+        self.hook = hook
 
     def take(self) -> None:
-        """Take it out, if it is in."""
-        self.is_in = False
+        """Take out what is in."""
+        self.hook = None
         self._hooks.pop(self._id, None)
         if self._remove is not None:
             self._remove()
-            self._id, self._remove = -1, None
+            self._remove = None
+
+    def _register(self, hook: Hook) -> None:
+        handle = register_module_forward_pre_hook(hook)
+        hooks = hooks_of(handle)
+        if hooks is not None:
+            self._id, self._hooks = handle.id, hooks
+            return
+        if self._remove is not None:  # after the other is in: a thread may begin a forward in between
+            self._remove()
+        self._remove = handle.remove
 
 
 class ModuleHooks:
@@ -86,9 +94,10 @@ class ModuleHooks:
     """
 
     def __init__(self, before: Hook, after: Hook, first: Hook, left: Hook) -> None:
-        self._before, self._after = before, after
-        self._handles: list[RemovableHandle] = []
-        self._one_shot, self._exit, self._exit_id = OneShot(first), ExitHook(left), new_hook_id()
+        self._before, self._after, self._first = before, after, first
+        self._pre_hook = PreHook()
+        self._after_handle: RemovableHandle | None = None
+        self._exit, self._exit_id = ExitHook(left), new_hook_id()
         self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
         self._wanted = self._armed = self._installed = False
         self._suspended = 0
@@ -108,7 +117,7 @@ class ModuleHooks:
     @property
     def all_in(self) -> bool:
         """Whether every module call is seen."""
-        return bool(self._handles)
+        return self._after_handle is not None
 
     def want(self, thread: ThreadState, *, detailed: bool) -> bool:
         """Say whether the thread's calls are to be seen; return whether they are."""
@@ -138,14 +147,15 @@ class ModuleHooks:
     def arm(self) -> None:
         """Wait for the next outermost forward."""
         self._armed = True
-        if not self._one_shot.is_in:  # after most events it is
+        if self._pre_hook.hook is not self._first:  # after most events it is
             self._apply()
 
     def disarm(self) -> None:
         """Stop waiting: it has come."""
         with self._lock:
             self._armed = False
-            self._one_shot.take()
+            if self._pre_hook.hook is self._first:
+                self._pre_hook.take()
 
     def suspend(self) -> None:
         """Take all hooks out while Dynamo compiles or export traces, so that no guard is made of them."""
@@ -193,22 +203,16 @@ class ModuleHooks:
     def _apply(self) -> None:
         with self._lock:  # of two threads that find no hooks in, one puts them there
             free = self._installed and not self._suspended
-            all_in, one_shot = self._wanted and free, self._armed and not self._wanted and free
-            if one_shot:
-                self._one_shot.put()  # before the others go: a thread may begin a forward in between
-            if all_in != bool(self._handles):
-                self._put_all(wanted=all_in)
-            if not one_shot:
-                self._one_shot.take()
-
-    def _put_all(self, *, wanted: bool) -> None:
-        if wanted:
-            self._handles = [
-                register_module_forward_pre_hook(self._before),
-                register_module_forward_hook(self._after, with_kwargs=True, always_call=True),
-            ]
-        else:
-            handles, self._handles = self._handles, []
-            for handle in handles:
+            all_in = self._wanted and free
+            if all_in and self._after_handle is None:
+                self._after_handle = register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
+            if all_in:
+                self._pre_hook.put(self._before)
+            elif self._armed and free:
+                self._pre_hook.put(self._first)
+            else:
+                self._pre_hook.take()
+            if not all_in and self._after_handle is not None:
+                handle, self._after_handle = self._after_handle, None
                 handle.remove()
                 forget_kwargs_hook(handle.id)
