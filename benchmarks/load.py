@@ -153,7 +153,7 @@ def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
             Identities("always_on"),
             Metrics(dict, dict, sliced=Sliced(rest)),
             sliced,
-            on_step=lambda _: None,
+            on_step=lambda *_: None,
             on_line=None,
             on_first=lambda _: None,
             or_lost=or_lost,

@@ -1,6 +1,7 @@
 """The spans of a session as a receiver sees them: which there are, how they stand, and how many."""
 
 import random
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 
 from torchotel.capture.detail import WHILE_MEASURING, is_chosen
 from torchotel.telemetry.budget import LEAST_OFTEN
+from torchotel.telemetry.spans import Trace
+from torchotel.telemetry.traces import TraceBuilder
 
 
 def test_spans_as_a_receiver_sees_them() -> None:
@@ -110,6 +113,24 @@ def test_auto_stays_within_its_budget() -> None:
     stats = run.handle.stats()
     assert (stats["steps"], stats["steps_detailed"]) == (200, len(detailed))
     assert stats["overhead_ratio"] is not None
+
+
+def test_detail_costs_what_the_worker_takes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth step has ten spans, the others four; where each takes a second, that is all the time there is."""
+    build, now_ns = TraceBuilder.build, 0
+
+    def slow(builder: TraceBuilder, *args: Any) -> Trace:
+        nonlocal now_ns
+        trace = build(builder, *args)
+        now_ns += 10**9 * len(trace.spans)
+        return trace
+
+    monkeypatch.setattr(TraceBuilder, "build", slow)
+    monkeypatch.setattr(time, "thread_time_ns", lambda: now_ns)
+    with recorded(4) as run:
+        train(28)
+    ratio = run.handle.stats()["overhead_ratio"]
+    assert ratio == pytest.approx((10 / 4 - 1) * 6 / 27, rel=0.1), "the first step, which warms up, does not count"
 
 
 def test_ids_and_the_programs_random_numbers() -> None:

@@ -34,7 +34,7 @@ class Pipeline:
         starter: Gives roots their ids, and says whether they are sampled.
         metrics: Counts every step and evaluation.
         sliced: Works through calls.
-        on_step: Gets each step, whole.
+        on_step: Gets each step, and what it took of the worker's time.
         on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
         on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
             the rank that sends it.
@@ -51,7 +51,7 @@ class Pipeline:
         metrics: Metrics,
         sliced: Sliced,
         *,
-        on_step: Callable[[Unit], None],
+        on_step: Callable[[Unit, int], None],
         on_line: Callable[[Mapping[str, object]], None] | None,
         on_first: Callable[[Unit], Trace | None],
         or_lost: OrLost,
@@ -85,10 +85,11 @@ class Pipeline:
                 run = self._on_first(record)
             if run is not None and not self._starter.off:
                 self._send(run)
-        if record.kind == "step":
-            self._on_step(record)
         for unit in self._fold.take(record):
+            began_ns = time.thread_time_ns()
             self._build(unit)
+            if unit.kind == "step":
+                self._on_step(unit, time.thread_time_ns() - began_ns)
 
     def send_folded(self) -> None:
         """Bring out the evaluations that wait for others to be folded with."""

@@ -279,9 +279,9 @@ class Session:
         time_ns = unit.start_ns + unit.unix_offset_ns
         return run_trace(self._run, time_ns, self._capture.model, self._config.public(), versions())
 
-    def _weigh(self, step: Unit) -> None:
+    def _weigh(self, step: Unit, worked_ns: int) -> None:
         """Measure what detail costs, and steer how often a step has it."""
-        self._overhead.add(step)
+        self._overhead.add(step, worked_ns)
         longer = self._overhead.at_most
         if self._detail.steered and step.detailed and longer is not None:
             self._detail.every = every_within(self._config.overhead_budget, longer, self._detail.every)

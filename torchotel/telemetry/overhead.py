@@ -34,15 +34,20 @@ class Overhead:
         self.at_most: float | None = None
         """By what share a detailed step is longer than a plain one, at most: 95 times of a hundred."""
 
-    def add(self, step: Unit) -> None:
-        """Take note of a step, but for those that warm up: they are slow, and most are detailed for being the first."""
-        duration_ns = step.end_ns - step.start_ns
+    def add(self, step: Unit, worked_ns: int = 0) -> None:
+        """Take note of a step, but for those that warm up: they are slow, and most are detailed for being the first.
+
+        Args:
+            step: As it is handed over.
+            worked_ns: What it took of the worker's time, for which a training that is bound by Python waits.
+        """
+        taken_ns = step.end_ns - step.start_ns + worked_ns
         if self._began and step.reason != "first":
             self._take_note(detailed=step.detailed)
             if not step.detailed:
-                self._plain_ns.append(duration_ns)
+                self._plain_ns.append(taken_ns)
             elif self._plain_ns:
-                self._compare(duration_ns / max(1.0, _median(self._plain_ns)) - 1)
+                self._compare(taken_ns / max(1.0, _median(self._plain_ns)) - 1)
         self._began = True
         if len(self._longer) >= FEWEST:
             self.ratio = max(0.0, self._recent_detailed / len(self._recent) * self._usual)
