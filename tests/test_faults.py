@@ -131,18 +131,6 @@ def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkey
 
 # Errors of our own.
 
-
-@pytest.mark.parametrize("place", ["_session.Session._make_pipeline", "_exporting._make_otlp"])
-def test_loading_fails_once(place: str, server: Receiver, messages: Callable[[], list[str]]) -> None:
-    """What the worker could not load at its start it loads before it takes the first step: no span is lost."""
-    with faults_inside.breaking(place, 1) as breakage:
-        outcome = run(fault_loops.train, server.url.removesuffix("/v1/traces"), messages)
-    outcome.check()
-    assert breakage.raised == 1
-    assert outcome.stats["spans_exported"] == outcome.stats["spans_recorded"] == len(server.spans) > 0
-    assert len(outcome.messages) == 1
-
-
 INSIDE = [
     *((fault_loops.train, place, only) for place in faults_inside.HOOKS for only in (0, 2)),
     *((fault_loops.train_compiled, place, only) for place in faults_inside.COMPILED for only in (0, 2)),

@@ -25,8 +25,6 @@ Kind = TypeVar("Kind", bound=HandedOver)
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
 """Longest wait for the one record that is being built when the time is up."""
-ATTEMPTS = 4
-"""To load what is needed: another's import hook, or the disk, may fail once."""
 
 BEHIND = (
     "steps come faster than their spans can be built: the oldest are dropped, for now those of %d spans, and are in no "
@@ -67,7 +65,6 @@ class Worker:
         self.guard = Guard("the worker", limit=1000)
         self._on_start, self._on_record, self._warn = self.guard.guarded(on_start), on_record, warn
         self._pipeline: Pipeline | None = None
-        self._unprepared, self._attempts_left = list(exporters), ATTEMPTS
         self._ended = False
         self._deadline_s = math.inf
         self.spans_dropped = 0
@@ -109,7 +106,9 @@ class Worker:
     def _run(self) -> None:
         with self._loading:
             self._on_start()
-            self._load()
+            self._pipeline = self.guard.guarded(self._make_pipeline)(self.guard, self._or_lost)
+            for exporter in self._exporters:
+                self.guard.guarded(exporter.prepare)()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)
@@ -118,21 +117,6 @@ class Worker:
         drain()
         self.guard.guarded(self._send_folded)()
         answer()
-
-    def _load(self) -> None:
-        """Load what is not there yet."""
-        self._attempts_left -= 1
-        if self._pipeline is None:
-            self._pipeline = self.guard.guarded(self._make_pipeline)(self.guard, self._or_lost)
-        self._unprepared = [exporter for exporter in self._unprepared if not self._is_prepared(exporter)]
-
-    def _is_prepared(self, exporter: TraceExporter) -> bool:
-        try:
-            exporter.prepare()
-        except Exception:  # noqa: BLE001  # it counts itself what it loses
-            self.guard.fault()
-            return False
-        return True
 
     def _send_folded(self) -> None:
         if self._pipeline is not None:
@@ -152,9 +136,6 @@ class Worker:
             request.done.set()
 
     def _drain(self) -> None:
-        if self._attempts_left and (self._pipeline is None or self._unprepared):
-            with Loading():
-                self._load()
         while (handed := self._buffer.take()) is not None:
             self._or_lost(self._export if time.monotonic() < self._deadline_s else self._leave_out, handed)
         self.guard.guarded(self._send_quiet)()
