@@ -43,14 +43,15 @@ class PreHook:
     """One place among torch's global pre-hooks, where one of several hooks is in or none.
 
     In one place, since a call that begins on another thread takes all hooks of that moment along: never two of ours.
-    Torch is asked once to register it; then it is put where torch has put it, for a third of the price.
+    Torch is asked once to register it; then it is put where torch has put it, for a third of the price. Where that is
+    not known it is registered anew each time, and a call may take both along.
     """
 
     def __init__(self) -> None:
         self._id = -1
         self._hooks: dict[int, Hook] = {}
         self._remove: Callable[[], None] | None = None
-        """Takes it out where it is not known where torch has put it: each time it is registered anew."""
+        """Takes it out where it is not known where torch has put it."""
         self.hook: Hook | None = None
         """Which one is in; asked after every event."""
 
@@ -212,7 +213,8 @@ class ModuleHooks:
                 self._pre_hook.put(self._first)
             else:
                 self._pre_hook.take()
-            if not all_in and self._after_handle is not None:
-                handle, self._after_handle = self._after_handle, None
+            handle = self._after_handle
+            if not all_in and handle is not None:
+                self._after_handle = None
                 handle.remove()
                 forget_kwargs_hook(handle.id)
