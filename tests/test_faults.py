@@ -131,6 +131,21 @@ def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkey
 
 # Errors of our own.
 
+
+def test_flush_says_that_spans_were_lost(server: Receiver) -> None:
+    """Also where they came to no exporter: once, and the next that loses nothing says so."""
+    handle = torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"), detail="all", prometheus_port=None, metrics_exporter="none"
+    )
+    with faults_inside.breaking("telemetry.traces.TraceBuilder.build", 1):
+        fault_loops.train()
+        assert not handle.flush()
+    fault_loops.train()
+    assert handle.flush()
+    handle.shutdown()
+    assert 0 < handle.stats()["spans_dropped"] < handle.stats()["spans_recorded"]
+
+
 INSIDE = [
     *((fault_loops.train, place, only) for place in faults_inside.HOOKS for only in (0, 2)),
     *((fault_loops.train_compiled, place, only) for place in faults_inside.COMPILED for only in (0, 2)),

@@ -68,6 +68,7 @@ class Worker:
         self._ended = False
         self._deadline_s = math.inf
         self.spans_dropped = 0
+        self._dropped_by_flush = 0  # by the last one
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
@@ -88,7 +89,7 @@ class Worker:
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Bring out all that is in the buffer; False where it could not be in time."""
+        """Bring out all that is in the buffer; False where it could not be in time, or some was lost since the last."""
         if not self._thread.is_alive():
             return False
         request = _Flush(time.monotonic() + timeout_s)
@@ -132,8 +133,9 @@ class Worker:
             self.guard.guarded(self._drain)()  # what was handed over before it was asked for
             self.guard.guarded(self._send_folded)()
             complete = [self.guard.guarded(exporter.flush)(request.deadline_s) for exporter in self._exporters]
-            request.complete = all(complete)  # whoever waits must have an answer
-            request.done.set()
+            request.complete = all(complete) and self.spans_dropped == self._dropped_by_flush
+            self._dropped_by_flush = self.spans_dropped
+            request.done.set()  # whoever waits must have an answer
 
     def _drain(self) -> None:
         while (handed := self._buffer.take()) is not None:
