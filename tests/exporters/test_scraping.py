@@ -3,11 +3,13 @@
 import json
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,54 @@ def test_the_target_of_a_run_that_died_stays(end: str, left: int, tmp_path: Path
         assert len(list(tmp_path.iterdir())) == 1
         assert not any(path.exists() for path in found)
     assert not list(tmp_path.iterdir())
+
+
+def nest(path: Path, _: str) -> None:
+    path.write_text("[" * 200_000)
+
+
+def make_sparse(path: Path, content: str) -> None:
+    path.write_text(content)
+    os.truncate(path, 3 * 1024**3)
+
+
+def give_away(path: Path, content: str) -> None:
+    path.write_text(content)
+    os.chown(path, 12345, 12345)
+
+
+def make_pipe(path: Path, _: str) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        nest,
+        make_sparse,
+        make_pipe,
+        pytest.param(
+            give_away, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+        ),
+    ],
+)
+def test_hostile_target_files_are_ignored(
+    spoil: Callable[[Path, str], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file of another program in the shared folder costs no telemetry, no memory, and is left there."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        free = other.getsockname()[1]
+    hostile = tmp_path / f"torchotel-{socket.gethostname()}-evil.json"
+    spoil(hostile, json.dumps([{"targets": [f"127.0.0.1:{free}"], "labels": {}}]))
+    memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with torchotel.instrument(prometheus_port=free, traces_exporter="none", discovery_dir=tmp_path) as handle:
+        assert handle.prometheus_port == free
+        train()
+        handle.flush()
+        assert value(scrape(free).series, "torch_steps_total") == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before < 1024**2  # in KiB
+    assert list(tmp_path.iterdir()) == [hostile]
+    assert not [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
 
 
 @pytest.mark.parametrize(

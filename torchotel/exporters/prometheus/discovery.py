@@ -7,12 +7,16 @@ import glob
 import json
 import os
 import socket
+import stat
 from pathlib import Path
+from typing import Any
 
 from torchotel.exporters.spans import speakable_text
 from torchotel.telemetry.spans import Attributes
 
 WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
+MAX_TARGET_BYTES = 64 * 1024
+"""A larger file in the folder is not one that torchotel wrote, and is not read."""
 
 
 class DiscoveryFile:
@@ -59,11 +63,28 @@ class DiscoveryFile:
             self.path.unlink(missing_ok=True)
 
     def _remove_dead(self, address: str) -> None:
-        """Take back what another process of this host left under the address that is ours now."""
+        """Remove target files that dead processes of this user and host left for the address of this process."""
         for other in self.path.parent.glob(f"{glob.escape(self._host)}*.json"):
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                if other != self.path and other.is_file() and json.loads(other.read_text())[0]["targets"] == [address]:
+            # Anyone may write to a shared folder, so any content is possible, such as JSON nested too deeply.
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+                if other != self.path and _read_own(other)[0]["targets"] == [address]:
                     other.unlink()
+
+
+def _read_own(path: Path) -> Any:
+    """Parse a target file of this user.
+
+    Raises:
+        OSError: The path is a link, cannot be opened, or is not a small regular file of this user.
+        ValueError: The content is not JSON.
+        RecursionError: The JSON is nested too deeply.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe would block
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size > MAX_TARGET_BYTES:
+            raise PermissionError(path)
+        return json.loads(file.read(MAX_TARGET_BYTES))
 
 
 def job_of(resource: Attributes) -> str:
