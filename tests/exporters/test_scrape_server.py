@@ -160,24 +160,55 @@ def test_any_name_is_answered_where_others_may_read() -> None:
         server.close()
 
 
-def test_slow_clients_are_few_and_do_not_stay(
+def test_slow_clients_do_not_keep_prometheus_out(
     server: Listener, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As many as may connect hold up none but themselves, though each says a byte now and then, and all are cut off."""
-    monkeypatch.setattr(module, "REQUEST_S", 1.0)
+    """The connection that has waited longest without a whole request is closed for a new one."""
     slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS + 4)]
     for connection in slow:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
-    turned_away = [_is_closed(connection) for connection in slow[MOST_CONNECTIONS:]]
-    threads = [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
-    assert turned_away == [True] * 4
-    assert len(threads) <= 1 + MOST_CONNECTIONS
-    began_s = time.monotonic()
-    closed = [_is_closed(connection, drip=b"x") for connection in slow[:MOST_CONNECTIONS]]
-    assert all(closed)
-    assert time.monotonic() - began_s < 9
     assert BODY in ask(server, get())
+    assert [_is_closed(connection) for connection in slow[:4]] == [True] * 4
+    threads = [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    assert len(threads) <= 2 + MOST_CONNECTIONS  # with the server's own, and one that may still be ending
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
+    began_s = time.monotonic()
+    assert all(_is_closed(connection, drip=b"x") for connection in slow[5:])
+    assert time.monotonic() - began_s < 9
     assert capfd.readouterr() == ("", "")
+
+
+def test_clients_beyond_the_limit_are_refused_while_answers_are_written() -> None:
+    """A connection whose request was read is never closed for another one."""
+    writing = threading.Event()
+
+    def write(_: bool) -> bytes:  # noqa: FBT001  # the callback's form
+        writing.wait(10)
+        return BODY
+
+    server = serve(write=write)
+    try:
+        scrapes = server._server
+        assert scrapes is not None
+        waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS)]
+        for connection in waiting:
+            connection.sendall(get())
+        while len(scrapes._server._since_s) < MOST_CONNECTIONS or scrapes._server._unread:
+            assert scrapes._thread.is_alive()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as late:
+            assert _is_closed(late)
+        writing.set()
+        for connection in waiting:
+            assert BODY in b"".join(iter(lambda: connection.recv(65536), b""))  # noqa: B023  # called at once
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("request_", [get(), get("/nothing"), get(method="POST"), get("/" + "x" * 70_000)])
+def test_no_answer_names_the_version_of_python(server: Listener, request_: bytes) -> None:
+    """The Server header is the product's name."""
+    headers = ask(server, request_).partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert [line for line in headers if line.startswith(b"Server:")] == [b"Server: torchotel"]
 
 
 def _is_closed(connection: socket.socket, drip: bytes = b"") -> bool:

@@ -25,11 +25,12 @@ POLL_S = 0.1
 REQUEST_S = 10.0
 """A client whose request and answer take longer, all in all, is cut off."""
 MOST_CONNECTIONS = 16
-"""Each is a thread, and a Prometheus needs one: whoever comes beyond that is turned away."""
+"""Each is a thread. Beyond that, the connection that has waited longest without a whole request is closed."""
 MOST_HEADER = 1000
 """Characters that are looked at of what a client would like."""
 PATHS = ("/metrics", "/")
 METHODS = ("GET", "HEAD")
+SERVER_NAME = "torchotel"
 
 
 class ScrapeServer:
@@ -63,18 +64,21 @@ def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIA
     one_at_a_time = threading.Lock()  # so that many clients take no more of the GIL than one
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        server = ("Server", SERVER_NAME)  # the default names the version of Python
         refusal = _refusal(environ, local=local)
         if refusal is not None:
             status, text = refusal
-            start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Allow", ", ".join(METHODS))])
+            start_response(
+                status, [server, ("Content-Type", "text/plain; charset=utf-8"), ("Allow", ", ".join(METHODS))]
+            )
             return [text.encode()]
         openmetrics = wants_openmetrics(environ.get("HTTP_ACCEPT", "")[:MOST_HEADER])
         with one_at_a_time:
             body = write(openmetrics)
         if body is None:
-            start_response("500 Internal Server Error", [])
+            start_response("500 Internal Server Error", [server])
             return []
-        headers = [("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
+        headers = [server, ("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
         if takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")[:MOST_HEADER]):
             body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
             headers.append(("Content-Encoding", "gzip"))
@@ -96,8 +100,20 @@ def _refusal(environ: WSGIEnvironment, *, local: bool) -> tuple[str, str] | None
 
 
 class _Handler(WSGIRequestHandler):
+    server: _Server
+
+    def parse_request(self) -> bool:
+        """Protect the connection from eviction once its request was read."""
+        whole = super().parse_request()
+        self.server.request_read(self.connection)
+        return whole
+
+    def version_string(self) -> str:
+        """Name the server in error responses, without the version of Python."""
+        return SERVER_NAME
+
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -105,6 +121,8 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, listening: socket.socket) -> None:
         self._since_s: dict[socket.socket, float] = {}
+        self._unread: dict[socket.socket, None] = {}
+        """Connections whose request has not been read, the oldest first."""
         self._connected: dict[socket.socket, threading.Thread] = {}
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()  # that of its own
@@ -114,15 +132,33 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._since_s) >= MOST_CONNECTIONS:
+        if len(self._since_s) >= MOST_CONNECTIONS and not self._evict():
             self.shutdown_request(request)
             return
         self._since_s[request] = time.monotonic()
+        self._unread[request] = None
         super().process_request(request, client_address)
+
+    def request_read(self, request: Any) -> None:
+        self._unread.pop(request, None)
+
+    def _evict(self) -> bool:
+        """Close the oldest connection without a whole request: Prometheus sends its own at once.
+
+        Without this, a few clients that connect and send nothing would keep Prometheus out.
+        """
+        for request in list(self._unread):
+            with contextlib.suppress(KeyError):  # its thread has read the request meanwhile
+                del self._unread[request]
+                self._since_s.pop(request, None)
+                _cut_off(request)
+                return True
+        return False
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
         self._since_s.pop(request, None)
+        self._unread.pop(request, None)
 
     def service_actions(self) -> None:
         """Cut off who takes too long; called at least every POLL_S. A limit for each wait would let them drip."""
