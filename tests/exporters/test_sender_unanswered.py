@@ -110,8 +110,8 @@ def test_shutdown_does_not_wait_in_vain(server: Receiver) -> None:
     assert stats.read().dropped == 10
 
 
-def test_black_hole() -> None:
-    """Where an endpoint never answers flush and shutdown keep their deadlines; spans are counted once."""
+def test_black_hole(caplog: pytest.LogCaptureFixture) -> None:
+    """Where an endpoint never answers flush and shutdown keep their deadlines; spans are counted once, and logged."""
     with black_hole() as url, sending(url, timeout_s=2.0) as (sender, stats):
         sender.put(b"x", 5)
         sender.put(b"x", 4)
@@ -120,6 +120,9 @@ def test_black_hole() -> None:
         sender.shutdown(soon(0.2))
         assert time.monotonic() - began_s < 1.5
         assert stats.read() == ExportCounts(0, 9, {})
+        (record,) = caplog.records
+        assert "9 spans were not sent" in record.getMessage()
+        assert url in record.getMessage()
         for thread in sender_threads():
             thread.join(5)
         assert stats.read() == ExportCounts(0, 9, {"ReadTimeout": 1})

@@ -63,6 +63,17 @@ class OutageLog:
         """Pass on what an endpoint says of a request that it took whole."""
         self._warn("advised", "%s took the %s, and says: %s", self._endpoint, self._signal.items, text)
 
+    def unsent(self, requests: int, spans: int) -> None:
+        """Warn that requests were dropped because `shutdown` had no time left for them."""
+        lost = f"{spans} spans" if spans else f"{requests} requests of {self._signal.items}"
+        self._warn(
+            "unsent",
+            "%s were not sent to %s before the deadline of shutdown and are dropped. Check that the endpoint answers, "
+            "or call shutdown() with a longer timeout_s.",
+            lost,
+            self._endpoint,
+        )
+
     def recovered(self) -> None:
         """Say that the endpoint takes requests again, where it was warned about."""
         if self._warned:

@@ -115,12 +115,15 @@ class Sender:
         elif self._waiting:
             self._run()  # at the interpreter's end no thread can be started any more
         with self._changed:
-            while self._waiting:
-                self._drop(self._take().spans)
+            unsent = [self._take() for _ in range(len(self._waiting))]
             if self._under_way is not None:
-                self._drop(self._under_way.spans)
+                unsent.append(self._under_way)
                 self._under_way = None  # whatever comes of the attempt, it is counted now
+            for request in unsent:
+                self._drop(request.spans)
             self._changed.notify_all()
+        if unsent:
+            self._outage.unsent(len(unsent), sum(request.spans for request in unsent))
 
     def _is_idle(self) -> bool:
         return not self._waiting and self._under_way is None
