@@ -1,6 +1,8 @@
 """The sampler of the provider decides, on a root before its trace is built, and on each span."""
 
 import pytest
+import torch
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
     ALWAYS_ON,
@@ -11,8 +13,10 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.util.types import Attributes
 from sdk_support import Answering, Kept, begun
 from senders import soon
+from torch import nn
 from traces import CONV, STEP, T0, flat
 
+import torchotel
 from torchotel._records import SpanReference
 from torchotel.exporters.stats import ExportCounts
 from torchotel.telemetry.spans import Span as OurSpan
@@ -48,6 +52,24 @@ def test_half_is_sampled() -> None:
     assert 20 < taken < 80
     assert len(kept.spans) == 4 * taken
     assert kept.engine.stats.read() == ExportCounts(4 * taken, 0, {})
+
+
+def test_spans_lost_to_a_sampler_that_raises_are_dropped() -> None:
+    """They are not counted as sampled out: the sampler made no decision."""
+
+    def fail(name: str, attributes: Attributes) -> Decision:
+        raise RuntimeError(name)
+
+    provider = TracerProvider(sampler=Answering(fail))
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchotel.instrument(tracer_provider=provider, prometheus_port=None, detail="all") as handle:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    stats = handle.stats()
+    assert stats["spans_recorded"] == stats["spans_dropped"] > 3
+    assert (stats["spans_exported"], stats["spans_sampled_out"]) == (0, 0)
 
 
 @pytest.mark.parametrize("decision", [Decision.DROP, Decision.RECORD_ONLY])

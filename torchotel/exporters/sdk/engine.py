@@ -84,7 +84,8 @@ class SdkEngine(TraceExporter, SpanStarter):
     ) -> SpanReference:
         """Start a span now and end it when its trace is replayed; from any thread.
 
-        A span that only records, as some samplers have it, is not sampled.
+        A span that only records, as some samplers have it, is not sampled. If the user's sampler or a processor
+        raises, the trace is built all the same, so that each span is counted when its replay fails or succeeds.
         """
         above = None if parent is None else self._started.get(parent.span_id)
         try:
@@ -93,9 +94,8 @@ class SdkEngine(TraceExporter, SpanStarter):
             recording = live.is_recording()
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors, on their training thread
             self._failed(error)
-            return SpanReference(
-                random_trace_id() if parent is None else parent.trace_id, random_span_id(), sampled=False
-            )
+            trace_id = random_trace_id() if parent is None else parent.trace_id
+            return SpanReference(trace_id, random_span_id(), sampled=parent is None or parent.sampled)
         if recording or above is not None:  # else nothing is built
             self._started.add(live)
         sampled = recording and context.trace_flags.sampled
