@@ -126,6 +126,8 @@ def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCapture
     bad = Trace(bad.trace_id, [*bad.spans[:70], bad.spans[70]._replace(start_ns=-1)], {})
     exporter.export(bad)
     exporter.export(bad)
+    assert not exporter.flush(soon())
+    assert exporter.flush(soon())  # nothing was lost since the last one
     exporter.shutdown(soon())
     assert exporter.stats.read() == ExportCounts(128, 14, {"error": 2})
     assert len(caplog.records) == 1

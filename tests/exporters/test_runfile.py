@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -213,6 +214,22 @@ def test_full_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert os.strerror(errno.EFBIG) in warning.getMessage()
     assert str(folder) in warning.getMessage()
     assert open_files() == before
+
+
+def test_removed_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Spans that would go into removed files count as dropped, flush() is False, and one warning says so."""
+    folder = tmp_path / "run"
+    run = record(folder)
+    run.export(flat(3))
+    assert run.flush(0)
+    shutil.rmtree(folder)
+    run.export(flat(4, 1))
+    assert not run.flush(0)
+    run.shutdown(0)
+    assert run.stats.read() == ExportCounts(3, 4, {"FileNotFoundError": 1})
+    (warning,) = caplog.records
+    assert str(folder) in warning.getMessage()
+    assert not folder.exists()
 
 
 def test_unwritable_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """A file of whole lines."""
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -21,7 +22,14 @@ class LineFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def append(self, line: bytes) -> None:
-        """Write a line and its break; where that fails nothing of it stays."""
+        """Write a line and its break; nothing of the line stays if writing fails.
+
+        Raises:
+            FileNotFoundError: The file has been removed, so lines in it are lost.
+            OSError: The disk failed or is full.
+        """
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed", os.fspath(self.path))
         rest = memoryview(line + b"\n")
         try:
             while rest:

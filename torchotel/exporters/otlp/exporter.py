@@ -62,6 +62,8 @@ class RequestExporter(TraceExporter):
         self._batch = Batch()
         self._since_s = 0.0
         self._complained = False
+        self._lost = False
+        """Whether spans were lost to an error since the last `flush`."""
 
     def prepare(self) -> None:
         """Load the transport's library now.
@@ -102,7 +104,8 @@ class RequestExporter(TraceExporter):
     def flush(self, deadline_s: float) -> bool:
         """Send all that was taken; False where that was not by `deadline_s`, or spans were lost meanwhile."""
         self.push()
-        return self._sender.flush(deadline_s)
+        lost, self._lost = self._lost, False
+        return self._sender.flush(deadline_s) and not lost
 
     def shutdown(self, deadline_s: float) -> None:
         """Send all that was taken, by `deadline_s`, and end the sender."""
@@ -110,6 +113,7 @@ class RequestExporter(TraceExporter):
         self._sender.shutdown(deadline_s)
 
     def _failed(self, error: Exception, spans: int) -> None:
+        self._lost = True
         self.stats.error(type(error).__name__)
         self.stats.dropped(spans)
         if not self._complained:
