@@ -156,6 +156,21 @@ def test_says_where_the_program_took_its_recording_away(folder: Path) -> None:
     )
 
 
+def test_explains_a_recording_that_cannot_be_read(folder: Path) -> None:
+    """The program has ended well: one line of ours, no traceback, and its exit code."""
+    body, _, _ = SCRIPT.partition("if __name__")
+    spoils = "import torchotel\nwith torchotel.instrument(record='mine'):\n    main('plain')\n"
+    lines = (
+        f"with open({str(folder / 'mine' / 'metrics.jsonl')!r}, 'a') as file:\n    file.write('no JSON\\n{{}}\\n')\n"
+    )
+    (folder / "spoils.py").write_text(f"{body}{spoils}{lines}")
+    done = commands.torchotel("run", "spoils.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "epoch\n")
+    assert done.stderr.startswith("torchotel: the recording cannot be summed up: ")
+    assert "metrics.jsonl: line 4 is no JSON object" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_sums_up_once_where_the_program_forks(folder: Path) -> None:
     done = commands.torchotel("run", "train.py", "child", cwd=folder)
     assert done.returncode == 0

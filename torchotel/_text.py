@@ -2,6 +2,8 @@
 
 LONGEST_NAME = 1024
 """Characters of a name that leaves the process: of a module, a class, a service, a value that is logged."""
+MAX_MESSAGE = 2000
+"""Characters of an error message that may quote someone else's file."""
 _MINUTE_S = 60.0
 
 

@@ -16,8 +16,9 @@ import pytest
 from traces import RESOURCE, flat, rich
 
 from torchotel._errors import ConfigError
+from torchotel.exporters.otlp.wire import FLAG_IS_REMOTE
 from torchotel.exporters.otlp_json import JsonEncoder
-from torchotel.exporters.runfile import LIMIT_BYTES, SEGMENT_BYTES, RunFile
+from torchotel.exporters.runfile import LIMIT_BYTES, MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
 from torchotel.exporters.stats import ExportCounts
 
 
@@ -111,6 +112,24 @@ def test_bound(tmp_path: Path) -> None:
     left = sorted(folder.glob("trace-*"))
     assert recording["segments_deleted"] == int(left[0].stem[-5:]) - 1 > 0
     assert recording["spans_deleted"] == 30 * (60 - sum(len(lines(path)) for path in left))
+
+
+def test_a_large_trace_goes_into_several_lines(tmp_path: Path) -> None:
+    """No line is too long for a reader, every span is written once, and only the root has a remote parent."""
+    folder = tmp_path / "run"
+    run = record(folder)
+    spans = 2 * MAX_LINE_SPANS + 5
+    run.export(replace(flat(spans), remote_parent=True))
+    run.shutdown(0)
+    found = [
+        [span for part in line["resourceSpans"] for scope in part["scopeSpans"] for span in scope["spans"]]
+        for line in lines(folder / "trace-00001.jsonl")
+    ]
+    assert [len(line) for line in found] == [MAX_LINE_SPANS, MAX_LINE_SPANS, 5]
+    written = [span for line in found for span in line]
+    assert len({span["spanId"] for span in written}) == spans
+    assert [index for index, span in enumerate(written) if span["flags"] & FLAG_IS_REMOTE] == [0]
+    assert run.stats.read() == ExportCounts(spans, 0, {})
 
 
 def test_too_large_for_the_bound(tmp_path: Path) -> None:

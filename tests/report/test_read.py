@@ -174,11 +174,19 @@ def _with_span(folder: Path, span: str) -> Path:
     return folders.write(folder / "run", segments=[[line, line]])
 
 
-def test_looks_at_no_line_that_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skips_lines_that_would_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of the run is read, and a warning names the file."""
     folder = folders.net(tmp_path / "run")
-    monkeypatch.setattr(read, "MAX_LINE_BYTES", 40)
-    with pytest.raises(RunError, match=r"metrics\.jsonl: has a line of more than 40 bytes"):
-        list(open_run(folder).units())
+    before = list(open_run(folder).units())
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"number": 7, "padding": "' + "x" * 5000 + '"}\n{"number": 8}\n')
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 4000)
+    assert [unit.number for unit in open_run(folder).units()] == [*(unit.number for unit in before), 8]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder / 'metrics.jsonl'}: skipped a line of more than 4,000 bytes"
+    ]
 
 
 def test_reads_regular_files_alone(tmp_path: Path) -> None:

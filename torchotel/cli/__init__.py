@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 from torchotel._errors import ConfigError
 from torchotel._package import package_version
-from torchotel._text import cut
+from torchotel._text import MAX_MESSAGE, cut
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
 from torchotel.cli.parser import Parser
 from torchotel.report import RunError
 
 USAGE = 2
 """Exit code of a command that cannot do what it was asked."""
-MOST_SAID = 2000
-"""Characters of an error."""
 
 _COMMANDS = {
     "run": run,
@@ -34,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.call(arguments))
     except (ConfigError, RunError) as error:
-        # It may quote a stranger's file.
-        print(f"torchotel {arguments.command}: {cut(error, MOST_SAID)}", file=sys.stderr)
+        print(f"torchotel {arguments.command}: {cut(error, MAX_MESSAGE)}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
         # Whoever read our output has seen enough; Python would complain once more at exit.

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._ranks import own_folder
+from torchotel._text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import flag_of
 from torchotel.cli.program import Program
-from torchotel.report import open_run, render, summarise
+from torchotel.report import RunError, open_run, render, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
@@ -112,6 +113,8 @@ class _Recording:
             sys.stderr.close()  # Python would complain once more at exit
         except KeyboardInterrupt:
             _note("interrupted; what the recording has so far is kept")
+        except RunError as error:
+            _note(f"the recording cannot be summed up: {cut(error, MAX_MESSAGE)}")
         except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
             traceback.print_exc()
 

@@ -5,8 +5,9 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,8 @@ from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 LIMIT_BYTES = 256 * 1024 * 1024
+MAX_LINE_SPANS = 4000
+"""A longer trace goes into several lines, some 2 MB each, so that readers need not hold it whole."""
 RUN_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 TRACE_NAME = "trace-{:05d}.jsonl"
@@ -86,10 +89,11 @@ class RunFile(TraceExporter):
         """Do nothing: the files are open."""
 
     def export(self, trace: Trace) -> None:
-        """Write one trace as a line."""
-        if not self._attempt(lambda: self._write_trace(trace), default=False):
-            self._lost = True
-            self.stats.dropped(len(trace.spans))
+        """Write one trace as a line, or as several if it has more than `MAX_LINE_SPANS` spans."""
+        for part in _parts(trace):
+            if not self._attempt(partial(self._write_trace, part), default=False):
+                self._lost = True
+                self.stats.dropped(len(part.spans))
 
     def step(self, summary: Mapping[str, object]) -> None:
         """Write one step's line of metrics; a non-finite number becomes null."""
@@ -204,6 +208,16 @@ class RunFile(TraceExporter):
         self._open = False
         for file in (self._metrics, *(segment.file for segment in self._segments)):
             file.close()
+
+
+def _parts(trace: Trace) -> Iterator[Trace]:
+    if len(trace.spans) <= MAX_LINE_SPANS:
+        yield trace
+        return
+    for start in range(0, len(trace.spans), MAX_LINE_SPANS):
+        spans = trace.spans[start : start + MAX_LINE_SPANS]
+        # Only the root, which is the first span, can have a remote parent.
+        yield replace(trace, spans=spans, remote_parent=trace.remote_parent and start == 0)
 
 
 def _claim(folder: Path) -> LineFile:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from torchotel.report.info import RunError, read_info
 Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line, some 100,000 spans of one trace, is not looked at: it would take gigabytes."""
+"""A longer line, some 100,000 spans, is skipped with a warning: to parse it would take gigabytes."""
 
+_logger = logging.getLogger("torchotel")
 _STATUS_ERROR = 2
 _LARGEST = 2**63 - 1
 _LONGEST_S = _LARGEST / 1e9
@@ -166,9 +168,13 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb") as lines:
             while line := lines.readline(MAX_LINE_BYTES + 1):
-                if len(line) > MAX_LINE_BYTES:
-                    raise RunError(f"{path}: has a line of more than {MAX_LINE_BYTES:,} bytes")
-                yield line
+                if len(line) <= MAX_LINE_BYTES:
+                    yield line
+                    continue
+                while line and not line.endswith(b"\n"):
+                    line = lines.readline(MAX_LINE_BYTES)
+                _logger.warning("%s: skipped a line of more than %s bytes", path, f"{MAX_LINE_BYTES:,}")
+                yield b"\n"  # so that error messages count lines as the file has them
     except FileNotFoundError:
         raise
     except OSError as error:
