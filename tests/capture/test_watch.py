@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchotel._records import TensorGradient
 from torchotel.capture.capture import Capture
-from torchotel.capture.watch import MOST_NAMES, MOST_WATCHED
+from torchotel.capture.watch import MAX_NAMES, MOST_WATCHED
 
 
 def gradients(recorded: Recorded) -> list[TensorGradient]:
@@ -177,12 +177,12 @@ def test_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Each name is a series of its own, so their number is limited; known ones go on."""
     with captured() as (seen, capture), caplog.at_level(logging.WARNING):
         x = torch.ones(2, requires_grad=True)
-        for number in [*range(MOST_NAMES + 5), 0]:
+        for number in [*range(MAX_NAMES + 5), 0]:
             y = x * 2
             capture.watches.watch(y, f"name {number}")
             y.sum().backward()
         capture.flush()
-    assert len(gradients(seen)) == MOST_NAMES + 1
+    assert len(gradients(seen)) == MAX_NAMES + 1
     assert len(caplog.records) == 1
 
 

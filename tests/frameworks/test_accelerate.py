@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from scrapes import scrape
 from torch import distributed
 
 import torchotel
 from frameworks.told import EPOCH, LOSS, STEP, of_steps
 from frameworks.trained import BATCHES, EPOCHS, Net, Setting, loader
 from torchotel import _names as names
+from torchotel.capture.logged import MAX_NAMES
 from torchotel.testing import capture
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")
@@ -34,8 +36,8 @@ class Unreadable:
         raise RuntimeError("not loaded")
 
 
-def test_what_a_tracker_takes_and_we_do_not_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """Images, and names that are none or many, are for trackers: no word, and the user's names are taken as ever."""
+def test_values_for_trackers_alone_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    """Images are left out silently; more names than the limit are logged once, and take none from the user."""
     loop.forget()
     accelerator = accelerate.Accelerator(cpu=True)
     net = Net()
@@ -52,7 +54,29 @@ def test_what_a_tracker_takes_and_we_do_not_disturbs_nobody(caplog: pytest.LogCa
     loop.forget()
     assert of_steps(captured, "torch.log.mine", "torch.log.metric 7") == [(3.0, 1.0)] * BATCHES
     assert captured.handle.stats()["internal_errors"] == 0
-    assert [record for record in caplog.records if record.name == "torchotel"] == []
+    (record,) = [record for record in caplog.records if record.name == "torchotel"]
+    assert f"log() takes {MAX_NAMES} names of a framework; 'metric 62'" in record.getMessage()
+
+
+def test_every_name_that_is_taken_is_a_series() -> None:
+    """Those of the user, of a framework, and of watched tensors: each has one limit, and metrics keep them all."""
+    loop.forget()
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = Net()
+    net, optimizer, batches = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader(BATCHES))
+    watched = torch.ones(1, requires_grad=True)
+    with torchotel.instrument(traces_exporter="none", prometheus_port=0) as handle:
+        for number in range(100):
+            torchotel.watch(watched, f"tensor {number}")
+        accelerator.backward(net(**next(iter(batches)))["loss"] + watched.sum())
+        optimizer.step()
+        accelerator.log({f"theirs {number}": 1.0 for number in range(MAX_NAMES)})
+        torchotel.log(**{f"mine {number}": 1.0 for number in range(MAX_NAMES)})
+        handle.flush()
+        series = [name for name, _ in scrape(handle.prometheus_port).series]
+    loop.forget()
+    counts = [series.count(name) for name in ("torch_log", "torch_tensor_gradient_norm")]
+    assert counts == [2 * MAX_NAMES, 100]
 
 
 @pytest.fixture

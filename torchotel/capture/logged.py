@@ -21,7 +21,8 @@ FRACTIONS = frozenset({LOSS, "lr"})
 COUNTS = frozenset({"samples", "tokens"})
 """They add up within a step: one `log` for each part of an accumulated batch."""
 WHOLE = COUNTS | {"epoch"}
-MOST_NAMES = 64
+MAX_NAMES = 64
+"""Of the user's values, and as many of a framework's; each is a series of its own."""
 LONGEST_TEXT = 256
 
 
@@ -165,7 +166,7 @@ class LogReader:
 
         Args:
             given: Values by name.
-            offered: By a framework: what can't be taken is left out without a word, and takes no name from the user.
+            offered: By a framework: values of a wrong type are left out silently, and names count separately.
         """
         taken = {}
         known = self._offered if offered else self._names
@@ -173,9 +174,11 @@ class LogReader:
         for whole, value in given.items():
             name = shortened(str(whole))
             known.add(name)
-            if len(known) > MOST_NAMES:
+            if len(known) > MAX_NAMES:
                 known.discard(name)
-                complain("another name", f"log() takes {MOST_NAMES} names; {name!r} and later ones are left out")
+                whose = " of a framework" if offered else ""
+                message = f"log() takes {MAX_NAMES} names{whose}; {name!r} and later ones are left out. Use fewer names"
+                self._complain(f"another name{whose}", message)
                 continue
             read = _read(name, value)
             if read is None:

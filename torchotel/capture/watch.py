@@ -23,7 +23,7 @@ from torchotel.capture.sites import shape_of
 if TYPE_CHECKING:
     from torchotel.capture.thread import Here, ThreadState
 
-MOST_NAMES = 256  # each is a series of its own
+MAX_NAMES = 256  # each is a series of its own
 MOST_WATCHED = 1024  # gradients kept for one part
 
 
@@ -95,8 +95,8 @@ class Watches:
         elif not tensor.requires_grad:
             if torch.is_grad_enabled():  # in an evaluation nobody expects a gradient
                 self._warn("watch: %r does not require grad, so there is no gradient to watch", name)
-        elif name not in self._names and len(self._names) >= MOST_NAMES:
-            self._warn("watch takes %d names, %r is one too many: it is not watched", MOST_NAMES, name)
+        elif name not in self._names and len(self._names) >= MAX_NAMES:
+            self._warn("watch takes %d names, %r is one too many: it is not watched", MAX_NAMES, name)
         else:
             self._names.add(name)
             return True

@@ -19,7 +19,6 @@ from torchotel.telemetry.slices import Sliced
 if TYPE_CHECKING:
     from torchotel.telemetry.timing import Timed
 
-MOST_NAMES = 64  # of logged values, and of watched tensors
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
 GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}
 COUNTERS = {"samples": table.SAMPLES, "tokens": table.TOKENS}
@@ -186,7 +185,7 @@ class Metrics:
             elif name in COUNTERS:
                 self._numbers.add(COUNTERS[name], number)
             elif name not in LATER:
-                self._numbers.set(table.LOG, number, (label(name),), limit=MOST_NAMES)
+                self._numbers.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
             if name == "loss" and not isfinite(number) and step != self._bad_loss:
                 self._bad_loss = step
                 self._numbers.add(table.LOSS_NONFINITE, 1)
@@ -204,7 +203,7 @@ class Metrics:
                 self._numbers.add(table.GRADIENT_NONFINITE, 1)
         for tensor in unit.tensor_gradients:
             if tensor.norm is not None:
-                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),), limit=MOST_NAMES)
+                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))  # so does `watch`
         for memory in unit.memory:
             device = (label(memory.device),)
             self._numbers.set(table.MEMORY_ALLOCATED, memory.allocated, device)
