@@ -134,7 +134,10 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         Variable(
             "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS", "SDK", "detectors that add to the resource: `os`, `process`, …"
         ),
-        *_unread("not ours: ids of steps are the same on all ranks, others are random", "OTEL_PYTHON_ID_GENERATOR"),
+        *_unread(
+            "not read: ids are random, except those of `torch.run`, which are a hash of the run id",
+            "OTEL_PYTHON_ID_GENERATOR",
+        ),
     ),
     "Of no use here": (
         *_unread(

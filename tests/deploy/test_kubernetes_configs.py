@@ -22,6 +22,8 @@ from prometheus_server import prometheus_server, until
 
 from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
 
 def check(*command: str, **variables: str) -> None:
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
@@ -198,7 +200,7 @@ def test_an_agent_waits_until_it_knows_its_pods() -> None:
 
 
 def test_no_policy_looks_at_a_trace_s_length() -> None:
-    """It is made of the clocks of several hosts."""
+    """The rank decides which steps were slow, by its own earlier steps."""
     policies = yaml.safe_load(config("base", "gateway"))["processors"]["tail_sampling"]["policies"]
     assert {policy["type"] for policy in policies} == {
         "string_attribute",
@@ -206,6 +208,13 @@ def test_no_policy_looks_at_a_trace_s_length() -> None:
         "ottl_condition",
         "probabilistic",
     }
+
+
+@pytest.mark.parametrize("file", ["jaeger/jaeger.yaml", "kubernetes/base/config/jaeger.yaml"])
+def test_jaeger_corrects_clock_skew(file: str) -> None:
+    """Each trace comes from one rank, so the correction shifts no rank's spans against another rank's."""
+    read = yaml.safe_load((DEPLOY / file).read_text())
+    assert "max_clock_skew_adjust" not in read["extensions"]["jaeger_query"]
 
 
 def test_servers_are_called_by_the_names_of_their_services() -> None:

@@ -81,11 +81,9 @@ def _better(
 
 
 def _step(spans: Sequence[SpanLine]) -> StepTrace | None:
-    # Where ranks share a trace, this rank's step stands below the shared one, and has its number in the name.
-    roots = [span for span in spans if span.name.startswith(names.SPAN_STEP)]
-    if not roots:
+    root = next((span for span in spans if span.name == names.SPAN_STEP), None)
+    if root is None:
         return None
-    root = max(roots, key=lambda span: len(span.name))
     number = root.attributes.get(names.STEP_NUMBER)
     return StepTrace(
         number=number if isinstance(number, int) else 0,
