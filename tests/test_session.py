@@ -145,7 +145,7 @@ def test_a_bad_setting_installs_nothing(tmp_path: Path) -> None:
     """A bad value raises before anything is installed, also one that only shows when a folder is opened."""
     (tmp_path / "run.json").write_text("{}")
     engine = vars(torch.autograd)["_engine_run_backward"]
-    cases: list[dict[str, Any]] = [{"detail": 0}, {"record": tmp_path}, {"model": 3}]
+    cases: list[dict[str, Any]] = [{"detail": 0}, {"record": tmp_path / "run.json"}, {"model": 3}]
     for settings in cases:
         with pytest.raises(ConfigError) as caught:
             torchotel.instrument(**settings)

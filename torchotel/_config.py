@@ -168,7 +168,7 @@ class Config:
     discovery_dir: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_DISCOVERY_DIR")] = None
     """Folder of a file that names the scrape endpoint to Prometheus's file_sd; None: the stack's, if any."""
     record: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_RECORD")] = None
-    """Folder of the run file; None: no run file."""
+    """Folder of the run file; if it holds a run already, a free name beside it is used. None: no run file."""
     detail: Annotated[Detail, env(checks.DETAIL, "TORCHOTEL_DETAIL")] = "auto"
     """Steps that get module spans: within the budget, every one, every n-th, or none."""
     overhead_budget: Annotated[float, env(checks.BUDGET, "TORCHOTEL_OVERHEAD_BUDGET")] = 0.01

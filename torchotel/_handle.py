@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -50,6 +51,7 @@ class Handle:
         self._given, self._zero_code, self._waits = given, zero_code, wait
         self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._stats = no_stats()
+        self._folder: Path | None = None
         off = config.disabled or get_worker_info() is not None
         self._guard = Guard("torchotel", limit=1000)
         self._session = None if off else self._begin(config, model, wait=wait)
@@ -62,6 +64,12 @@ class Handle:
         """The port of the scrape endpoint that is really bound; None where there is none."""
         session = self._session
         return None if session is None else session.prometheus_port
+
+    @property
+    def record_folder(self) -> Path | None:
+        """The folder that the run is recorded in, also after `shutdown()`; None if it is not recorded."""
+        session = self._session
+        return self._folder if session is None else session.record_folder
 
     def flush(self, timeout_s: float = 10) -> bool:
         """Export all that ended on this thread and all that other threads handed over.
@@ -86,6 +94,7 @@ class Handle:
                 if self._zero_code:
                     self._guard.guarded(session.discard_empty)()
                 self._stats = self._guard.guarded(session.stats)() or no_stats()
+                self._folder = session.record_folder
         atexit.unregister(self._exit)
 
     def stats(self) -> Stats:

@@ -73,7 +73,7 @@ def instrument(
         prometheus_registry: Metrics are collected there, and no server is started; a server with one of our own.
         discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; that of
             `torchotel stack` where one was up, else None.
-        record: TORCHOTEL_RECORD, folder of the run file; None: no run file.
+        record: TORCHOTEL_RECORD, folder of the run file, a free name beside it if it holds a run; None: no run file.
         detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then as often as the budget allows, "all", n: every
             n-th, "off": steps and phases only.
         overhead_budget: TORCHOTEL_OVERHEAD_BUDGET, share of step time that detail may cost with detail="auto"; 0.01.

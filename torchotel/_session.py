@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -146,6 +147,11 @@ class Session:
     def prometheus_port(self) -> int | None:
         """The port of the scrape endpoint that is really bound, or None."""
         return self._publisher.port
+
+    @property
+    def record_folder(self) -> Path | None:
+        """The folder that the run is recorded in, or None."""
+        return None if self._record is None else self._record.folder
 
     @property
     def began(self) -> bool:

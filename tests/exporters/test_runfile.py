@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -175,13 +176,27 @@ def test_bad_numbers(tmp_path: Path) -> None:
     assert described == {**plain, "path": "x", "lone": "?", "keys": {"1": [True, None]}}
 
 
-def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    """A folder with a run is refused, also while the run goes on."""
-    run = record(tmp_path / "run")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match=r"^record: got .*run', takes .*choose another") as caught:
-            record(tmp_path / "run")
-        assert caught.value.field == "record"
+def test_a_run_is_not_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If a folder holds a run, also one that goes on, the next run takes a free name beside it, and says so."""
+    (tmp_path / "run-3").touch()
+    runs = [record(tmp_path / "run") for _ in range(3)]
+    assert [run.folder.name for run in runs] == ["run", "run-2", "run-4"]
+    assert [one.getMessage().partition(".")[0] for one in caplog.records] == [
+        f"{tmp_path / 'run'} holds a run already, so this run is recorded in {tmp_path / name}"
+        for name in ("run-2", "run-4")
+    ]
+    for run in runs:
+        run.describe({"folder": run.folder.name})
+        run.shutdown(0)
+        assert json.loads((run.folder / "run.json").read_bytes())["folder"] == run.folder.name
+
+
+def test_many_processes_want_one_folder(tmp_path: Path) -> None:
+    """Each gets a folder of its own."""
+    with ThreadPoolExecutor(16) as pool:
+        runs = list(pool.map(record, [tmp_path / "run"] * 16))
+    assert sorted(run.folder.name for run in runs) == sorted(["run", *(f"run-{number}" for number in range(2, 17))])
+    for run in runs:
         run.shutdown(0)
 
 

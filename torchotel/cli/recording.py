@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._ranks import own_folder
 from torchotel._text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import flag_of
@@ -105,7 +104,7 @@ class _Recording:
                 self._handle.end(finished=self.finished)
                 sys.stderr.flush()
                 self._tell_overruled(self._handle.config)
-                self._show(self._handle.config, self._handle.stats())
+                self._show(self._handle.config, self._handle.record_folder, self._handle.stats())
                 sys.stdout.flush()
             elif self.finished and "torch" not in sys.modules:
                 _note("the program did not import torch, so nothing was recorded")
@@ -129,10 +128,9 @@ class _Recording:
         if overruled:
             _note(f"what the program's own instrument() says won: {', '.join(overruled)}")
 
-    def _show(self, config: Config, stats: Stats) -> None:
-        if config.disabled or config.record is None:
+    def _show(self, config: Config, folder: Path | None, stats: Stats) -> None:
+        if folder is None:
             return
-        folder = own_folder(self._home / config.record, os.environ)
         shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
         if not folder.is_dir():
             if stats["steps"] + stats["evaluations"]:
@@ -172,9 +170,4 @@ def _note(text: str) -> None:
 
 def _new_folder(name: str) -> Path:
     safe = re.sub(r"[^\w.-]+", "_", name) or "run"
-    folder = RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
-    number = 2
-    while folder.exists():
-        folder = folder.with_name(f"{folder.name.removesuffix(f'-{number - 1}')}-{number}")
-        number += 1
-    return folder
+    return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"

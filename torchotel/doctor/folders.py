@@ -29,7 +29,7 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _check(folder: Path, setting: str) -> Finding:
     shown = f"{setting} {folder}"
     if setting == "record" and (folder / METRICS_NAME).exists():
-        return failed(SUBJECT, f"{shown} holds a run already", "Each run needs a folder of its own: name another.")
+        return ok(SUBJECT, f"{shown} holds a run already; the next run is recorded beside it, and a warning says where")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=existing, prefix=".torchotel-doctor-") as file:

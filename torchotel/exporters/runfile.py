@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, count
 from math import isfinite
 from pathlib import Path
 from typing import TypeVar
@@ -45,7 +46,7 @@ class RunFile(TraceExporter):
     nothing is raised but by the constructor.
 
     Args:
-        folder: Made with mode 0700 where it is not there.
+        folder: Created with mode 0700 if it does not exist. If it holds a run, a free name beside it is used.
         resource: Attributes of the resource.
         version: Of torchotel, for the scope.
         stats: Where spans and failures are counted; a span counts as exported when it is written.
@@ -54,7 +55,7 @@ class RunFile(TraceExporter):
         limit_bytes: Size of all files.
 
     Raises:
-        ConfigError: If the folder cannot be made, or holds a run already.
+        ConfigError: If the folder cannot be made.
     """
 
     def __init__(
@@ -68,7 +69,6 @@ class RunFile(TraceExporter):
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        self.folder = folder.absolute()  # the program may change its working directory
         self.stats = stats or ExportStats()
         self._encoder = JsonEncoder(resource, version, rest)
         self._segment_bytes = segment_bytes
@@ -82,7 +82,7 @@ class RunFile(TraceExporter):
         self._open = True
         self._lost = False
         self._complained = False
-        self._metrics = _claim(folder)
+        self.folder, self._metrics = _claim(folder.absolute())  # the program may change its working directory
         self._attempt(self._write_run, None)
 
     def prepare(self) -> None:
@@ -220,25 +220,44 @@ def _parts(trace: Trace) -> Iterator[Trace]:
         yield replace(trace, spans=spans, remote_parent=trace.remote_parent and start == 0)
 
 
-def _claim(folder: Path) -> LineFile:
-    try:
-        return _begin(folder)
-    except OSError as error:
-        takes = f"a folder that can be written to ({error.strerror})"
-        if isinstance(error, FileExistsError):
-            takes = "a folder, and a file is there"
-            if folder.is_dir():
-                takes = "a folder that holds no run yet: this one does, choose another"
-        raise ConfigError("record", os.fspath(folder), takes) from error
+def _claim(wanted: Path) -> tuple[Path, LineFile]:
+    """Claim the folder or, if a run is in it, the first free one of `<name>-2`, `<name>-3`, …."""
+    names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
+    for folder in map(wanted.with_name, names):
+        try:
+            metrics = _begin(folder)
+        except FileExistsError as error:
+            if folder == wanted and not folder.is_dir():
+                raise ConfigError("record", os.fspath(wanted), "a folder, and a file is there") from error
+        except OSError as error:
+            takes = f"a folder that can be written to ({error.strerror})"
+            raise ConfigError("record", os.fspath(wanted), takes) from error
+        else:
+            if folder != wanted:
+                _logger.warning(
+                    "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new "
+                    "folder for each run to choose its name.",
+                    wanted,
+                    folder,
+                )
+            return folder, metrics
+    raise AssertionError("the names do not end")
 
 
 def _begin(folder: Path) -> LineFile:
-    """Make the folder ours: of two processes that want it only one can make `metrics.jsonl`."""
+    """Claim the folder: of several processes that want it only one can create `metrics.jsonl`.
+
+    Raises:
+        FileExistsError: A run or a file is there.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
         raise FileExistsError
-    return LineFile(folder / METRICS_NAME)
+    try:
+        return LineFile(folder / METRICS_NAME)
+    except FileNotFoundError:
+        raise FileExistsError from None  # another process had claimed the folder, and just removed its empty run
 
 
 def to_json(value: object, indent: int | None = None) -> bytes:
