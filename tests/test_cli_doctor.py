@@ -90,6 +90,16 @@ def test_shows_signs_and_colours_on_a_terminal_alone(tmp_path: Path) -> None:
     assert "\x1b[32m\N{CHECK MARK}\x1b[0m versions" in coloured
 
 
+def test_wraps_to_the_width_that_is_set(tmp_path: Path) -> None:
+    """Further lines of a finding stand below its text; without a width, as in a log, a finding is one line."""
+    narrow = doctor(cwd=tmp_path, COLUMNS="60", **commands.SILENT).stdout.splitlines()
+    assert max(map(len, narrow)) <= 60
+    assert narrow[1].startswith(" " * 20)
+    wide = doctor(cwd=tmp_path, COLUMNS="", **commands.SILENT).stdout.splitlines()
+    assert len(wide[0]) > 80
+    assert " ".join(wide[0].split()).startswith(" ".join(" ".join(narrow[:2]).split()))
+
+
 def _on_a_terminal(folder: Path, **variables: str) -> str:
     ours, theirs = pty.openpty()
     environment = commands.environment(**{**commands.SILENT, "PYTHONUTF8": "1", "NO_COLOR": "", **variables})

@@ -8,13 +8,10 @@ from torchotel._errors import ConfigError
 from torchotel._package import package_version
 from torchotel._text import MAX_MESSAGE, cut
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
-from torchotel.cli.parser import Parser
+from torchotel.cli.parser import USAGE, HelpFormatter, Parser
 from torchotel.report import RunError
 
-USAGE = 2
-"""Exit code of a command that cannot do what it was asked."""
-
-_COMMANDS = {
+COMMANDS = {
     "run": run,
     "demo": demo,
     "summary": summary,
@@ -43,17 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="torchotel", description="OpenTelemetry for PyTorch training.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"torchotel {package_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in _COMMANDS.items():
+    parser.set_defaults(call=parser.show_help)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, module in COMMANDS.items():
         text = module.__doc__ or ""
         command = commands.add_parser(
             name,
             help=text.splitlines()[0],
             description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
             # An abbreviated option could one day be a script's own.
             allow_abbrev=False,
         )
-        module.add_arguments(command)
         command.set_defaults(call=module.call)
+        module.add_arguments(command)
     return parser

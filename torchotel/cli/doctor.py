@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 from torchotel._text import printable
 from torchotel.cli.options import add_options, read_options
+from torchotel.cli.terminal import GREEN, RED, YELLOW, Terminal
 
 if TYPE_CHECKING:
     from torchotel.doctor.finding import Finding
 
 _SIGNS = {"ok": "\N{CHECK MARK}", "warning": "!", "FAILED": "\N{BALLOT X}"}
-_COLOURS = {"ok": "32", "warning": "33", "FAILED": "31"}
+_COLOURS = {"ok": GREEN, "warning": YELLOW, "FAILED": RED}
 _SUBJECT_WIDTH = 11
 
 
@@ -49,11 +50,11 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.input and arguments.model is None:
         print("torchotel doctor: --input is that of a model: name it with --model MODULE:NAME", file=sys.stderr)
         return 2
-    style = _Style()
+    terminal = Terminal()
     counts = {"ok": 0, "warning": 0, "FAILED": 0}
     for finding in _findings(arguments):
         counts[finding.level.value] += 1
-        style.show(finding)
+        _show(finding, terminal)
     print(f"\n{counts['ok']} ok, {counts['warning']} to look at, {counts['FAILED']} failed")
     return 1 if counts["FAILED"] else 0
 
@@ -78,28 +79,16 @@ def _shape(text: str) -> tuple[tuple[int, ...], str]:
     return tuple(map(int, sizes.split("x"))), dtype or "float32"
 
 
-class _Style:
-    """Signs and colours on a terminal, plain ASCII elsewhere."""
-
-    def __init__(self) -> None:
-        terminal = sys.stdout.isatty()
-        self._signs = terminal and (sys.stdout.encoding or "").lower().startswith("utf")
-        self._colours = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-    def show(self, finding: Finding) -> None:
-        """Print a finding, its advice indented below it."""
-        word = finding.level.value
-        sign = _SIGNS[word] if self._signs else word
-        width = 1 if self._signs else max(map(len, _SIGNS))
-        shown = f"{sign:{width}}"
-        if self._colours:
-            shown = f"\x1b[{_COLOURS[word]}m{shown}\x1b[0m"
-        indent = " " * (width + _SUBJECT_WIDTH + 2)
-        self._print(f"{shown} {finding.subject:{_SUBJECT_WIDTH}} ", finding.text)
-        for line in finding.advice.splitlines():
-            self._print(indent, line)
-
-    def _print(self, before: str, line: str) -> None:
-        told = printable(line)
-        # At once: the next check may take long.
-        print(before + (told if self._signs else told.encode("ascii", "backslashreplace").decode()), flush=True)
+def _show(finding: Finding, terminal: Terminal) -> None:
+    """Print a finding, its advice indented below it."""
+    word = finding.level.value
+    sign = _SIGNS[word] if terminal.has_unicode else word
+    width = 1 if terminal.has_unicode else max(map(len, _SIGNS))
+    indent = " " * (width + _SUBJECT_WIDTH + 2)
+    start = f"{sign:{width}} {finding.subject:{_SUBJECT_WIDTH}} "
+    lines = [f"{start}{printable(finding.text)}", *(indent + printable(line) for line in finding.advice.splitlines())]
+    shown = "\n".join(piece for line in lines for piece in terminal.wrap(line, indent))
+    if not terminal.has_unicode:
+        shown = shown.encode("ascii", "backslashreplace").decode()
+    # At once: the next check may take long.
+    print(terminal.colour(shown[:width], _COLOURS[word]) + shown[width:], flush=True)

@@ -1,7 +1,7 @@
 """Hand a recorded run on: to Perfetto, to Jaeger's upload page, or to a server.
 
-    torchotel export runs/today --format chrome            # opens in https://ui.perfetto.dev
-    torchotel export runs/today --format otlp              # for the upload on Jaeger's search page
+    torchotel export runs/today --format chrome    # for https://ui.perfetto.dev
+    torchotel export runs/today --format otlp      # for Jaeger's upload page
     torchotel export runs/today --to http://localhost:4318
 
 Without RUN the newest one in torchotel-runs/ is taken. A run that was cut short is exported up to its last whole line.

@@ -31,6 +31,15 @@ _WORDS: Mapping[Any, str] = {
 """What stands for a value of a type."""
 
 
+_EXPORT = "where traces and metrics go"
+_PROMETHEUS = "the scrape endpoint"
+_RECORDED = "what is recorded"
+_GROUPS = {
+    **dict.fromkeys(("service_name", "endpoint", "protocol", "headers", "compression"), _EXPORT),
+    **dict.fromkeys(("traces_exporter", "metrics_exporter", "set_global_provider"), _EXPORT),
+    **dict.fromkeys(("prometheus_port", "prometheus_host", "discovery_dir"), _PROMETHEUS),
+}
+"""Headings of the help; all other options are of what is recorded."""
 RUN_FOLDER = "Folder of the run file; left out: torchotel-runs/<time>-<name>."
 """What `record` means to commands, which always record."""
 
@@ -38,9 +47,9 @@ RUN_FOLDER = "Folder of the run file; left out: torchotel-runs/<time>-<name>."
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare a flag for each option of `instrument()` that text can say; none has a default of its own."""
     docs = {**field_docs(), "record": RUN_FOLDER}
-    group = parser.add_argument_group("options of torchotel", "Each can be left to its variable.")
+    groups = {title: parser.add_argument_group(title) for title in (_RECORDED, _EXPORT, _PROMETHEUS)}
     for name, (hint, setting) in _options().items():
-        flag = flag_of(name)
+        flag, group = flag_of(name), groups[_GROUPS.get(name, _RECORDED)]
         text = _help(docs.get(name, ""), setting)
         if hint is bool:
             group.add_argument(

@@ -1,13 +1,35 @@
-"""A command line that says of a flag it does not know which one may be meant."""
+"""Command lines whose help fits the terminal, and whose errors suggest the flag that may be meant."""
 
 import argparse
+import sys
+import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+USAGE = 2
+"""Exit code of a command that was used wrongly or cannot do its work."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wrap paragraphs to the terminal, and leave indented ones, which are examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            paragraph.rstrip()
+            if paragraph.startswith(" ")
+            else textwrap.fill(paragraph, width, break_on_hyphens=False, break_long_words=False)
+            for paragraph in text.split("\n\n")
+        )
+
 
 class Parser(argparse.ArgumentParser):
-    """End with the usage of the command itself, whose flags alone are known; what a script is given is its own."""
+    """A parser of which each command has its own usage and flags; a script's arguments are left to the script."""
+
+    def show_help(self, _: argparse.Namespace) -> int:
+        """Show the help because no command was named; the exit code is that of wrong usage."""
+        self.print_help(sys.stderr)
+        return USAGE
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse, and let nothing be unknown."""

@@ -3,9 +3,10 @@
     torchotel run train.py --epochs 3
     torchotel run --detail all --no-shapes -m package.train --epochs 3
 
-The program runs as python itself would run it, and its exit code is passed on. Options of torchotel stand before
-it. It is instrumented from its import of torch on, in this process alone: those that it starts are not, for
-which there is opentelemetry-instrument. `-` is a script on standard input.
+The program runs as python itself would run it, and its exit code is passed on. Options of torchotel come before the
+program. The program is instrumented when it imports torch, in this process only; opentelemetry-instrument also
+instruments the processes that a program starts. `-` is a script on standard input. Without an option, a setting is
+read from the variable in brackets.
 """
 
 import argparse

@@ -1,13 +1,14 @@
 """Run the servers that show a run: Collector, Jaeger, Prometheus, Grafana.
 
-    torchotel stack up             in containers: Docker, or Podman with podman-compose
+    torchotel stack up             in containers: Docker, or podman-compose
     torchotel stack up --small     without the Collector
-    torchotel stack up --native    as plain processes, without Grafana, built with Go where they are not there
+    torchotel stack up --native    as plain processes, without Grafana
     torchotel stack status         each server's health and address
     torchotel stack down           stop them; their data stay
 
-They listen on 127.0.0.1 alone. OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT and GRAFANA_PORT choose
-other ports, and COLLECTOR_HEALTH_PORT, COLLECTOR_METRICS_PORT and COLLECTOR_TELEMETRY_PORT the Collector's own.
+The servers listen on 127.0.0.1 only. With --native, servers that are not installed are built with Go.
+OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT and GRAFANA_PORT choose other ports, and
+COLLECTOR_HEALTH_PORT, COLLECTOR_METRICS_PORT and COLLECTOR_TELEMETRY_PORT the Collector's own.
 Exit codes: 0 all is well, 1 something is missing or does not answer.
 """
 
@@ -18,16 +19,20 @@ import shlex
 import sys
 
 from torchotel._text import printable
+from torchotel.cli.parser import Parser
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    parser.set_defaults(call=parser.show_help)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     up = actions.add_parser("up", help="start the servers", allow_abbrev=False)
     up.add_argument("--small", action="store_true", help="OTLP straight to Jaeger, no Collector")
     up.add_argument("--native", action="store_true", help="plain processes instead of containers, no Grafana")
-    actions.add_parser("down", help="stop them", allow_abbrev=False)
-    actions.add_parser("status", help="ask them how they are", allow_abbrev=False)
+    down = actions.add_parser("down", help="stop them", allow_abbrev=False)
+    status = actions.add_parser("status", help="show the health of each", allow_abbrev=False)
+    for action in (up, down, status):
+        action.set_defaults(call=call)
 
 
 def call(arguments: argparse.Namespace) -> int:
