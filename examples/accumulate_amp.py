@@ -22,7 +22,7 @@ from torchotel.report.read import open_run
 try:
     from sklearn.datasets import load_digits
 except ImportError as error:
-    sys.exit(f"{error}; this example needs: pip install 'torchotel[demo]'")
+    sys.exit(f"{error}; this example needs: pip install scikit-learn")
 
 ACCUMULATED = 4
 MAX_NORM = 1.0

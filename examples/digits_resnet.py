@@ -22,7 +22,7 @@ try:
     from sklearn.datasets import load_digits
     from torchvision.models import resnet18
 except ImportError as error:
-    sys.exit(f"{error}; this example needs: pip install 'torchotel[demo]'")
+    sys.exit(f"{error}; this example needs: pip install torchvision scikit-learn rich")
 
 Batches = DataLoader[tuple[Tensor, ...]]
 

@@ -28,7 +28,7 @@ import torchotel
 try:
     from sklearn.datasets import load_digits
 except ImportError as error:
-    sys.exit(f"{error}; this example needs: pip install 'torchotel[demo]'")
+    sys.exit(f"{error}; this example needs: pip install scikit-learn")
 
 
 class NoEvaluations(Sampler):

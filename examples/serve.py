@@ -30,7 +30,7 @@ except ImportError as error:
 try:
     from sklearn.datasets import load_digits
 except ImportError as error:
-    sys.exit(f"{error}; this example needs: pip install 'torchotel[demo]'")
+    sys.exit(f"{error}; this example needs: pip install scikit-learn")
 
 N_PIXELS = 64
 Pixels = Annotated[list[float], Field(min_length=N_PIXELS, max_length=N_PIXELS)]

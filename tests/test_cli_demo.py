@@ -33,7 +33,7 @@ def test_learns_the_digits_and_shows_the_run(tmp_path: Path, closed_port: int) -
     assert accuracy is not None
     assert float(accuracy[1]) > 90
     assert f"Nothing listens at {endpoint}/v1/traces" in done.stdout
-    assert "recorded in here; again: torchotel summary here" in done.stdout
+    assert "\nrecorded in here\n  torchotel report here " in done.stdout
     run = open_run(tmp_path / "here")
     assert run.info["model"] == {"name": "ResNet", "modules": 68, "parameters": 11_181_642}
     steps = [unit for unit in run.units() if unit.kind == "step"]
@@ -59,7 +59,7 @@ def test_names_the_extra_that_is_missing(capsys: pytest.CaptureFixture[str], mon
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else find_spec(name))
     assert main(["demo"]) == 1
-    assert capsys.readouterr().err == "the demo needs sklearn: pip install 'torchotel[demo]'\n"
+    assert capsys.readouterr().err == "the demo needs sklearn: pip install torchvision scikit-learn rich\n"
 
 
 def test_example_names_the_extra_by_itself(tmp_path: Path) -> None:
@@ -67,4 +67,4 @@ def test_example_names_the_extra_by_itself(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_text(find_example().read_text())
     done = commands.python("digits.py", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr == "no sklearn here; this example needs: pip install 'torchotel[demo]'\n"
+    assert done.stderr == "no sklearn here; this example needs: pip install torchvision scikit-learn rich\n"

@@ -38,7 +38,7 @@ def test_says_what_failed_in_plain_ascii_without_secrets(server: Receiver, tmp_p
         cwd=tmp_path,
     )
     assert done.returncode == 1
-    assert "\nwarning variables   OTEL_EXPORTER_OTLP_ENPOINT is known to nobody\n" in done.stdout
+    assert "\nwarning variables   OTEL_EXPORTER_OTLP_ENPOINT is not known\n" in done.stdout
     assert "\n                    Did you mean OTEL_EXPORTER_OTLP_ENDPOINT?\n" in done.stdout
     assert "\nFAILED  endpoint    " in done.stdout
     assert done.stdout.isascii()

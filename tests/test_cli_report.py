@@ -45,7 +45,7 @@ def test_says_which_package_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert main(["report", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == "the report needs plotly: pip install 'torchotel[report]'\n"
+    assert capsys.readouterr().err == "the report needs plotly: pip install plotly\n"
 
 
 def test_leaves_the_old_page_where_the_run_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """`torchotel run`: a program that knows nothing of it is recorded, and its exit code passed on."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def test_records_a_program_with_loader_workers(folder: Path, method: str) -> Non
     assert paths == {None, "Net", "0", "1", "2"}
     assert done.stdout.startswith("epoch\n\nrun ")
     assert "steps       3, 3 of them in detail" in done.stdout
-    assert f"torchotel summary torchotel-runs/{run.folder.name}\n" in done.stdout
+    assert f"\n  torchotel summary torchotel-runs/{run.folder.name} " in done.stdout
 
 
 def test_runs_a_module_and_takes_its_options_before_it(folder: Path) -> None:
@@ -128,7 +129,23 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
         words = [*quiet, "lost", "--endpoint", endpoint, "train.py", "plain"]
         done = commands.torchotel(*words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
     assert (done.returncode, done.stdout) == (0, "epoch\n")
-    assert f"the recording has them: torchotel export lost --to {endpoint}\n" in done.stderr
+    again = f"To send them when a server runs there: torchotel export lost --to {endpoint}"
+    assert re.search(rf"\d+ spans did not reach {endpoint}, and the recording has them. {again}\n", done.stderr)
+
+
+def test_names_a_trace_that_was_sent(folder: Path) -> None:
+    """So that the first look in Jaeger is a search by id, of a step with layers."""
+    with receiver() as server:
+        endpoint = server.url.removesuffix("/v1/traces")
+        done = commands.torchotel(
+            *("run", "--endpoint", endpoint, "train.py", "plain"), cwd=folder, OTEL_TRACES_EXPORTER="otlp"
+        )
+        sent = server.spans
+    (named,) = re.findall(r"  trace (\w+) is step 2, with its layers\n", done.stdout)
+    assert f"{len(sent)} spans sent to {server.url}\n" in done.stdout
+    names = {span.name for span in sent if span.trace_id.hex() == named}
+    assert {"torch.step", "forward 0"} <= names
+    assert done.stderr == ""
 
 
 def test_says_which_flags_the_program_overruled(folder: Path) -> None:
@@ -139,7 +156,7 @@ def test_says_which_flags_the_program_overruled(folder: Path) -> None:
     done = commands.torchotel("run", *flags, "says.py", "plain", cwd=folder)
     told = "what the program's own instrument() says won: headers over --headers, detail='off' over --detail"
     assert (done.returncode, done.stderr) == (0, f"torchotel: {told}\n")
-    assert "recorded in mine; again: torchotel summary mine\n" in done.stdout
+    assert "\nrecorded in mine\n  torchotel report mine " in done.stdout
     assert [unit.detailed for unit in open_run(folder / "mine").units()] == [False] * 3
 
 

@@ -22,7 +22,8 @@ from receiver import Answer, Receiver, receiver
 import torchotel
 from torchotel._receiver import Receiver as Endpoint
 from torchotel.cli import main
-from torchotel.cli.doctor import _Style
+from torchotel.cli.doctor import show_finding
+from torchotel.cli.terminal import Terminal
 from torchotel.doctor.finding import warning
 from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES, HttpTransport
 
@@ -157,7 +158,7 @@ def test_a_target_file_is_everybodys_and_follows_no_link(tmp_path: Path) -> None
 
 def test_a_finding_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     """The doctor quotes certificates, variables and processes of others."""
-    _Style().show(warning("tls", hostile.NAME, f"first {hostile.NAME}"))
+    show_finding(warning("tls", hostile.NAME, f"first {hostile.NAME}"), Terminal())
     assert capsys.readouterr().out.replace("\n", "").isprintable()
 
 

@@ -32,7 +32,7 @@ def contradicting(environ: Mapping[str, str], **given: object) -> list[str]:
 def test_knows_what_a_misspelt_name_means(name: str, meant: str) -> None:
     (found,) = variables.check({name: "x", "PATH": "/bin"})
     assert found.level is Level.WARNING
-    assert found.text == f"{name} is known to nobody"
+    assert found.text == f"{name} is not known"
     assert found.advice == f"Did you mean {meant}?"
 
 
@@ -74,6 +74,20 @@ def test_tells_what_reading_warns_of_without_secrets() -> None:
     _, findings = settings.read({}, {"OTEL_EXPORTER_OTLP_HEADERS": "sesame", "OTEL_TRACES_SAMPLER": "some"})
     assert [finding.level for finding in findings] == [Level.WARNING] * 2
     assert "sesame" not in repr(findings)
+
+
+def test_a_bad_value_hides_no_warning() -> None:
+    """Reading begins anew behind a bad value, while a warning is logged only once."""
+    environ = {"OTEL_EXPORTER_OTLP_HEADERS": "no pair", "TORCHOTEL_DETAIL": "some"}
+    _, findings = settings.read({}, environ)
+    assert sorted(finding.level.value for finding in findings) == ["FAILED", "warning"]
+
+
+def test_a_misspelt_variable_is_reported_once() -> None:
+    """By the check of names, which says what may be meant."""
+    environ = {"TORCHOTEL_DETIAL": "all"}
+    assert [finding.level for finding in settings.read({}, environ).findings] == [Level.OK]
+    assert [finding.level for finding in variables.check(environ)] == [Level.WARNING]
 
 
 def test_leaves_a_bad_option_to_the_command() -> None:

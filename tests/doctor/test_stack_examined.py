@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from receiver import Answer, Receiver
 
 from torchotel._config import Config
-from torchotel.doctor import stack
+from torchotel.doctor import endpoint, stack
 from torchotel.doctor.finding import Finding, Level
 from torchotel.stack import places
 from torchotel.stack.containers import Engine
@@ -30,6 +31,16 @@ def up() -> Iterator[Stack]:
     process.start(["sleep", "600"], os.environ)
     yield made
     process.stop()
+
+
+@pytest.mark.usefixtures("up")
+def test_links_no_page_that_the_stack_does_not_have(server: Receiver) -> None:
+    """It has no Grafana as plain processes, and a Jaeger that was built here has no pages."""
+    server.answers.append(Answer(200, {"Content-Type": "application/x-protobuf"}))
+    config = Config(endpoint=server.url.removesuffix("/v1/traces"))
+    (sent,) = [finding for finding in endpoint.check(config) if finding.subject == "test span"]
+    assert sent.advice.startswith("This Jaeger was built without pages: http://localhost:16686/api/traces/")
+    assert "Grafana" not in sent.advice
 
 
 def found(**said: str) -> Finding:

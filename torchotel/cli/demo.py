@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from torchotel._receiver import Receiver
 
 EXAMPLE = "digits_resnet.py"
+JAEGER_VERSION = "2.13.0"
+"""The version that is tested."""
 DETAIL = 8
 """Every 8th of some ninety steps, where nothing else is said: enough of both kinds to tell what detail costs."""
 
-_NEEDS = ("torchvision", "sklearn", "rich")
+_NEEDS = {"torchvision": "torchvision", "sklearn": "scikit-learn", "rich": "rich"}
+"""Distributions by the module that each brings."""
 _CONNECT_S = 1.0
 
 
@@ -41,7 +44,7 @@ def call(arguments: argparse.Namespace) -> int:
     """Train the example as `torchotel run` would."""
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"the demo needs {', '.join(missing)}: pip install 'torchotel[demo]'", file=sys.stderr)
+        print(f"the demo needs {', '.join(missing)}: pip install {' '.join(_NEEDS.values())}", file=sys.stderr)
         return 1
     epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
     program = Program(str(find_example()), epochs)
@@ -85,6 +88,6 @@ def _advice(config: Config) -> str:
     return f"""\
 Nothing listens at {config.public()["traces_endpoint"]}, so the traces go to the run file alone.
 To look at them in Jaeger, start it, run the demo again, and open http://localhost:16686:
-    docker run --rm -p 16686:16686 -p 4318:4318 jaegertracing/jaeger:latest
+    docker run --rm -p 16686:16686 -p 4318:4318 jaegertracing/jaeger:{JAEGER_VERSION}
 Another receiver is named by --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT.
 """

@@ -54,7 +54,7 @@ def call(arguments: argparse.Namespace) -> int:
     counts = {"ok": 0, "warning": 0, "FAILED": 0}
     for finding in _findings(arguments):
         counts[finding.level.value] += 1
-        _show(finding, terminal)
+        show_finding(finding, terminal)
     print(f"\n{counts['ok']} ok, {counts['warning']} to look at, {counts['FAILED']} failed")
     return 1 if counts["FAILED"] else 0
 
@@ -79,7 +79,7 @@ def _shape(text: str) -> tuple[tuple[int, ...], str]:
     return tuple(map(int, sizes.split("x"))), dtype or "float32"
 
 
-def _show(finding: Finding, terminal: Terminal) -> None:
+def show_finding(finding: Finding, terminal: Terminal) -> None:
     """Print a finding, its advice indented below it."""
     word = finding.level.value
     sign = _SIGNS[word] if terminal.has_unicode else word

@@ -145,17 +145,26 @@ class _Recording:
             self._sum_up(config, folder, shown, stats)
         lost = stats["spans_dropped"]
         if config.traces_exporter == "otlp" and lost:
-            again = f"torchotel export {shown} --to {config.public()['endpoint']}"
-            _note(f"{lost:,} spans were lost on the way; the recording has them: {again}")
+            endpoint = config.public()["endpoint"]
+            _note(
+                f"{lost:,} spans did not reach {endpoint}, and the recording has them. "
+                f"To send them when a server runs there: torchotel export {shown} --to {endpoint}"
+            )
 
     def _sum_up(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
         run = open_run(folder)
-        summary = summarise(run.units(), run.spans())
+        units = list(run.units())
+        summary = summarise(units, run.spans())
         print(f"\n{render(summary, run.info)}\n")
-        print(f"recorded in {shown}; again: torchotel summary {shown}")
-        if config.traces_exporter == "otlp" and summary.steps + summary.evaluations:
-            endpoint = config.public()["traces_endpoint"]
-            print(f"{stats['spans_exported']:,} spans sent to {endpoint}, {stats['spans_dropped']:,} lost")
+        print(f"recorded in {shown}")
+        print(f"  torchotel report {shown}     makes one HTML page of it")
+        print(f"  torchotel summary {shown}    prints these tables again")
+        sent = stats["spans_exported"]
+        if config.traces_exporter == "otlp" and sent:
+            print(f"{sent:,} spans sent to {config.public()['traces_endpoint']}")
+            detailed = [unit for unit in units if unit.kind == "step" and unit.detailed]
+            if detailed:
+                print(f"  trace {detailed[-1].trace_id} is step {detailed[-1].number}, with its layers")
 
 
 def _give_up(error: ConfigError) -> NoReturn:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     if importlib.util.find_spec("plotly") is None:
-        print("the report needs plotly: pip install 'torchotel[report]'", file=sys.stderr)
+        print("the report needs plotly: pip install plotly", file=sys.stderr)
         return 1
     folder = arguments.run or newest()
     output = arguments.output or Path(f"{folder.resolve().name}.html")

@@ -15,6 +15,9 @@ from torchotel.doctor.testspan import TestSpan
 from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.grpc_transport import read_target
 from torchotel.exporters.otlp.signals import METRICS, TRACES
+from torchotel.exporters.prometheus.hosts import is_loopback
+from torchotel.stack.control import stack_that_runs
+from torchotel.stack.pages import shows_page
 
 SUBJECT = "endpoint"
 
@@ -56,8 +59,13 @@ def _examine(request: Request) -> Iterator[Finding]:
 
 def _where_to_look(receiver: Receiver, span: TestSpan) -> str:
     address = read_target(receiver.endpoint, insecure=receiver.insecure).address
-    host = "localhost" if "/" in address else address.rpartition(":")[0]  # of a socket in the file system
-    return (
-        f"In Jaeger: http://{host}:16686/trace/{span.trace_id}; in Grafana: Explore, Tempo, that id.\n"
-        f"Its service is {span.service}, its only span {testspan.NAME}."
-    )
+    host = "localhost" if "/" in address else address.rpartition(":")[0]  # a path is a socket in the file system
+    stack = stack_that_runs() if is_loopback(host) else None
+    look = f"Search your backend for that id; a Jaeger there has it at http://{host}:16686/trace/{span.trace_id}"
+    if stack is not None:
+        jaeger = f"http://localhost:{stack.ports.jaeger}"
+        shown = all(shows_page(server) for server in stack.servers if server.name == "jaeger")
+        look = f"In Jaeger: {jaeger}/trace/{span.trace_id}"
+        if not shown:
+            look = f"This Jaeger was built without pages: {jaeger}/api/traces/{span.trace_id}"
+    return f"{look}\nIts service is {span.service}, its only span {testspan.NAME}."

@@ -12,6 +12,7 @@ from torchotel._settings import Setting
 from torchotel.doctor.finding import Finding, failed, ok, warning
 
 SUBJECT = "settings"
+PREFIX = "TORCHOTEL_"
 _DISABLED = "OTEL_SDK_DISABLED"
 
 
@@ -29,15 +30,21 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
         ConfigError: Something given is bad, which is a wrong use of the command.
     """
     findings: list[Finding] = []
-    # The other variables are looked at all the same.
-    left = {name: value for name, value in environ.items() if name != _DISABLED}
+    # The other variables are looked at all the same; unknown ones of ours are the subject of `variables`.
+    known = known_variables()
+    left = {
+        name: value
+        for name, value in environ.items()
+        if name != _DISABLED and (name in known or not name.startswith(PREFIX))
+    }
     if environ.get(_DISABLED, "").strip().lower() == "true":
         advice = f"Unset {_DISABLED}. All else is examined as if it were unset."
         findings.append(
             warning(SUBJECT, f"{_DISABLED} is true: nothing is recorded, instrument() does nothing", advice)
         )
+    told: list[str] = []  # in all rounds: each warning is logged once
     while True:
-        with _warnings() as told:
+        with _warnings(told):
             try:
                 config = Config.read(given, left)
             except ConfigError as error:
@@ -66,15 +73,14 @@ def known_variables() -> set[str]:
 
 
 @contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Take what torchotel would log meanwhile."""
-    told: list[str] = []
+def _warnings(told: list[str]) -> Iterator[None]:
+    """Collect what torchotel would log."""
     logger, handler = logging.getLogger("torchotel"), logging.Handler(logging.WARNING)
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]  # less than a class
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
-        yield told
+        yield
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate

@@ -9,10 +9,9 @@ from opentelemetry.sdk import environment_variables as sdk
 from torchotel._config import BACKENDS_VARIABLE
 from torchotel._variables import VARIABLES
 from torchotel.doctor.finding import Finding, ok, warning
-from torchotel.doctor.settings import known_variables
+from torchotel.doctor.settings import PREFIX, known_variables
 
 SUBJECT = "variables"
-_OURS = "TORCHOTEL_"
 _PREFIXES = ("OTEL_", "OTLP_", "OPENTELEMETRY_", "TORCHOTEL", "TORCH_OTEL", "PROMETHEUS_")
 _NEAR, _VERY_NEAR = 0.8, 0.9
 """Similarity from which a name is taken for another, with such a prefix and without."""
@@ -39,9 +38,9 @@ def _strange(name: str, known: Collection[str]) -> Finding | None:
         return None
     near = _nearest(name, known)
     if near is not None:
-        return warning(SUBJECT, f"{name} is known to nobody", f"Did you mean {near}?")
-    if name.startswith(_OURS):
-        ours = ", ".join(sorted(other for other in known if other.startswith(_OURS)))
+        return warning(SUBJECT, f"{name} is not known", f"Did you mean {near}?")
+    if name.startswith(PREFIX):
+        ours = ", ".join(sorted(other for other in known if other.startswith(PREFIX)))
         return warning(SUBJECT, f"{name} is not known to torchotel", f"It knows {ours}.")
     return None
 

@@ -2,7 +2,8 @@
 
 import platform
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torchotel.doctor.finding import Finding, failed, ok, warning
 
 SUBJECT = "versions"
 _PREFIX = "opentelemetry-"
+_PYTHON = "Python"
 _SHOWN = {"torch": "torch", "opentelemetry-sdk": "OpenTelemetry", "prometheus-client": "prometheus_client"}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _BOUND = re.compile(r"(==|>=|~=|<)\s*([\w.+!]+)")
@@ -28,12 +30,14 @@ def check() -> Iterator[Finding]:
     try:
         own = metadata.metadata("torchotel")
     except metadata.PackageNotFoundError:
-        yield warning(SUBJECT, "torchotel is not installed, so its requirements are not known", "pip install torchotel")
+        advice = "Install it from its checkout: pip install ."
+        yield warning(SUBJECT, "torchotel is not installed, so its requirements are not known", advice)
         return
-    needs = [_Need("Python", _bounds(own["Requires-Python"] or "")), *_needs("torchotel")]
-    complaints = [text for need in needs for text in _unmet(need)]
+    needs = [_Need(_PYTHON, _bounds(own["Requires-Python"] or "")), *_needs("torchotel")]
+    unmet = {need: texts for need in needs if (texts := list(_unmet(need)))}
+    complaints = [text for texts in unmet.values() for text in texts]
     if complaints:
-        yield failed(SUBJECT, "; ".join(complaints), "pip install --upgrade torchotel")
+        yield failed(SUBJECT, "; ".join(complaints), _remedy(unmet))
     mixed = [f"{name} needs {text}" for name in _installed() for text in _mixed(name)]
     if mixed:
         advice = "Packages of one release of OpenTelemetry belong together: pip install --upgrade " + " ".join(
@@ -44,6 +48,18 @@ def check() -> Iterator[Finding]:
         shown = (f"{word} {_version(name)}" for name, word in _SHOWN.items())
         python = f"Python {platform.python_version()}"
         yield ok(SUBJECT, ", ".join((f"torchotel {_version('torchotel')}", python, *shown)))
+
+
+def _remedy(unmet: Iterable[_Need]) -> str:
+    """Advise to install what is supported: another version of torchotel would not change what is installed."""
+    python = [need for need in unmet if need.name == _PYTHON]
+    if python:
+        return f"Use Python {_specifier(python[0])}."
+    return f"pip install {' '.join(shlex.quote(need.name + _specifier(need)) for need in unmet)}"
+
+
+def _specifier(need: _Need) -> str:
+    return ",".join(f"{sign}{bound}" for sign, bound in need.bounds)
 
 
 def _needs(name: str) -> Iterator[_Need]:
@@ -84,7 +100,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _version(name: str) -> str | None:
-    if name == "Python":
+    if name == _PYTHON:
         return platform.python_version()
     try:
         return metadata.version(name)
