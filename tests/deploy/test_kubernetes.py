@@ -1,6 +1,7 @@
 """The manifests: Kubernetes takes them, they fit each other, and no pod may do more than it must."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import kubernetes_validate
@@ -77,6 +78,12 @@ def test_pods_may_do_no_more_than_they_must(name: str) -> None:
         assert "memory" in container["resources"]["limits"]
 
 
+def test_the_training_image_is_pinned() -> None:
+    """With `latest`, pods of one Job could run different code."""
+    ((_, container),) = containers("training")
+    assert container["image"].rpartition(":")[2] == version("torchotel")
+
+
 def test_versions_are_those_of_the_compose_file() -> None:
     """Where both have a server; the rest is pinned too."""
     composed = yaml.safe_load((FOLDER.parent / "compose.yaml").read_text())["services"].values()
@@ -98,7 +105,8 @@ def test_everything_is_in_its_namespace(name: str) -> None:
 def test_nobody_is_let_in_where_nothing_says_so() -> None:
     """Each pod has a policy of its own that names its ports, or none: then it takes no connection at all."""
     policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("base", "NetworkPolicy")}
-    assert policies.pop("nobody") == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert policies.pop("default-deny") == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert policies.pop("dns")["policyTypes"] == policies.pop("opensearch-clients")["policyTypes"] == ["Egress"]
     assert policies.pop("metrics")["ingress"][0]["ports"] == [{"port": 8888}]
     served = {one["spec"]["selector"]["app.kubernetes.io/name"] for one in of_kind("base", "Service")}
     assert set(policies) == served
@@ -108,6 +116,38 @@ def test_nobody_is_let_in_where_nothing_says_so() -> None:
         let_in = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
         assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
         assert let_in == own - {8888}
+
+
+def test_pods_connect_where_their_configurations_say_and_nowhere_else() -> None:
+    """Each connection inside the namespace has a rule on both of its ends."""
+    connections = {
+        ("agent", "gateway", 4317),
+        ("agent", "prometheus", 9090),
+        ("gateway", "jaeger", 4317),
+        ("jaeger", "opensearch", 9200),
+        ("jaeger-cleaner", "opensearch", 9200),
+    }
+    leaving, arriving = set(), set()
+    for policy in (one["spec"] for one in of_kind("base", "NetworkPolicy")):
+        for rule in policy.get("egress", ()):
+            leaving |= _connections(policy["podSelector"], rule, "to")
+        for rule in policy.get("ingress", ()):
+            arriving |= {(other, own, port) for own, other, port in _connections(policy["podSelector"], rule, "from")}
+    assert leaving == connections
+    assert arriving == connections
+
+
+def _connections(selector: Manifest, rule: Manifest, way: str) -> set[tuple[str, str, int]]:
+    selectors = [peer["podSelector"] for peer in rule.get(way, ()) if set(peer) == {"podSelector"}]
+    others = [name for one in selectors for name in _names(one)]
+    ports = [port["port"] for port in rule.get("ports", ())]
+    return {(own, other, port) for own in _names(selector) for other in others for port in ports}
+
+
+def _names(selector: Manifest) -> list[str]:
+    """Give the names of the pods that a selector by label chooses; none for one that chooses all."""
+    several = [one["values"] for one in selector.get("matchExpressions", ())]
+    return [*selector.get("matchLabels", {}).values(), *(name for names in several for name in names)]
 
 
 def stored_bytes(amount: str) -> float:

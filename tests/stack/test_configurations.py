@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -56,12 +58,37 @@ def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path:
     assert "misspelt" in done.stdout + done.stderr
 
 
-def composed(*overrides: str, folder: Path = DEPLOY) -> Any:
+@cache
+def with_password() -> Path:
+    """Copy the files, with a password in place of its variable: the reader's command knows no variables."""
+    folder = Path(_copies.name) / "deploy"
+    shutil.copytree(DEPLOY, folder)
+    file = folder / "compose.yaml"
+    file.write_text(re.sub(r"\$\{GRAFANA_PASSWORD:\?.*?\}", "chosen", file.read_text()))
+    return folder
+
+
+_copies = TemporaryDirectory()
+
+
+def compose(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Read the compose file as `docker compose` does."""
     command = [str(tool(COMPOSE)), "-format", "json", "compose.yaml", *overrides]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def composed(*overrides: str, folder: Path | None = None) -> Any:
+    done = compose(folder or with_password(), *overrides)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["services"]
+
+
+def test_grafana_has_no_password_that_everyone_knows() -> None:
+    """Without one that the user chose, nothing starts, and the message says what to set."""
+    done = compose(DEPLOY)
+    assert done.returncode != 0
+    assert "GRAFANA_PASSWORD" in done.stderr
+    assert environment(composed()["grafana"])["GF_SECURITY_ADMIN_PASSWORD"] == "chosen"  # noqa: S105  # put in above
 
 
 def environment(service: Any) -> dict[str, str]:
@@ -130,7 +157,7 @@ def test_a_container_takes_the_ports_that_were_chosen(overrides: tuple[str, ...]
     names = Ports.__dataclass_fields__
     ports = Ports(**dict(zip(names, range(20000, 20000 + len(names)), strict=True)))
     chosen = ports.variables()  # put in here: the reader's command knows no variables
-    for file in DEPLOY.glob("compose*.yaml"):
+    for file in with_password().glob("compose*.yaml"):
         said = re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: chosen.get(found[1], found[2]), file.read_text())
         (tmp_path / file.name).write_text(said)
     services = composed(*overrides, folder=tmp_path)
