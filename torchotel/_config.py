@@ -172,7 +172,7 @@ class Config:
     detail: Annotated[Detail, env(checks.DETAIL, "TORCHOTEL_DETAIL")] = "auto"
     """Steps that get module spans: within the budget, every one, every n-th, or none."""
     overhead_budget: Annotated[float, env(checks.BUDGET, "TORCHOTEL_OVERHEAD_BUDGET")] = 0.01
-    """Share of step time that detail may cost, with detail="auto"."""
+    """Share of step time that detail may cost, with detail="auto"; the fixed cost of each step is not counted."""
     include: Annotated[tuple[str, ...] | None, env(_PATTERNS, "TORCHOTEL_INCLUDE")] = None
     """Patterns of the module paths that get spans; None: all."""
     exclude: Annotated[tuple[str, ...] | None, env(_PATTERNS, "TORCHOTEL_EXCLUDE")] = None
