@@ -70,7 +70,7 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types for it
-        self.seen = 0
+        self.seen: int = 0
 
     def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen += 1

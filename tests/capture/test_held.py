@@ -1,20 +1,24 @@
 """Steps wait for numbers on their way from a device, in order, two at most."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 
-from torchotel._records import GradientNorms, HandedOver, Log, Phase, Unit
+from torchotel._records import HandedOver, Log, ModuleInfo, Phase, Unit
 from torchotel.capture.held import Held, HeldLog, HeldSteps
 from torchotel.capture.logged import Logged
 from torchotel.capture.parts import Part
+from torchotel.capture.pending_norms import AFTER_BACKWARD, SelectedNorms
+
+LAYER = ModuleInfo("Net", "layer", "Linear", 4, 1)
 
 
-@dataclass
-class Arriving:
+class Arriving(SelectedNorms):
     """Norms that a device has not sent yet: its clock is ours here."""
 
-    arrived: bool = False
+    def __init__(self, *, arrived: bool = False) -> None:
+        super().__init__({})
+        self.arrived = arrived
 
     def ready(self) -> bool:
         return self.arrived
@@ -22,12 +26,15 @@ class Arriving:
     def wait(self) -> None:
         self.arrived = True
 
-    def result(self) -> GradientNorms | None:
-        return GradientNorms(1.0, ()) if self.arrived else None
+    def owners(self) -> Iterator[ModuleInfo]:
+        yield LAYER
+
+    def values(self) -> list[tuple[ModuleInfo, float]] | None:
+        return [(LAYER, 1.0)] if self.arrived else None
 
 
 def _held(number: int, norms: Arriving | None = None, kind: str = "step") -> Held:
-    return Held(kind, number, [Part(0, 0, gradients=norms)], 0)
+    return Held(kind, number, [Part(0, 0, gradients={} if norms is None else {AFTER_BACKWARD: norms})], 0)
 
 
 def _seen(given: list[HandedOver]) -> list[tuple[int, bool]]:

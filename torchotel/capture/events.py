@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter_ns
@@ -40,6 +41,7 @@ class Events:
         undo(seams.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
         undo(seams.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)))
         undo(self._after_scaling(torch.amp.GradScaler))
+        undo(seams.before_clipping(guarded(self._clipping_begins)))
         undo(after_import("torch.distributed.fsdp.sharded_grad_scaler", guarded(self._sharded_imported)))
         iterated, outside = partial(guarded, iterated=True), seams.outside_dynamo
         for handle in (
@@ -137,13 +139,23 @@ class Events:
         part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
         if part is not None:
             part.learning_rate = self._capture.rates.read(optimizer)
+            gradients = self._capture.gradients
+            if (part.detailed or gradients.beyond_detail) and len(thread.machine.stepping) == 1:
+                closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+                gradients.optimizer_begins(thread, part, optimizer, self._capture.numbers["step"], closure=closure)
         self._capture.live.enter(thread, part)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.here.thread
         thread.optimizer_steps += 1
+        if thread.read_in_closure and len(thread.machine.stepping) == 1:
+            self._capture.gradients.optimizer_ends(thread, thread.machine.stepping[0][3], optimizer)
         thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
         self._capture.hooks.arm()
+
+    def _clipping_begins(self, gradients: Sequence[torch.Tensor]) -> None:
+        capture = self._capture
+        capture.gradients.clipping_begins(capture.here.thread, gradients, capture.numbers["step"])
 
     def _scaler_begins(self) -> None:
         self._capture.here.thread.optimizer_steps = 0
@@ -152,6 +164,9 @@ class Events:
         thread = self._capture.here.thread
         self._unscaled(optimizer, stepped=True)
         if self._capture.installed and not thread.optimizer_steps:
+            part = thread.machine.open_part
+            if part is not None and part.read is not None:
+                self._capture.gradients.optimizer_ends(thread, part, optimizer)
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
 
     def _sharded_imported(self, module: ModuleType) -> None:

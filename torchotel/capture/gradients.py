@@ -1,25 +1,28 @@
-"""Gradient norms of the models of a step, taken when a backward has ended.
+"""The norms of the gradients that optimizers get, before clipping.
 
-That is before clipping, and right also where forward and backward run inside `optimizer.step(closure)`. Several
-backwards of a step add up in `grad`, so the last one's norms are the step's.
+They are read at the end of an outermost backward, which is right also if forward and backward run inside
+`optimizer.step(closure)`. What changed since, as by a pipeline schedule that divides gradients, is read again when
+clipping begins, or else when the optimizer's step begins.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count, repeat
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from torchotel._guard import Guard
-from torchotel._records import GradientNorms, ModuleInfo
+from torchotel._records import ModuleInfo
 from torchotel._warn import Warn
-from torchotel.capture.norms import Norms, combined, norms_later
-from torchotel.capture.seams import graph_task, without_torch_function
+from torchotel.capture.norms import Scale, norms_later
+from torchotel.capture.pending_norms import AFTER_BACKWARD, GradientReading, GradientState, SelectedNorms
+from torchotel.capture.seams import graph_task, version_of, without_torch_function
 from torchotel.capture.sites import info_of
 from torchotel.capture.tree import modules_of
 
@@ -30,40 +33,6 @@ if TYPE_CHECKING:
     from torchotel.capture.thread import ThreadState
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
-
-
-class PendingNorms:
-    """The gradient norms of a step, on their way.
-
-    Args:
-        owners: The module of each gradient, in the order of the model's modules.
-        norms: Of each gradient.
-    """
-
-    __slots__ = ("_norms", "_owners")
-
-    def __init__(self, owners: list[ModuleInfo], norms: Norms) -> None:
-        self._owners, self._norms = owners, norms
-
-    def ready(self) -> bool:
-        """Tell whether they are there, without waiting; to be asked on a training thread."""
-        return self._norms.ready()
-
-    def wait(self) -> None:
-        """Wait until they are there."""
-        self._norms.wait()
-
-    def result(self) -> GradientNorms | None:
-        """Put together those that are known; None where they are not ready."""
-        values = self._norms.values()
-        if values is None:
-            return None
-        modules: dict[ModuleInfo, list[float]] = {}
-        for owner, value in zip(self._owners, values, strict=True):
-            if value is not None:
-                modules.setdefault(owner, []).append(value)
-        known = [value for own in modules.values() for value in own]
-        return GradientNorms(combined(known), tuple((owner, combined(own)) for owner, own in modules.items()))
 
 
 class Gradients:
@@ -81,6 +50,11 @@ class Gradients:
         self._with_detail = setting == "auto"
         self.guard = Guard("gradient norms", off=self._off)
 
+    @property
+    def beyond_detail(self) -> bool:
+        """Whether norms may be taken on steps without detail."""
+        return self._every > 0
+
     def note_model(self, part: Part, module: Module) -> None:
         """Remember an outermost module that ran with gradients on: what is part of its model may get some."""
         if self._with_detail or self._every:
@@ -93,26 +67,83 @@ class Gradients:
             thread: The calling thread's state.
             number: How many steps were handed over before.
         """
-        if not self._wanted_now(thread, number):
+        if not self._can_read(thread, number):
             return
-        if thread.in_forward or is_compiling() or graph_task() != -1:
-            return
-        parts = thread.machine.parts
+        scaler = thread.scaling.scaler
         try:
-            models = {key: model for part in parts for key, ref in part.models.items() if (model := ref()) is not None}
-            pending = self.take(models.values(), thread.scaling)
-            if pending is not None:
-                parts[-1].gradients = pending
+            found = self.take(_models_of(thread), thread.scaling, scaler)
+            part = thread.machine.parts[-1]
+            part.read, thread.read_in_closure = found, bool(thread.machine.stepping)
+            part.gradients = {**part.gradients, AFTER_BACKWARD: _selected(found.values())}
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
             self.guard.fault()
 
-    def unscaled(self, thread: ThreadState, optimizer: torch.optim.Optimizer, number: int, *, stepped: bool) -> None:
+    def clipping_begins(self, thread: ThreadState, gradients: Sequence[Tensor], number: int) -> None:
+        """Read gradients that changed since their backward before they are clipped; later changes do not count.
+
+        Args:
+            thread: The calling thread's state.
+            gradients: Those that are about to be clipped.
+            number: How many steps were handed over before.
+        """
+        if not self._can_read(thread, number):
+            return
+        try:
+            with without_torch_function():
+                read = self._read_changed(thread, gradients)
+            for key in map(id, gradients):
+                if key in read:
+                    gradient, _, reading, place = read[key]
+                    read[key] = gradient, None, reading, place
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's clipping
+            self.guard.fault()
+
+    def optimizer_begins(
+        self, thread: ThreadState, part: Part, optimizer: Optimizer, number: int, *, closure: bool
+    ) -> None:
+        """Take the norms of the gradients that an optimizer gets, again for those that changed since their backward.
+
+        Args:
+            thread: The calling thread's state.
+            part: The part that the optimizer's step belongs to.
+            optimizer: Which begins its step.
+            number: How many steps were handed over before.
+            closure: Whether it got a closure, which most likely runs the backward.
+        """
+        thread.read_in_closure = False
+        if thread.in_backward or (closure and part.read is None) or not self._can_read(thread, number):
+            return
+        try:
+            with without_torch_function():
+                gradients = _gradients_of_optimizer(optimizer)
+                scale = getattr(optimizer, "grad_scale", None)  # a fused step divides by it
+                read = self._read_changed(thread, gradients, scale if isinstance(scale, Tensor) else None)
+            self._note_optimizer(part, optimizer, gradients, read)
+        except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
+            self.guard.fault()
+
+    def optimizer_ends(self, thread: ThreadState, part: Part, optimizer: Optimizer) -> None:
+        """Take the norms that the last backward left: it ran in the optimizer's step, or a scaler skipped the step."""
+        thread.read_in_closure = False
+        try:
+            with without_torch_function():
+                gradients = _gradients_of_optimizer(optimizer)
+            self._note_optimizer(part, optimizer, gradients, _read_of(thread))
+        except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
+            self.guard.fault()
+
+    def unscaled(self, thread: ThreadState, optimizer: Optimizer, number: int, *, stepped: bool) -> None:
         """Note that a scaler has brought an optimizer's gradients back, where norms may be taken beside them."""
         try:
             if self._wanted_now(thread, number):
                 thread.scaling.unscaled(optimizer, stepped=stepped)
         except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
             self.guard.fault()
+
+    def _can_read(self, thread: ThreadState, number: int) -> bool:
+        if not self._wanted_now(thread, number):
+            return False
+        return not (thread.in_forward or is_compiling() or graph_task() != -1)
 
     def _wanted_now(self, thread: ThreadState, number: int) -> bool:
         part = thread.machine.open_part
@@ -122,15 +153,50 @@ class Gradients:
             return bool(part.detailed)
         return self._every > 0 and (number + part.ahead) % self._every == 0
 
-    def take(self, models: Iterable[Module], scaling: Scaling) -> PendingNorms | None:
-        """Take the norms of all gradients that the models' parameters have; None where there are none.
+    def _read_changed(
+        self, thread: ThreadState, gradients: Sequence[Tensor], scale: Tensor | None = None
+    ) -> dict[int, GradientState]:
+        """Read those gradients again that are not as they were when they were read; return all that were read.
+
+        What `GradScaler` does to gradients does not count as a change: its operation leaves their versions.
+
+        Args:
+            thread: The calling thread's state.
+            gradients: Those to look at.
+            scale: By which the optimizer will divide them.
+        """
+        read = _read_of(thread)
+        changed = {id(gradient) for gradient in gradients if not _is_as_read(read.get(id(gradient)), gradient)}
+        if changed:
+            read.update(self.take(_models_of(thread), None, scale, changed))
+            thread.machine.parts[-1].read = read
+        return read
+
+    @staticmethod
+    def _note_optimizer(
+        part: Part, optimizer: Optimizer, gradients: Sequence[Tensor], read: dict[int, GradientState]
+    ) -> None:
+        states = [state for gradient in gradients if (state := read.get(id(gradient))) is not None]
+        if states:
+            part.gradients = {**part.gradients, id(optimizer): _selected(states)}
+
+    def take(
+        self,
+        models: Iterable[Module],
+        scaling: Scaling | None = None,
+        scale: Scale | None = None,
+        wanted: Collection[int] | None = None,
+    ) -> dict[int, GradientState]:
+        """Take the norms of all gradients that the models' parameters have; by `id()` of the gradient.
 
         A parameter that several modules hold is the first one's. One that is frozen got no gradient. A gradient whose
         norm can't be known is left out, which is warned of once: the total is over the others.
 
         Args:
             models: Parts of models count as the whole.
-            scaling: What of them is scaled.
+            scaling: Which of them are unscaled already.
+            scale: By which the others are too large.
+            wanted: The `id()`s of gradients; None: all.
         """
         owners: list[ModuleInfo] = []
         gradients: list[Tensor] = []
@@ -138,18 +204,20 @@ class Gradients:
         with without_torch_function():
             for root in {id(top): top for top in map(self._paths.topmost, models)}.values():
                 for module in modules_of(root):
-                    if module._parameters and (own := _gradients_of(module, seen)):
+                    if module._parameters and (own := _gradients_of(module, seen, wanted)):
                         gradients += own
                         owners += [self._info(module, root)] * len(own)
-        scaler = scaling.scaler
-        unscaled = scaling.unscaled_of(gradients) if scaler is not None else ()
-        norms = norms_later(gradients, scaler, unscaled) if gradients else None
-        if norms is None:
-            return None
-        if norms.left_out:
-            place = norms.left_out[0]
-            self._warn(LEFT_OUT, owners[place], _kind(gradients[place]))
-        return PendingNorms(owners, norms)
+            if not gradients:
+                return {}
+            unscaled = scaling.unscaled_of(gradients) if scaling is not None and scale is not None else ()
+            norms = norms_later(gradients, scale, unscaled)
+            if norms is not None and norms.left_out:
+                place = norms.left_out[0]
+                self._warn(LEFT_OUT, owners[place], _kind(gradients[place]))
+            reading = GradientReading(owners, norms)
+            references, versions = map(weakref.ref, gradients), map(version_of, gradients)
+            states = zip(references, versions, repeat(reading), count(), strict=False)
+            return dict(zip(map(id, gradients), states, strict=True))
 
     def _info(self, module: Module, root: Module) -> ModuleInfo:
         state = self._paths.states.get(id(module))
@@ -166,14 +234,49 @@ def _kind(tensor: Tensor) -> str:
     return f"{type(tensor).__name__}, {tensor.layout}, {tensor.dtype}"
 
 
-def _gradients_of(module: Module, seen: set[int]) -> list[Tensor]:
-    """Return the gradients of a module's own parameters that were not seen before."""
+def _models_of(thread: ThreadState) -> list[Module]:
+    """Return the living models of the step that is open."""
+    parts = thread.machine.parts
+    models = {key: model for part in parts for key, ref in part.models.items() if (model := ref()) is not None}
+    return [*models.values()]
+
+
+def _read_of(thread: ThreadState) -> dict[int, GradientState]:
+    """Return how the gradients of the open step were when they were last read."""
+    return next((part.read for part in reversed(thread.machine.parts) if part.read is not None), {})
+
+
+def _selected(states: Iterable[GradientState]) -> SelectedNorms:
+    places: dict[GradientReading, list[int]] = {}
+    for _, _, reading, place in states:
+        places.setdefault(reading, []).append(place)
+    return SelectedNorms(places)
+
+
+def _is_as_read(state: GradientState | None, gradient: Tensor) -> bool:
+    return state is not None and state[0]() is gradient and state[1] in {None, version_of(gradient)}
+
+
+def _gradients_of_optimizer(optimizer: Optimizer) -> list[Tensor]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _gradients_of(module: Module, seen: set[int], wanted: Collection[int] | None) -> list[Tensor]:
+    """Return the gradients of a module's own parameters that were not seen before.
+
+    Args:
+        module: Its own parameters are looked at.
+        seen: The `id()`s of parameters that were seen before; those of the module are added.
+        wanted: The `id()`s of gradients; None: all.
+    """
     found = []
     for parameter in module._parameters.values():
         if parameter is None or id(parameter) in seen:
             continue
         seen.add(id(parameter))
         # What stands in a parameter's place while a function of it is differentiated may be no leaf.
-        if parameter.requires_grad and parameter.is_leaf and (gradient := parameter.grad) is not None:
+        gradient = parameter.grad if parameter.requires_grad and parameter.is_leaf else None
+        if gradient is not None and (wanted is None or id(gradient) in wanted):
             found.append(gradient)
     return found

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from torchotel._records import DeviceMemory, HandedOver, Log, Unit
 from torchotel.capture.logged import Logged
 from torchotel.capture.parts import Part, join
+from torchotel.capture.pending_norms import step_norms
 from torchotel.capture.unix_time import unix_offset_ns
 
 MOST_WAITING = 2
@@ -60,7 +61,7 @@ class Held:
     def ready(self) -> bool:
         """Tell whether all of it can be read, and that of an evaluation which it must not wait for."""
         for part in self._parts:
-            if part.gradients is not None and not part.gradients.ready():
+            if part.gradients and not all(norms.ready() for norms in part.gradients.values()):
                 return False
             if part.device_times is not None and not part.device_times.ready() and self.kind == "step":
                 return False  # the trace of a request does not wait for the next request
@@ -72,7 +73,7 @@ class Held:
         """Wait until it can."""
         self.logged.wait()
         for part in self._parts:
-            for awaited in (part.gradients, *part.watched, part.device_times):
+            for awaited in (*part.gradients.values(), *part.watched, part.device_times):
                 if awaited is not None:
                     awaited.wait()
 
@@ -103,8 +104,7 @@ class Held:
         unit = join(self.kind, self._number, parts, self._thread, self._identity, self._unix_offset_ns)
         unit.reason, unit.memory = self._reason, self._memory
         unit.values = self.logged.values()
-        for part in parts:  # gradients add up: the last backward's norms are the step's
-            unit.gradients = unit.gradients if part.gradients is None else part.gradients.result()
+        unit.gradients = step_norms([part.gradients for part in parts])
         unit.tensor_gradients = [gradient.result() for part in parts for gradient in part.watched]
         times = [part.device_times.result() for part in parts if part.device_times is not None]
         unit.device_times = [one for one in times if one is not None]

@@ -29,6 +29,8 @@ SUMMED_IN: dict[torch.dtype, torch.dtype | None] = {
 """Types whose norms are known, and the type that their squares are summed in where it is not their own."""
 EXACT = {torch.float64, torch.complex128}
 
+Scale: TypeAlias = torch.amp.GradScaler | Tensor
+"""By which gradients are too large: a scaler's, or the number itself."""
 Kind: TypeAlias = tuple[torch.device, torch.dtype, bool]
 """Of a group: device, type, and whether a scaler has brought it back already."""
 
@@ -118,16 +120,14 @@ def combined(norms: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
 
-def norms_later(
-    tensors: Sequence[Tensor], scaler: torch.amp.GradScaler | None = None, unscaled: Collection[int] = ()
-) -> Norms | None:
+def norms_later(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled: Collection[int] = ()) -> Norms | None:
     """Compute the norm of each tensor, unseen and without waiting; None where none of them can be known.
 
     A tensor whose own norm can't be known is left out: of an unknown layout, or without numbers.
 
     Args:
         tensors: Sharded ones count with what this process holds, sparse ones with what is in one place summed.
-        scaler: By whose scale they are too large.
+        scale: By which they are too large.
         unscaled: Places of those that are not.
     """
     if not can_compute():
@@ -145,19 +145,19 @@ def norms_later(
             if group is None:
                 group = groups[key] = _Group(dense)
             group.add(dense, place)
-        readings = _read(groups, scaler) if groups else None
+        readings = _read(groups, scale) if groups else None
         return None if readings is None else Norms(len(tensors), readings, left_out)
 
 
-def _read(groups: Mapping[Kind, _Group], scaler: torch.amp.GradScaler | None) -> list[tuple[Reading, list[int]]] | None:
+def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[Reading, list[int]]] | None:
     by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
     for (device, _, unscaled), group in groups.items():
         norms, places = group.norms()
-        if scaler is not None and not unscaled:
-            scale = seams.scale_of(scaler, device)
-            if scale is None:
+        if scale is not None and not unscaled:
+            factor = seams.scale_of(scale, device)
+            if factor is None:
                 return None
-            norms = [norm / scale for norm in norms]
+            norms = [norm / factor for norm in norms]
         found = by_device.setdefault(device, ([], []))
         found[0].extend(norms)
         found[1].extend(places)

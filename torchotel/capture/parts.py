@@ -10,7 +10,6 @@ from torch.nn import Module
 from torchotel._records import (
     DeviceTimes,
     Error,
-    GradientNorms,
     LogValue,
     ModuleCall,
     Phase,
@@ -21,6 +20,7 @@ from torchotel._records import (
     Unit,
 )
 from torchotel.capture.logged import Logged
+from torchotel.capture.pending_norms import GradientState, NormsByOptimizer
 from torchotel.capture.readings import Reading
 
 T_co = TypeVar("T_co", covariant=True)
@@ -105,8 +105,10 @@ class Part:
     logged: Logged = field(default_factory=Logged)
     learning_rate: LogValue | Reading | None = None
     """The optimizer's, which holds where none is logged."""
-    gradients: Awaited[GradientNorms | None] | None = None
-    """Norms as the last backward left them."""
+    gradients: NormsByOptimizer = field(default_factory=dict)
+    """Norms as the last backward left them, and as each optimizer got them."""
+    read: dict[int, GradientState] | None = None
+    """How gradients were when their norms were read, by `id()`; None: no norms were read."""
     watched: Sequence[Awaited[TensorGradient]] = ()
     device_times: Awaited[DeviceTimes | None] | None = None
 

@@ -10,6 +10,7 @@
 | `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
 | `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
 | `Tensor._version` | whether gradients that were unscaled are so still | they stay so while they are kept |
+| `clip_grad._group_tensors_by_device_and_dtype` | seeing when gradients are clipped | norms are those after clipping |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
 | `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
 | `torch.compiler._is_compiling_flag` | what `is_compiling()` reads, without a call | it is called |
@@ -57,6 +58,8 @@ _untraced: set[str] = set()
 """Packages that Dynamo was told of."""
 
 COMPILING = "_is_compiling_flag"
+GROUP_GRADIENTS = "_group_tensors_by_device_and_dtype"
+CLIPPING = {"_clip_grads_with_norm_", "clip_grad_value_"}
 
 
 class _Asked(dict[str, bool]):
@@ -180,7 +183,9 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def scale_of(scaler: Any, device: torch.device) -> torch.Tensor | None:
-    """Return the scale of a `GradScaler` on a device, without reading it; None where it would have to be waited for."""
+    """Return a scale, or that of a `GradScaler`, on a device, without reading it; None if it is on another one."""
+    if isinstance(scaler, torch.Tensor):
+        return scaler if scaler.device == device else None
     if device.type != getattr(scaler, "_device", device.type):
         return None
     scale = inspect.unwrap(type(scaler).scale)  # ours would take it for a loss
@@ -202,6 +207,7 @@ def found() -> dict[str, bool]:
         "dispatch_modes": _without_modes is not None,
         "transforms": hasattr(_functorch, "is_functorch_wrapped_tensor") and _inside is not None,
         "foreach_norm": _foreach_norm is not None,
+        "clipping": GROUP_GRADIENTS in vars(torch.nn.utils.clip_grad),
         "sparse_parts": hasattr(torch.Tensor, "_indices") and hasattr(torch.Tensor, "_values"),
     }
 
@@ -458,6 +464,28 @@ def after_scaling(scaler: type, seen: Mapping[str, Callable[..., object]]) -> Un
         return wrap
 
     return _all_of([replace(scaler, name, make(see)) for name, see in seen.items()])
+
+
+def before_clipping(begin: Callable[[Sequence[torch.Tensor]], None]) -> Undo:
+    """Call `begin` with gradients before functions of `torch.nn.utils` clip them.
+
+    All of them group the gradients first, by a function that they find in their module: this sees also functions that
+    were imported before, and never takes an iterator of parameters from them. Dynamo traces the original.
+    """
+    names = vars(torch.nn.utils.clip_grad)
+    if GROUP_GRADIENTS not in names:
+        return lambda: None
+
+    def make(group: Callable[..., Any]) -> Callable[..., Any]:
+        def group_gradients(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_code.co_name in CLIPPING:  # `get_total_norm` groups them, too
+                begin(tensors[0])
+            return group(tensors, *args, **kwargs)
+
+        group_gradients._torchdynamo_inline = group  # type: ignore[attr-defined] # Dynamo's own mark
+        return group_gradients
+
+    return replace(torch.nn.utils.clip_grad, GROUP_GRADIENTS, make)
 
 
 def around_module_compile(

@@ -60,6 +60,8 @@ class ThreadState:
         self.in_fetch = 0
         self.fetch_start_ns = 0
         self.optimizer_steps = 0
+        self.read_in_closure = False
+        """Gradient norms were read inside the optimizer's step that runs."""
         self.scaling = Scaling()
         self.watched: list[PendingGradient] = []
         self.recompute = False
