@@ -72,27 +72,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("disabled", ["true", 1, None]),
 ]
 BAD_VARIABLES = [
-    ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318"),
-    ("traces_endpoint", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost:4318/v1/traces"),
-    ("protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "http"),
-    ("protocol", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/xml"),
-    ("compression", "OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
-    ("compression", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zstd"),
-    ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "ten"),
-    ("timeout_s", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0"),
-    ("certificate", "OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
-    ("client_certificate", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/no/such/file"),
-    ("client_key", "OTEL_EXPORTER_OTLP_CLIENT_KEY", "/no/such/file"),
-    ("traces_exporter", "OTEL_TRACES_EXPORTER", "file"),
-    ("traces_exporter", "OTEL_TRACES_EXPORTER", "otlp,none"),
-    ("traces_exporter", "OTEL_TRACES_EXPORTER", "otlp,file"),
-    ("metrics_endpoint", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "localhost:4318/v1/metrics"),
-    ("metrics_compression", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
-    ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "0"),
-    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,file"),
-    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,none"),
     ("set_global_provider", "TORCHOTEL_SET_GLOBAL_PROVIDER", "yes"),
-    ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "http"),
     ("discovery_dir", "TORCHOTEL_DISCOVERY_DIR", __file__),
     ("module_histograms", "TORCHOTEL_MODULE_HISTOGRAMS", "yes"),
     ("gradient_norms", "TORCHOTEL_GRADIENT_NORMS", "sometimes"),
@@ -106,6 +86,40 @@ BAD_VARIABLES = [
     ("max_depth", "TORCHOTEL_MAX_DEPTH", "deep"),
     ("max_spans", "TORCHOTEL_MAX_SPANS", "9"),
     ("shapes", "TORCHOTEL_SHAPES", "yes"),
+]
+IGNORED_VARIABLES = [
+    ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318"),
+    ("traces_endpoint", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost:4318/v1/traces"),
+    ("protocol", "OTEL_EXPORTER_OTLP_PROTOCOL", "http"),
+    ("protocol", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/xml"),
+    ("compression", "OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+    ("compression", "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zstd"),
+    ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "ten"),
+    ("certificate", "OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
+    ("client_certificate", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE", "/no/such/file"),
+    ("client_key", "OTEL_EXPORTER_OTLP_CLIENT_KEY", "/no/such/file"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "file"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "otlp,none"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "otlp,file"),
+    ("metrics_endpoint", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "localhost:4318/v1/metrics"),
+    ("metrics_compression", "OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
+    ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "0"),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,file"),
+    ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,none"),
+    ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "http"),
+    ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
+    ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "nan"),
+    ("metrics_timeout_s", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "soon"),
+    ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "abc"),
+    ("metrics_export_timeout_s", "OTEL_METRIC_EXPORT_TIMEOUT", "-5"),
+    ("metrics_temporality", "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "mixed"),
+    ("metrics_histograms", "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", "summary"),
+    ("traces_exporter", "OTEL_TRACES_EXPORTER", "jaeger"),
+    ("attribute_count_limit", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "foo"),
+    ("attribute_value_length_limit", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "-1"),
+    ("event_count_limit", "OTEL_SPAN_EVENT_COUNT_LIMIT", "1.5"),
+    ("link_count_limit", "OTEL_SPAN_LINK_COUNT_LIMIT", "many"),
+    ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "65536"),
 ]
 GOOD_VARIABLES: list[tuple[str, str, str, object]] = [
     ("service_name", "OTEL_SERVICE_NAME", "trainer", "trainer"),
@@ -170,6 +184,38 @@ def test_names_the_variable_of_a_bad_value(name: str, variable: str, text: str) 
         Config.read({}, {variable: text})
     assert caught.value.field == name
     assert str(caught.value).startswith(f"{name} (from {variable}): got {text!r}, takes ")
+
+
+@pytest.mark.parametrize(("name", "variable", "text"), IGNORED_VARIABLES)
+def test_ignores_a_bad_value_of_a_variable_that_others_read(
+    name: str, variable: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be meant for another program; the default holds, and one warning names it."""
+    assert Config.read({}, {variable: text}) == Config()
+    (record,) = caplog.records
+    takes = Config.__dataclass_fields__[name].type.__metadata__[0].kind.takes
+    assert record.getMessage() == f"{variable} is ignored: got {text!r}, takes {takes}"
+
+
+def test_falls_back_from_a_bad_variable_to_the_general_one() -> None:
+    environ = {"OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "zstd", "OTEL_EXPORTER_OTLP_COMPRESSION": "none"}
+    assert Config.read({}, environ).compression == "none"
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_METRIC_EXPORT_TIMEOUT"])
+def test_a_timeout_of_zero_is_no_limit(variable: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As the specification has it; a day, since sockets take no infinite timeout."""
+    config = Config.read({}, {variable: "0"})
+    day_s = 24 * 60 * 60
+    metric = variable.startswith("OTEL_METRIC")
+    assert (config.metrics_export_timeout_s if metric else config.timeout_s) == day_s
+    assert caplog.records == []
+
+
+def test_ignores_the_key_of_a_certificate_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    assert Config.read({}, {"OTEL_EXPORTER_OTLP_CLIENT_KEY": __file__}) == Config()
+    assert all("is ignored: there is no client certificate" in record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == 2  # for traces and for metrics
 
 
 @pytest.mark.parametrize(("name", "variable", "text", "value"), GOOD_VARIABLES)

@@ -123,6 +123,28 @@ def test_a_provider_that_is_set_already_stays(found: dict[str, Any]) -> None:
     assert (names, same) == (sorted([*OURS, *PHASES, "query"]), True)
 
 
+@pytest.mark.parametrize("ours", [False, True], ids=["none", "one of ours"])
+def test_a_provider_that_cannot_be_loaded_costs_a_warning(tmp_path: Path, server: Receiver, *, ours: bool) -> None:
+    """OTEL_PYTHON_TRACER_PROVIDER may name one that only another program has; spans are exported without it."""
+    done = commands.python(
+        "-c",
+        textwrap.dedent(
+            f"""\
+            import torch, torchotel
+            with torchotel.instrument(set_global_provider={ours}, prometheus_port=None):
+                torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+            """
+        ),
+        cwd=tmp_path,
+        OTEL_PYTHON_TRACER_PROVIDER="absent",
+        OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"),
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("No tracer provider could be loaded") == 1
+    assert "set globally already" not in done.stderr
+    assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
+
+
 def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiver) -> None:
     """With `set_global_provider` both arrive at one endpoint in one tree; the next session finds it and keeps it."""
     code = """

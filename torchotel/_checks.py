@@ -13,6 +13,8 @@ from torchotel._receiver import address_of, without_credentials
 from torchotel._warn import warn_once
 
 _LONG_TIMEOUT_S = 300
+_NO_LIMIT_S = 86_400.0
+"""What a timeout of 0 stands for, "no limit" in the specification: sockets take no infinite one."""
 _LONGEST_PATH = 1024
 LAST_PORT = 65_535
 DEFAULT_SAMPLER = "parentbased_always_on"
@@ -70,8 +72,8 @@ def _check_seconds(value: object) -> object:
 
 
 def _parse_seconds(text: str) -> object:
-    seconds = float(text)
-    if seconds > _LONG_TIMEOUT_S:
+    seconds = float(text) or _NO_LIMIT_S
+    if _LONG_TIMEOUT_S < seconds < _NO_LIMIT_S:
         # The specification says milliseconds, Python's SDK reads seconds.
         warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
     return seconds
@@ -79,6 +81,10 @@ def _parse_seconds(text: str) -> object:
 
 def _parse_milliseconds(text: str) -> object:
     return float(text) / 1000
+
+
+def _parse_timeout_milliseconds(text: str) -> object:
+    return _parse_milliseconds(text) or _NO_LIMIT_S
 
 
 def _check_url(value: object) -> object:
@@ -227,7 +233,10 @@ def _parse_detail(text: str) -> object:
 
 TEXT = Kind("a string that is not empty", _check_text)
 FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
-SECONDS = Kind("a number of seconds above 0", _check_seconds, _parse_seconds)
+SECONDS = Kind("a number of seconds above 0 (in a variable: 0 for no limit)", _check_seconds, _parse_seconds)
+TIMEOUT_MILLISECONDS = Kind(
+    "a number above 0 (in a variable: milliseconds, 0 for no limit)", _check_seconds, _parse_timeout_milliseconds
+)
 MILLISECONDS = Kind("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
 URL = Kind("an http:// or https:// URL with a host", _check_url, show=_show_url)
 BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url, show=_show_url)

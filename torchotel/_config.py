@@ -111,7 +111,7 @@ class Config:
     """The same for metrics. By its variables only."""
     metrics_interval_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_INTERVAL")] = 60.0
     """Time between two pushes of metrics. By its variable only, which has milliseconds."""
-    metrics_export_timeout_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_TIMEOUT")] = 30.0
+    metrics_export_timeout_s: Annotated[float, env(checks.TIMEOUT_MILLISECONDS, "OTEL_METRIC_EXPORT_TIMEOUT")] = 30.0
     """Time after which a push of metrics is given up. By its variable only, which has milliseconds."""
     metrics_temporality: Annotated[
         Literal["cumulative", "delta", "lowmemory"],
@@ -212,8 +212,10 @@ class Config:
     def read(cls, given: Mapping[str, object], environ: Mapping[str, str]) -> "Config":
         """Read each argument that is not in `given`, or is UNSET there, from its variable.
 
+        A bad value of a variable of OpenTelemetry is ignored with a warning.
+
         Raises:
-            ConfigError: a value is bad; it names the variable where the value came from one.
+            ConfigError: An argument, or a variable of torchotel's own, has a bad value; the error names it.
         """
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
         if "disabled" not in values and _SETTINGS["disabled"].read("disabled", environ) is True:
@@ -229,6 +231,7 @@ class Config:
             if name not in values and (value := _setting(name, values).read(name, environ)) is not UNSET:
                 values[name] = value
         _add_default_endpoints(values)
+        _drop_lone_keys(values, given)
         _warn_of_unknown(environ)
         return cls(**values)
 
@@ -280,6 +283,15 @@ def _add_default_endpoints(values: dict[str, Any]) -> None:
     if values.get("metrics_protocol") != values.get("protocol"):
         base = default_endpoint(values.get("metrics_protocol"))
         values.setdefault("metrics_endpoint", signal_endpoint(base, "metrics", values.get("metrics_protocol")))
+
+
+def _drop_lone_keys(values: dict[str, Any], given: Mapping[str, object]) -> None:
+    """Ignore a client key from a variable if there is no certificate that it belongs to."""
+    for signal in ("", "metrics_"):
+        key = f"{signal}client_key"
+        if key not in given and values.get(key) is not None and values.get(f"{signal}client_certificate") is None:
+            del values[key]
+            warn_once("%s is ignored: there is no client certificate", " or ".join(_SETTINGS[key].variables))
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:

@@ -8,6 +8,9 @@ from torchotel._kinds import Kind
 from torchotel._unset import UNSET
 from torchotel._warn import warn_once
 
+OTEL_PREFIX = "OTEL_"
+"""Of variables that other programs read too."""
+
 
 class Setting(NamedTuple):
     """How a field is read and checked."""
@@ -26,7 +29,14 @@ class Setting(NamedTuple):
             raise ConfigError(name, self.kind.show(value), self.kind.takes) from None
 
     def read(self, name: str, environ: Mapping[str, str]) -> Any:
-        """Read the field from its variables; UNSET where none is set."""
+        """Read the field from its variables; UNSET if none is set to a value that can be read.
+
+        A bad value of OpenTelemetry's variables is ignored with a warning, since it may be meant for another program
+        (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/#parsing-empty-value).
+
+        Raises:
+            ConfigError: A variable of torchotel's own has a bad value.
+        """
         # OpenTelemetry: an empty variable is one that is not set.
         present = ((variable, environ.get(variable, "").strip()) for variable in self.variables)
         value, not_ours = UNSET, {}
@@ -34,8 +44,7 @@ class Setting(NamedTuple):
             ours = self.kind.ours(text)
             if ours.lower() != text.lower():
                 not_ours[variable] = text
-            if ours:
-                value = self._read(name, ours, variable)
+            if ours and (value := self._read(name, ours, variable)) is not UNSET:
                 break
         for variable, text in not_ours.items():
             used = self.default if value is UNSET else value
@@ -47,7 +56,10 @@ class Setting(NamedTuple):
         try:
             return self.kind.check(self.kind.parse(text))
         except (ValueError, TypeError):
-            raise ConfigError(name, self.kind.show(text), self.kind.takes, variable) from None
+            if not variable.startswith(OTEL_PREFIX):
+                raise ConfigError(name, self.kind.show(text), self.kind.takes, variable) from None
+            warn_once("%s is ignored: got %r, takes %s", variable, self.kind.show(text), self.kind.takes)
+            return UNSET
 
 
 def env(kind: Kind, *variables: str) -> Setting:

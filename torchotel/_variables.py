@@ -135,7 +135,7 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
             "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS", "SDK", "detectors that add to the resource: `os`, `process`, …"
         ),
         *_unread(
-            "not read: ids are random, except those of `torch.run`, which are a hash of the run id",
+            "not ours: ids are random, except those of `torch.run`, which are a hash of the run id",
             "OTEL_PYTHON_ID_GENERATOR",
         ),
     ),

@@ -60,13 +60,13 @@ def test_tells_what_a_known_variable_does_not_do_here() -> None:
 
 
 def test_goes_on_behind_each_variable_that_cannot_be_read() -> None:
-    environ = {"TORCHOTEL_DETAIL": "some", "OTEL_EXPORTER_OTLP_TIMEOUT": "-1", "OTEL_SERVICE_NAME": "mine"}
+    environ = {"TORCHOTEL_DETAIL": "some", "TORCHOTEL_MAX_DEPTH": "-1", "OTEL_SERVICE_NAME": "mine"}
     config, findings = settings.read({}, environ)
     assert config.service_name == "mine"
     assert [finding.level for finding in findings] == [Level.FAILED] * 2
     assert {finding.advice for finding in findings} == {
         "instrument() raises ConfigError for it. Correct TORCHOTEL_DETAIL, or unset.",
-        "instrument() raises ConfigError for it. Correct OTEL_EXPORTER_OTLP_TIMEOUT, or unset.",
+        "instrument() raises ConfigError for it. Correct TORCHOTEL_MAX_DEPTH, or unset.",
     }
 
 

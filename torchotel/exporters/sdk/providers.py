@@ -14,6 +14,7 @@ from opentelemetry.trace import (
 from torchotel import _names
 from torchotel._config import Config
 from torchotel._receiver import Receiver
+from torchotel._warn import warn_once
 from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
@@ -31,9 +32,26 @@ def find_provider(given: TracerProvider | None) -> TracerProvider | None:
     """Return the provider that spans are replayed through: the given one, else the global one if it isn't ours."""
     if given is not None:
         return given
-    current = get_tracer_provider()
-    none = isinstance(current, ProxyTracerProvider | NoOpTracerProvider)
-    return None if none or current is _ours else current
+    current = _global_provider()
+    none = isinstance(current, ProxyTracerProvider | NoOpTracerProvider) or current is _ours
+    return None if none else current
+
+
+def _global_provider() -> TracerProvider | None:
+    """Return the global provider, or None if OTEL_PYTHON_TRACER_PROVIDER names one that cannot be loaded.
+
+    The API loads it at the first call (opentelemetry.util._providers) and raises what its entry point raises.
+    """
+    try:
+        return get_tracer_provider()
+    except Exception as error:  # noqa: BLE001  # an entry point of any package may raise anything
+        warn_once(
+            "No tracer provider could be loaded (%s: %s). Spans are exported without it. "
+            "Check OTEL_PYTHON_TRACER_PROVIDER.",
+            type(error).__name__,
+            str(error),
+        )
+        return None
 
 
 def set_provider(config: Config, resource: Attributes) -> None:
@@ -42,10 +60,10 @@ def set_provider(config: Config, resource: Attributes) -> None:
     The SDK reads OTEL_TRACES_SAMPLER, OTEL_BSP_* and limits by itself.
     """
     global _ours  # noqa: PLW0603  # the global provider can be set once in a process
-    current = get_tracer_provider()
-    if current is _ours:
+    current = _global_provider()
+    if current is not None and current is _ours:
         return
-    if not isinstance(current, ProxyTracerProvider):
+    if current is not None and not isinstance(current, ProxyTracerProvider):
         _logger.warning(
             "A tracer provider is set globally already, a %s: set_global_provider=True changes nothing. "
             "Leave it out, and spans are replayed through that one.",
