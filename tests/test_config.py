@@ -193,7 +193,8 @@ def test_ignores_a_bad_value_of_a_variable_that_others_read(
     """It may be meant for another program; the default holds, and one warning names it."""
     assert Config.read({}, {variable: text}) == Config()
     (record,) = caplog.records
-    takes = Config.__dataclass_fields__[name].type.__metadata__[0].kind.takes
+    hint: Any = Config.__dataclass_fields__[name].type
+    takes = hint.__metadata__[0].kind.takes
     assert record.getMessage() == f"{variable} is ignored: got {text!r}, takes {takes}"
 
 
