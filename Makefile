@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-.PHONY: setup test demo lint bench fidelity docs dashboards backends clean
+PAGE := tools/dashboard_pictures
+.PHONY: setup test demo lint bench fidelity docs dashboards dashboard-pictures backends clean
 .DELETE_ON_ERROR:
 # Many tests start programs, and none is to compile anew what the one before it has.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,6 +45,12 @@ docs: $(READY)
 # Grafana's dashboards and alerts are written anew from their code.
 dashboards: $(READY)
 	$(BIN)/python -m tools.dashboards
+
+# Draw every dashboard with Grafana's own components and check the pictures: needs Node, Chromium and the backends.
+dashboard-pictures: $(READY) $(PAGE)/node_modules/.package-lock.json
+	PYTHONPATH=tests:. $(BIN)/python -m tools.dashboard_pictures $(ARGS)
+$(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
+	npm ci --prefix $(PAGE)
 
 # Jaeger, the Collector and Prometheus, into TORCHOTEL_BACKENDS: found there, or built with Go for some minutes each.
 backends: $(READY)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 BINARY = shutil.which("chromium")
 SKIPPED = "there is no chromium on the path"
-_FLAGS = (
+FLAGS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -40,7 +40,7 @@ class Opened(NamedTuple):
 def open_page(page: Path, profile: Path) -> Opened:
     """Open a page of this machine's; `profile` is a folder for the browser's own files."""
     done = subprocess.run(
-        [BINARY or "chromium", *_FLAGS, f"--user-data-dir={profile}", page.absolute().as_uri()],
+        [BINARY or "chromium", *FLAGS, f"--user-data-dir={profile}", page.absolute().as_uri()],
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,

@@ -1,0 +1,73 @@
+/** What is wrong with the drawn page, written to the console as one REPORT line for each problem. */
+import { type DataFrame, FieldType, formattedValueToString } from '@grafana/data';
+
+export interface Problem {
+  panel: string;
+  problem: string;
+  details?: string;
+}
+
+const SMALLEST_TEXT_PX = 10;
+
+export function report(problem: Problem | { done: true }): void {
+  console.error('REPORT ' + JSON.stringify(problem));
+}
+
+export function check(): void {
+  for (const panel of document.querySelectorAll<HTMLElement>('[data-panel]')) {
+    const found: Array<[string, string[]]> = [
+      ['empty', panel.querySelector('[data-empty]') ? ['no data'] : []],
+      ['title cut', titles(panel).filter(isCut).map(textOf)],
+      ['cells cut', cells(panel).filter(isCut).map(textOf)],
+      ['columns out of view', columnsOutOfView(panel)],
+      ['text too small', smallTexts(panel)],
+    ];
+    for (const [problem, details] of found.filter(([, details]) => details.length)) {
+      report({ panel: panel.dataset.panel!, problem, details: details.slice(0, 5).join(' | ') });
+    }
+  }
+  report({ done: true });
+}
+
+/** Report labels that are formatted as if they were values: a unit turns the module "0" into "0 s". */
+export function checkLabels(panel: string, frames: DataFrame[]): void {
+  const labels = frames.flatMap((frame) => frame.fields).filter((field) => field.type === FieldType.string);
+  for (const { name, values, display } of labels) {
+    const shown = values.map((value) => [String(value ?? ''), display ? formattedValueToString(display(value)) : value]);
+    const changed = shown.filter(([text, formatted]) => text !== formatted).map((pair) => pair.join(' as '));
+    if (changed.length) {
+      report({ panel, problem: 'label with a unit', details: `${name}: ${changed.slice(0, 3).join(' | ')}` });
+    }
+  }
+}
+
+const all = (inside: HTMLElement, selector: string) => [...inside.querySelectorAll<HTMLElement>(selector)];
+const textOf = (element: HTMLElement) => element.innerText.trim();
+const titles = (panel: HTMLElement) => all(panel, 'h2, h6');
+const cells = (panel: HTMLElement) => all(panel, '[role=gridcell], [role=columnheader]');
+
+/** Whether the text of an element is wider or higher than the element. */
+function isCut(element: HTMLElement): boolean {
+  const range = document.createRange();
+  range.selectNodeContents(element);
+  const [text, box] = [range.getBoundingClientRect(), element.getBoundingClientRect()];
+  const outside = text.left < box.left - 1 || text.right > box.right + 1 || text.bottom > box.bottom + 1;
+  return textOf(element) !== '' && (outside || element.scrollWidth > element.clientWidth + 1);
+}
+
+function columnsOutOfView(panel: HTMLElement): string[] {
+  return all(panel, '[role=grid]').flatMap((grid) => {
+    const { right } = grid.getBoundingClientRect();
+    return all(grid, '[role=columnheader]')
+      .filter((header) => header.getBoundingClientRect().right > right + 1)
+      .map(textOf);
+  });
+}
+
+function smallTexts(panel: HTMLElement): string[] {
+  return all(panel, '*')
+    .filter((element) => !element.children.length && textOf(element))
+    .map((element) => [textOf(element), parseFloat(getComputedStyle(element).fontSize)] as const)
+    .filter(([, size]) => size < SMALLEST_TEXT_PX)
+    .map(([text, size]) => `${text}: ${size.toFixed(1)} px`);
+}
