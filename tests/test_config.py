@@ -232,6 +232,7 @@ def test_counts_an_empty_variable_as_unset(variable: str) -> None:
 def test_has_the_defaults_of_the_conventions() -> None:
     assert Config.read({}, {}).public() == {
         "endpoint": "http://localhost:4318",
+        "exemplar_filter": "trace_based",
         "traces_endpoint": "http://localhost:4318/v1/traces",
         "protocol": "http/protobuf",
         "compression": "gzip",

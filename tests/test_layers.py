@@ -14,6 +14,7 @@ WORDS = {
     "_checks",
     "_collector",
     "_config",
+    "_config_file",
     "_errors",
     "_guard",
     "_kinds",

@@ -52,6 +52,18 @@ def test_what_is_sampled_out_is_counted_and_what_is_interesting_is_kept(
     assert stats["spans_sampled_out"] >= 5 * 4
 
 
+@pytest.mark.parametrize("sampler", ["traceidratio", "parentbased_traceidratio"])
+def test_at_ratio_zero_the_span_of_the_run_is_not_sent(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler takes nothing; only what torchotel keeps by itself arrives."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    with receiver() as server:
+        torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), metrics_exporter="none")
+        nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+        torchotel.uninstrument()
+        assert list(server.spans) == []
+
+
 @pytest.mark.parametrize("sampler", ["always_off", "parentbased_always_off"])
 def test_off_is_off(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept, however interesting; steps are counted all the same."""

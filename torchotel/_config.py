@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from torchotel import _checks as checks
+from torchotel import _config_file
 from torchotel._errors import ConfigError
 from torchotel._kinds import choice, choices, having, integer, optional
 from torchotel._receiver import (
@@ -46,6 +47,7 @@ _PROTOCOLS: Final = choice("http/protobuf", "grpc")._replace(ours=without("http/
 _COMPRESSIONS: Final = choice("gzip", "none")._replace(ours=without("deflate"))
 _TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
 _HISTOGRAMS: Final = choice("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
+_EXEMPLARS: Final = choice("trace_based", "always_on", "always_off")
 _INSECURE: Final = checks.otel_flag("OTEL_EXPORTER_OTLP_INSECURE")
 _LIMIT: Final = integer(0)
 _LENGTH: Final = optional(integer(0))
@@ -153,6 +155,10 @@ class Config:
     """Attributes of a link."""
     metrics_exporter: Annotated[tuple[str, ...], env(_METRICS, "OTEL_METRICS_EXPORTER")] = ("prometheus",)
     """Ways out of metrics; empty: none."""
+    exemplar_filter: Annotated[
+        Literal["trace_based", "always_on", "always_off"], env(_EXEMPLARS, "OTEL_METRICS_EXEMPLAR_FILTER")
+    ] = "trace_based"
+    """Whether histograms have exemplars, which lead to exported traces; `always_off`: none. By its variable only."""
     tracer_provider: Annotated[Any, env(_TRACER_PROVIDER)] = None
     """Spans are replayed through it; None: through the global one where there is one, else sent by ourselves."""
     meter_provider: Annotated[Any, env(_METER_PROVIDER)] = None
@@ -218,7 +224,9 @@ class Config:
             ConfigError: An argument, or a variable of torchotel's own, has a bad value; the error names it.
         """
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
-        if "disabled" not in values and _SETTINGS["disabled"].read("disabled", environ) is True:
+        if "disabled" not in values and (
+            _SETTINGS["disabled"].read("disabled", environ) is True or _config_file.disables(environ)
+        ):
             # What is off must not fail on a variable that was meant for another program.
             return cls(**values, disabled=True)
         # Said in the program, so it beats the variables of the same thing for one signal.

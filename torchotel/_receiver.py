@@ -1,5 +1,6 @@
 """Where one signal goes over OTLP, and how."""
 
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -80,6 +81,23 @@ class Receiver(NamedTuple):
         for text in (user, user.partition(":")[2], place.partition("?")[2], place.partition("=")[2]):
             yield text
             yield unquote(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_without_proxy(endpoint: str) -> str | None:
+    """Return the host of an endpoint on this machine, which no proxy may see; None for any other endpoint.
+
+    A proxy would resolve `localhost` to itself, and would get the headers with their credentials.
+    """
+    address = address_of(endpoint, insecure=True)
+    return address.host if address is not None and is_loopback(address.host) else None
 
 
 def address_of(endpoint: str, *, insecure: bool) -> Address | None:

@@ -74,6 +74,7 @@ class Session:
             lambda: self._stats.read().errors,
             lambda: self._overhead.ratio,
             module_histograms=config.module_histograms,
+            exemplars=config.exemplar_filter != "always_off",
             sliced=Sliced(rest),
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))

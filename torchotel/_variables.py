@@ -13,6 +13,10 @@ Reader: TypeAlias = Literal["torchotel", "SDK", "provider", "nobody"]
 `set_global_provider` sets, and one of the user's. `nobody`: it means nothing here."""
 
 _NO_LOGS = "not ours: torchotel sends no logs"
+_CONFIG_FILE: Final = (
+    "a file of declarative configuration: with `disabled: true` no hook is installed; a warning says that torchotel "
+    "reads nothing else of it"
+)
 _NO_ZIPKIN = "not ours: there is no Zipkin exporter; Zipkin takes OTLP"
 _BATCHES = "of the processor for your own spans; our batches leave with each second and hold up to 4,000 spans"
 
@@ -76,6 +80,8 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
             "that is not known, and those of Jaeger and X-Ray, are ignored with a warning",
         ),
         Variable("OTEL_TRACES_SAMPLER_ARG", "torchotel", "share of traces that a `traceidratio` sampler takes; 1"),
+        Variable("OTEL_CONFIG_FILE", "torchotel", _CONFIG_FILE),
+        Variable("OTEL_EXPERIMENTAL_CONFIG_FILE", "torchotel", "the old name of `OTEL_CONFIG_FILE`"),
         *_unread("not ours: the logger is called `torchotel`, and `logging` sets its level", "OTEL_LOG_LEVEL"),
         *_unread("not ours: a step calls nobody; instrumentations of clients read it", "OTEL_PROPAGATORS"),
         *_unread("not ours: not in the SDK for Python", "OTEL_ENTITIES"),
@@ -116,8 +122,8 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         Variable("OTEL_METRIC_EXPORT_TIMEOUT", "torchotel", "milliseconds after which a push is given up; 30,000"),
         Variable(
             "OTEL_METRICS_EXEMPLAR_FILTER",
-            "SDK",
-            "of metrics pushed over OTLP; scraped exemplars always lead to traces that arrived",
+            "torchotel",
+            "`trace_based` (the default) and `always_on`: exemplars lead to traces that arrived; `always_off`: none",
         ),
     ),
     "Prometheus": (
@@ -154,11 +160,6 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
             "OTEL_EXPORTER_ZIPKIN_ENDPOINT",
             "OTEL_EXPORTER_ZIPKIN_TIMEOUT",
             "OTEL_EXPORTER_ZIPKIN_PROTOCOL",
-        ),
-        *_unread(
-            "not ours: declarative configuration has no place for torchotel yet",
-            "OTEL_CONFIG_FILE",
-            "OTEL_EXPERIMENTAL_CONFIG_FILE",
         ),
     ),
 }

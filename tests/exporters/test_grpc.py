@@ -34,6 +34,17 @@ def peer() -> Iterator[GrpcReceiver]:
         yield running
 
 
+def test_no_proxy_sees_what_goes_to_this_machine(peer: GrpcReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would get the headers, with their credentials."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        sending = transport(f"http://127.0.0.1:{peer.port}")
+        assert sending.send(b"", 10).error_type is None
+        sending.close()
+
+
 def transport(endpoint: str, timeout_s: float = 5.0, compression: OtlpCompression = "gzip") -> GrpcTransport:
     receiver = Receiver(endpoint, "grpc", {"Authorization": "Bearer x"}, compression, timeout_s)
     return GrpcTransport(receiver, TRACES, version="1.2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import requests
-from receiver import Answer, Receiver
+from receiver import Answer, Receiver, receiver
 from senders import http, soon
 from traces import RESOURCE, T0, flat, proto, rich
 
@@ -107,6 +107,20 @@ def test_what_others_write_into_a_request_is_in_no_other(server: Receiver, monke
         transport.send(b"", 10)
     transport.close()
     assert [[name for name in one.headers if name.startswith("x-")] for one in server.requests] == [["x-a"], ["x-b"]]
+
+
+def test_no_proxy_sees_what_goes_to_this_machine(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy would get the headers, with their credentials; for other hosts it is used."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with receiver() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1/traces"))
+        port = server.url.rpartition(":")[2]
+        for host in ("127.0.0.1", "localhost", "receiver.invalid"):
+            sending = http(f"http://{host}:{port}", headers={"Authorization": "Bearer x"})
+            assert sending.send(b"", 10).error_type is None
+            sending.close()
+    assert (len(server.requests), len(proxy.requests)) == (2, 1)
 
 
 def test_what_can_be_no_request_leaves_nothing_behind() -> None:

@@ -326,3 +326,16 @@ def test_the_end_is_quick() -> None:
     began_s = time.monotonic()
     handle.shutdown()
     assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize(("chosen", "shown"), [("always_off", 0), ("trace_based", 1), ("always_on", 1)])
+def test_exemplars_can_be_switched_off(chosen: str, shown: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By OpenTelemetry's variable, as for metrics that are pushed."""
+    monkeypatch.setenv("OTEL_METRICS_EXEMPLAR_FILTER", chosen)
+    with (
+        receiver() as server,
+        torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), prometheus_port=0) as handle,
+    ):
+        train()
+        handle.flush()
+        assert len(scrape(handle.prometheus_port, OPENMETRICS).exemplars) == shown

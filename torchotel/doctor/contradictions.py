@@ -5,10 +5,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchotel._config import Config
-from torchotel._receiver import without_credentials
+from torchotel._receiver import is_loopback, without_credentials
 from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.settings import variables_of
-from torchotel.exporters.prometheus.hosts import is_loopback
 
 SUBJECT = "settings"
 _GENERAL = "OTEL_EXPORTER_OTLP_"

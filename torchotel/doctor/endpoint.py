@@ -7,7 +7,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from torchotel._config import Config
 from torchotel._package import package_version
-from torchotel._receiver import Receiver
+from torchotel._receiver import Receiver, is_loopback
 from torchotel.doctor import over_grpc, over_http, testspan, tls
 from torchotel.doctor.finding import Finding, Level, failed, ok
 from torchotel.doctor.request import Request
@@ -15,7 +15,6 @@ from torchotel.doctor.testspan import TestSpan
 from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.grpc_transport import read_target
 from torchotel.exporters.otlp.signals import METRICS, TRACES
-from torchotel.exporters.prometheus.hosts import is_loopback
 from torchotel.stack.control import stack_that_runs
 from torchotel.stack.pages import shows_page
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import requests
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 
-from torchotel._receiver import Address, Receiver, without_credentials
+from torchotel._receiver import Address, Receiver, host_without_proxy, without_credentials
 from torchotel.doctor import clock, tls
 from torchotel.doctor.answers import judge
 from torchotel.doctor.finding import Finding
@@ -33,7 +33,8 @@ def call(request: Request) -> Iterator[Finding]:
     receiver = request.receiver
     address = receiver.address
     assert address is not None  # noqa: S101 - a URL that was checked has a host
-    proxy = select_proxy(receiver.endpoint, get_environ_proxies(receiver.endpoint, no_proxy=None))
+    proxies = get_environ_proxies(receiver.endpoint, no_proxy=host_without_proxy(receiver.endpoint))
+    proxy = select_proxy(receiver.endpoint, proxies)
     if proxy is None:
         reach(address, request.step_s)
         if address.tls:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from torchotel._config import Config
 from torchotel._listening import owner_of
 from torchotel._ranks import own_port
+from torchotel._receiver import is_loopback
 from torchotel.doctor.finding import Finding, failed, ok, warning
-from torchotel.exporters.prometheus.hosts import is_loopback
 
 SUBJECT = "prometheus"
 _PORT = "OTEL_EXPORTER_PROMETHEUS_PORT"

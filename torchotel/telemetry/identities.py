@@ -70,8 +70,8 @@ class Identities(SpanStarter):
 
     def __init__(self, sampler: str = "parentbased_always_on", ratio: float = 1.0) -> None:
         self._sampler = None if sampler == "parentbased_always_on" else make_sampler(sampler, ratio)
-        self.off = sampler.endswith("always_off")
-        self.keeps_late = not self.off
+        self.keeps_late = not sampler.endswith("always_off")
+        self.off = not self.keeps_late or (ratio == 0 and sampler.endswith("traceidratio"))
 
     def start(
         self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None

@@ -44,6 +44,7 @@ class Metrics:
         errors: Reads how often exports failed, by type.
         overhead_ratio: Reads what detail costs.
         module_histograms: Whether the durations of module calls are kept as a histogram too.
+        exemplars: Whether the histogram of steps has exemplars.
         sliced: Works through calls and norms, by whoever has the lock.
     """
 
@@ -54,13 +55,14 @@ class Metrics:
         overhead_ratio: Callable[[], float | None] = lambda: None,
         *,
         module_histograms: bool = False,
+        exemplars: bool = True,
         sliced: Sliced,
     ) -> None:
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
         self._module_histograms, self._sliced = module_histograms, sliced
         self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
         self._numbers = Accumulators()
-        self._exemplars = Exemplars()
+        self._exemplars, self._has_exemplars = Exemplars(), exemplars
         self._labels = ModuleLabels()
         self._module_times = ModuleTimes(self._labels, sliced)
         self._steps = self._detailed = 0
@@ -154,7 +156,7 @@ class Metrics:
         self._numbers.add(table.STEPS, 1)
         bucket = self._numbers.observe(table.STEP_DURATION, duration_s)
         observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
-        if span is not None:
+        if span is not None and self._has_exemplars:
             self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
         for phase, time_s in phase_times_s(unit).items():
             self._numbers.add(table.PHASE_TIME, time_s, (phase,))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchotel._receiver import Receiver, address_of
+from torchotel._receiver import Receiver, address_of, host_without_proxy
 from torchotel.exporters.otlp.signals import Signal
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
@@ -89,7 +89,12 @@ class GrpcTransport(Transport):
         gzip = self._receiver.compression == "gzip"
         compression = grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression
         # A pool of its own: a channel of the user's to the same address must not share our failures.
-        options = [("grpc.primary_user_agent", f"torchotel/{self._version}"), ("grpc.use_local_subchannel_pool", 1)]
+        options: list[tuple[str, str | int]] = [
+            ("grpc.primary_user_agent", f"torchotel/{self._version}"),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if host_without_proxy(self._receiver.endpoint) is not None:
+            options.append(("grpc.enable_http_proxy", 0))
         address = self._target.address
         if self._target.secure:
             channel = grpc.secure_channel(address, credentials(self._receiver), options, compression)

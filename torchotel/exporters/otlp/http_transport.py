@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchotel._receiver import Receiver
+from torchotel._receiver import Receiver, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
 if TYPE_CHECKING:
@@ -146,8 +146,10 @@ class HttpTransport(Transport):
         # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
         session.auth = user if any(user) and not said else lambda request: request
         request = session.prepare_request(requests.Request("POST", self._url, headers=self._headers))
+        host = host_without_proxy(self._url)
+        proxies = {} if host is None else {"no_proxy": host}
         settings = session.merge_environment_settings(
-            request.url or self._url, {}, stream=True, verify=self._verify, cert=self._cert
+            request.url or self._url, proxies, stream=True, verify=self._verify, cert=self._cert
         )
         if "?" in self._url:
             logging.getLogger(_URLLIB3).addFilter(self._may_be_logged)

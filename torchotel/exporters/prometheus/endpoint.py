@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torchotel._errors import ConfigError
 from torchotel._guard import Guard
+from torchotel._receiver import is_loopback
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
-from torchotel.exporters.prometheus.hosts import is_loopback
 from torchotel.exporters.prometheus.listener import Listener
 from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics

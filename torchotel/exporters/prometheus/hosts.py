@@ -10,14 +10,6 @@ _PRIVATE = (".localhost", ".local", ".internal", ".home.arpa")
 """Ends of names that nobody can register."""
 
 
-def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def names_this_machine(host: str) -> bool:
     """Tell whether a Host header could be that of a client which means this machine.
 

@@ -12,8 +12,9 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from torchotel._receiver import is_loopback
 from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
-from torchotel.exporters.prometheus.hosts import is_loopback, names_this_machine
+from torchotel.exporters.prometheus.hosts import names_this_machine
 from torchotel.exporters.prometheus.negotiation import takes_gzip, wants_openmetrics
 
 if TYPE_CHECKING:

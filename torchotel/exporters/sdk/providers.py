@@ -13,7 +13,7 @@ from opentelemetry.trace import (
 
 from torchotel import _names
 from torchotel._config import Config
-from torchotel._receiver import Receiver
+from torchotel._receiver import Receiver, host_without_proxy
 from torchotel._warn import warn_once
 from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.spans import speakable
@@ -97,11 +97,15 @@ def _make_exporter(config: Config) -> "SpanExporter":
 
 
 def _over_http(receiver: Receiver) -> "SpanExporter":
-    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # see above
+    import requests  # noqa: PLC0415  # see above
+    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # as above
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
 
+    session = requests.Session()
+    session.trust_env = host_without_proxy(receiver.endpoint) is None  # else the environment's proxies are used
     return OTLPSpanExporter(
         receiver.endpoint,
+        session=session,
         certificate_file=receiver.certificate,
         client_certificate_file=receiver.client_certificate,
         client_key_file=receiver.client_key,

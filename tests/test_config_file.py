@@ -1,0 +1,61 @@
+"""OTEL_CONFIG_FILE: `disabled` is honoured, and the rest of the file is left to the SDK with a warning."""
+
+from pathlib import Path
+
+import pytest
+from variable_proofs import proves
+
+from torchotel._config import Config
+from torchotel._config_file import VARIABLES
+
+OFF = {
+    "yaml": 'file_format: "1.0"\ndisabled: true\n',
+    "comment": "disabled: TRUE  # for now\n",
+    "quoted": "'disabled': \"true\"\n",
+    "json": '{\n  "file_format": "1.0",\n  "disabled": true\n}',
+    "default": "disabled: ${SWITCHED_OFF:-true}\n",
+    "variable": "disabled: ${env:OFF:-false}\n",
+}
+ON = {
+    "absent": 'file_format: "1.0"\n',
+    "false": "disabled: false\n",
+    "nested": "instrumentation/development:\n  disabled: true\n",
+    "nested json": '{"propagator": {"disabled": true}}',
+    "value": "name: disabled\nother: true\n",
+    "default": "disabled: ${OFF_AT_HOME:-false}\n",
+    "too deep": "[" * 100_000,
+}
+
+
+@proves(*VARIABLES)
+@pytest.mark.parametrize("text", OFF.values(), ids=OFF)
+def test_a_file_that_disables_is_honoured(variable: str, text: str, tmp_path: Path) -> None:
+    """Whatever other variables hold, as under OTEL_SDK_DISABLED."""
+    path = tmp_path / "otel.yaml"
+    path.write_text(text)
+    assert Config.read({}, {variable: str(path), "OFF": "true", "TORCHOTEL_DETAIL": "junk"}).disabled
+
+
+@proves(*VARIABLES)
+@pytest.mark.parametrize("text", ON.values(), ids=ON)
+def test_a_warning_says_that_the_rest_is_not_read(
+    variable: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once."""
+    path = tmp_path / "otel.yaml"
+    path.write_text(text)
+    for _ in range(2):
+        assert not Config.read({}, {variable: str(path)}).disabled
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{variable}: torchotel reads only `disabled` of {path}")
+
+
+@proves(*VARIABLES)
+def test_a_file_that_cannot_be_read_costs_a_warning(
+    variable: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be meant for another program."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "binary"):
+        assert Config.read({}, {variable: str(path)}) == Config()
+    assert [record.getMessage().startswith(f"{variable} is ignored: ") for record in caplog.records] == [True] * 3
