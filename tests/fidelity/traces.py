@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Size, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fidelity.counted import Call, Counted
@@ -78,6 +79,8 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 def _paths(call: Call, aliases: Mapping[nn.Module, set[str]]) -> set[str]:
     """Give the paths that the call may show; of a module that none holds, its caller's with its class."""
     own = type(_unwrapped(call.module)).__name__
+    if isinstance(call.module, FSDPModule):
+        own = own.removeprefix("FSDP")
     if call.module in aliases:
         return {path or own for path in aliases[call.module]}
     if call.parent is None or "" in aliases.get(call.parent.module, ()):

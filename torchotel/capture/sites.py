@@ -17,7 +17,7 @@ from torchotel._text import shortened
 from torchotel._warn import Warn
 from torchotel.capture.paths import ModuleState
 from torchotel.capture.seams import has_gradient_outside, is_compiled_function, is_outside_dynamo, runs_without_parts
-from torchotel.capture.tree import modules_of
+from torchotel.capture.tree import class_of, modules_of
 
 MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
 MOST_TENSORS = 64  # looked at in one container
@@ -144,7 +144,7 @@ def info_of(state: ModuleState, module: Module) -> ModuleInfo:
     """Return a module's name, made once for each place that it stands in."""
     if state.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
-        model, path, kind = (shortened(name) for name in (state.model, state.path, type(module).__name__))
+        model, path, kind = (shortened(name) for name in (state.model, state.path, class_of(module)))
         state.info = ModuleInfo(model, path, kind, _own_parameters(module), depth, _holds_parameters(module))
     return state.info
 

@@ -13,6 +13,8 @@ WRAPPERS = {
     "_checkpoint_wrapped_module": {"ActivationWrapper", "CheckpointWrapper", "OffloadWrapper"},
 }
 """Attributes that hold what a wrapper wraps, and the classes for which that is so."""
+SHARDING_BASES = {"FSDPModule": "FSDP", "ReplicateModule": "Replicate"}
+"""First bases of the classes that `fully_shard` and `replicate` give modules, and the prefix of those classes."""
 
 
 def modules_of(root: Module) -> Iterator[Module]:
@@ -64,5 +66,9 @@ def unwrapped(module: Module) -> Module:
 
 
 def class_of(module: Module) -> str:
-    """Return the name of a module's class."""
-    return type(module).__name__
+    """Return the name of a module's class; `fully_shard` and `replicate` put one of their own in its place."""
+    kind = type(module)
+    prefix = SHARDING_BASES.get(kind.__bases__[0].__name__)
+    if prefix is not None and kind.__name__ == prefix + kind.__bases__[-1].__name__:
+        kind = kind.__bases__[-1]
+    return kind.__name__
