@@ -3,8 +3,8 @@
     python examples/gan.py
 
 In Jaeger (http://localhost:16686) each batch is one trace: three forwards and backwards (real digits, made-up ones,
-and once more to teach the generator), the two optimizer steps, and below them both models' layers, told apart by
-`torch.model`. Calls of the discriminator are numbered by `torch.call.index`.
+and once more to teach the generator), the two optimizer steps, and below them both models' layers, named by
+`torchotel.name` and told apart by `torch.model`. Calls of the discriminator are numbered by `torch.call.index`.
 """
 
 import sys
@@ -24,20 +24,6 @@ except ImportError as error:
 NOISE = 16
 
 
-class Generator(nn.Sequential):
-    """Make images of 8x8 pixels from noise."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 64), nn.Sigmoid())
-
-
-class Discriminator(nn.Sequential):
-    """Tell real images from made-up ones."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
-
-
 def loss_against(answer: float, scores: Tensor) -> Tensor:
     """Say how far scores are from an answer."""
     return binary_cross_entropy_with_logits(scores, torch.full_like(scores, answer))
@@ -49,7 +35,10 @@ def main() -> None:
     handle = torchotel.instrument()
     pixels = torch.tensor(load_digits().data, dtype=torch.float32) / 16
     batches = DataLoader(TensorDataset(pixels), batch_size=128, shuffle=True)
-    generator, discriminator = Generator(), Discriminator()
+    generator = nn.Sequential(nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 64), nn.Sigmoid())
+    discriminator = nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
+    torchotel.name(generator, "generator")  # both are of the class Sequential
+    torchotel.name(discriminator, "discriminator")
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3)
     discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-3)
     n_batches = 0

@@ -118,10 +118,15 @@ def test_gan(tmp_path: Path) -> None:
     both = [*phases, *phases, "torch.optimizer.step", *phases, "torch.optimizer.step"]
     for trace in traces:  # the first of an epoch waits for its iterator too
         assert [child.name for child in trace.children if child.name != "torch.data"] == both
-    discriminated = traces[3].find_all("forward Discriminator")
+    discriminated = _calls(traces[3], "forward Sequential", "discriminator")
     assert [call.attributes["torch.call.index"] for call in discriminated] == [0, 1, 2]
-    assert [call.parent.name for call in traces[3].find_all("backward Generator") if call.parent] == ["torch.backward"]
+    generated = _calls(traces[3], "backward Sequential", "generator")
+    assert [call.parent.name for call in generated if call.parent] == ["torch.backward"]
     assert {"torch.loss", "torch.log.discriminator_loss"} < set(traces[3].attributes)
+
+
+def _calls(trace: Seen, name: str, model: str) -> list[Seen]:
+    return [call for call in trace.find_all(name) if call.attributes["torch.model"] == model]
 
 
 def test_accumulate_amp(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Importing this does nothing; `instrument()` does everything.
 """
 
-from torchotel._annotate import log, step, watch
+from torchotel._annotate import log, name, step, watch
 from torchotel._errors import ConfigError
 from torchotel._instrument import instrument, uninstrument
 
-__all__ = ["ConfigError", "instrument", "log", "step", "uninstrument", "watch"]
+__all__ = ["ConfigError", "instrument", "log", "name", "step", "uninstrument", "watch"]

@@ -1,4 +1,4 @@
-"""What a program says of its own training: `log`, `watch`, `step`.
+"""What a program says of its own training: `log`, `name`, `watch`, `step`.
 
 Without `instrument()` all of it does nothing.
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch import Tensor
+    from torch.nn import Module
 
     from torchotel._session import Session
 
@@ -32,6 +33,23 @@ def log(**values: object) -> None:
     session = _running()
     if session is not None:
         session.log(values)
+
+
+def name(model: Module, name: str) -> None:
+    """Name a model: its spans have the name as `torch.model`, and so have its metrics.
+
+    Without this a model has the name of its class. Call it after `instrument()`, before or after the model's first
+    call; spans and metrics of earlier calls keep the old name. A second model of the same name gets `-2`, as with
+    classes. Names are cut at 1,024 characters. If `model` is a part of another module or no module, or `name` is empty
+    or no string, a warning is logged and nothing is named. Raises nothing.
+
+    Args:
+        model: The whole model, with or without a wrapper such as DistributedDataParallel.
+        name: What to call it: `generator`.
+    """
+    session = _running()
+    if session is not None:
+        session.name(model, name)
 
 
 def watch(tensor: Tensor, name: str) -> None:

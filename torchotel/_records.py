@@ -14,7 +14,7 @@ class ModuleInfo:
     """A living module's name. Compared by identity: capture makes one for each module and path."""
 
     model: str
-    """Class of the root module, `-2` … for further living roots of that class."""
+    """Name that the program gave the model, else class of its root; `-2` … for further living ones of that name."""
     path: str
     """Qualified name with wrappers stripped; the root's is its class."""
     type: str

@@ -120,6 +120,7 @@ class Session:
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
+        self.name = guarded(self._capture.name)
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
         self._frameworks = Frameworks(partial(self._capture.log, offered=True))

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from torchotel._guard import Guard
 from torchotel._records import Log, ModelInfo, SpanReference
+from torchotel._text import shortened
 from torchotel._warn import Warn
 from torchotel.capture.backward import Gate
 from torchotel.capture.calls import CallRecorder, error_of
@@ -165,6 +166,15 @@ class Capture:
         self.compiling.learn(model)
 
     # ---- what the user says
+
+    def name(self, model: object, name: object) -> None:
+        """Name a model; what can't be named is warned of."""
+        if not isinstance(model, Module):
+            self.warn("name() takes a torch.nn.Module, got %s: nothing is named", type(model).__name__)
+        elif not isinstance(name, str) or not name:
+            self.warn("name() takes a string that is not empty, got %r: the model keeps its name", name)
+        elif not self.paths.name(model, name):
+            self.warn("name(…, %r) got a part of a model: name the module that holds it", shortened(name))
 
     def step_begins(self) -> None:
         """Open an explicit step on the calling thread."""

@@ -109,6 +109,17 @@ class Paths:
         """Name every module below the root, and the root by its class."""
         return self._place(root, self._model_name(root), "")
 
+    def name(self, model: Module, name: str) -> bool:
+        """Name a model, `-2` … for another living model of that name; False if it is a part of another module."""
+        top = self.topmost(model)
+        root = unwrapped(top)
+        if root is not unwrapped(model):
+            return False
+        self._roots.pop(id(root), None)
+        self._roots[id(root)] = self._unused(shortened(name))
+        self.learn(top)
+        return True
+
     def compiled(self, module: Module) -> None:
         """Forget what the module's calls looked like: it has been compiled in place."""
         state = self.states.get(id(module))
@@ -121,7 +132,8 @@ class Paths:
         root = self.topmost(module)
         modules = list(modules_of(root))
         held = {id(p): p for m in modules for p in m._parameters.values() if p is not None and not is_lazy(p)}
-        return ModelInfo(shortened(class_of(unwrapped(root))), len(modules), sum(p.numel() for p in held.values()))
+        name = self._roots.get(id(unwrapped(root)), class_of(unwrapped(root)))
+        return ModelInfo(shortened(name), len(modules), sum(p.numel() for p in held.values()))
 
     def enter(self, module: Module) -> bool:
         """Name the model of an outermost call, again where it has changed since; return whether it was."""
@@ -219,13 +231,15 @@ class Paths:
         root = unwrapped(root)
         name = self._roots.get(id(root))
         if name is None:
-            title, taken = class_of(root), set(self._roots.values())
-            name, number = title, 1
-            while name in taken:
-                number += 1
-                name = f"{title}-{number}"
-            self._roots[id(root)] = name
+            name = self._roots[id(root)] = self._unused(class_of(root))
         return name
+
+    def _unused(self, name: str) -> str:
+        taken, number, unused = set(self._roots.values()), 1, name
+        while unused in taken:
+            number += 1
+            unused = f"{name}-{number}"
+        return unused
 
     def _holder_of(self, module: Module) -> Module | None:
         state = self.states.get(id(module))
