@@ -155,7 +155,7 @@ class SpanReference(NamedTuple):
 
 
 class GradientNorms(NamedTuple):
-    """L2 norms of the gradients as a backward left them: before clipping, and unscaled."""
+    """L2 norms of the gradients that the optimizer got: before clipping, unscaled, of this rank's shard if sharded."""
 
     total: float
     """Over all parameters, each counted once; it may be infinite or not a number, as those of modules."""

@@ -96,7 +96,8 @@ def step_norms(parts: Iterable[NormsByOptimizer]) -> GradientNorms | None:
     """Return the norms of a step's gradients as its optimizers got them, or the last backward's if none stepped.
 
     Args:
-        parts: The norms of the step's parts, in order. The last step of each optimizer counts.
+        parts: The norms of the step's parts, in order. The last step of each optimizer counts. Of a sharded parameter
+            this rank's shard counts, which needs no collective.
     """
     last: dict[Hashable, SelectedNorms] = {}
     order: dict[ModuleInfo, None] = {}

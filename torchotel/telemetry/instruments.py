@@ -63,10 +63,15 @@ MODULE_GRADIENT_NORM = Instrument(
     "gauge",
     "",
     ("model", "module"),
-    "L2 norm of the gradients of a module's own parameters, before clipping and unscaled.",
+    "L2 norm of the gradients of a module's own parameters, before clipping and unscaled; of this rank's shard if they "
+    "are sharded.",
 )
 GRADIENT_NORM = Instrument(
-    names.METRIC_GRADIENT_NORM, "gauge", "", (), "L2 norm of all gradients, before clipping and unscaled."
+    names.METRIC_GRADIENT_NORM,
+    "gauge",
+    "",
+    (),
+    "L2 norm of all gradients, before clipping and unscaled; of this rank's shard if parameters are sharded.",
 )
 TENSOR_GRADIENT_NORM = Instrument(
     names.METRIC_TENSOR_GRADIENT_NORM, "gauge", "", ("tensor",), "L2 norm of the gradient of a watched tensor."
