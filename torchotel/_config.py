@@ -190,7 +190,7 @@ class Config:
     module_histograms: Annotated[bool, env(checks.FLAG, "TORCHOTEL_MODULE_HISTOGRAMS")] = False
     """Whether `torch.module.duration` is kept: 18 series for each module and direction."""
     gradient_norms: Annotated[GradientNormsSetting, env(checks.GRADIENT_NORMS, "TORCHOTEL_GRADIENT_NORMS")] = "auto"
-    """Steps whose gradients are looked at: the detailed ones, every one, every n-th, or none."""
+    """Steps whose gradient norms are taken: detailed ones and some after a NaN loss, every one, every n-th, or none."""
     shapes: Annotated[bool, env(checks.FLAG, "TORCHOTEL_SHAPES")] = True
     """Whether shapes of inputs and outputs are recorded."""
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None

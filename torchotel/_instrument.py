@@ -82,8 +82,8 @@ def instrument(
         max_depth: TORCHOTEL_MAX_DEPTH, deepest level of modules that get spans, the root is 0; no limit.
         max_spans: TORCHOTEL_MAX_SPANS, of one trace, deeper modules fold into their parents; 2000.
         module_histograms: TORCHOTEL_MODULE_HISTOGRAMS, whether `torch.module.duration` is kept as a histogram; False.
-        gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every one, n: every n-th, False;
-            `auto`.
+        gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every one, n: every n-th, False:
+            never; but for False also on 8 steps after a loss that is not finite; `auto`.
         shapes: TORCHOTEL_SHAPES, whether shapes and dtypes are recorded; True.
         run_id: TORCHOTEL_RUN_ID; the launcher's job id, else random.
 

@@ -63,7 +63,7 @@ class Capture:
         clock: Clock | None = None,
         warn: Warn | None = None,
     ) -> None:
-        self._hand_over, self.detail, self._user_span = hand_over, detail, user_span
+        self._next, self.detail, self._user_span = hand_over, detail, user_span
         self.warn = warn or Warn()
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
@@ -250,6 +250,11 @@ class Capture:
             self._end(thread)
 
     # ---- hand-over
+
+    def _hand_over(self, handed: Held | HeldLog) -> None:
+        if handed.logged.loss_is_bad():
+            self.gradients.note_bad_loss(self.numbers["step"])
+        self._next(handed)
 
     def _emit(self, thread: ThreadState, kind: str, parts: list[Part]) -> None:
         with self._numbering:

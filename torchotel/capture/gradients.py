@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from torchotel.capture.thread import ThreadState
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
+STEPS_AFTER_LOSS = 8
+"""Steps whose norms are taken after a loss that is not finite."""
+STEPS_BETWEEN_LOOKS = 64
+"""Steps after which that happens again at the earliest: a loss may stay NaN for the rest of a run."""
 
 
 class Gradients:
@@ -41,19 +45,29 @@ class Gradients:
     Args:
         paths: Names of modules.
         warn: Called with what the user is to know.
-        setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False.
+        setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False. But for False, norms are
+            also taken on some steps after a loss that is not finite.
     """
 
     def __init__(self, paths: Paths, warn: Warn, *, setting: str | bool | int) -> None:
         self._paths, self._warn = paths, warn
         self._every = 0 if setting == "auto" else int(setting)
         self._with_detail = setting == "auto"
+        self.beyond_detail = self._every > 0
+        """Whether norms may be taken on steps without detail."""
+        self._after_loss, self._next_look = range(0), 0
         self.guard = Guard("gradient norms", off=self._off)
 
-    @property
-    def beyond_detail(self) -> bool:
-        """Whether norms may be taken on steps without detail."""
-        return self._every > 0
+    def note_bad_loss(self, number: int) -> None:
+        """Take the norms of the next steps, since a loss was not finite: they tell which layers are not, either.
+
+        Args:
+            number: Of the next step.
+        """
+        if (self._with_detail or self._every) and number >= self._next_look:
+            self._after_loss = range(number, number + STEPS_AFTER_LOSS)
+            self._next_look = number + STEPS_BETWEEN_LOOKS
+            self.beyond_detail = True
 
     def note_model(self, part: Part, module: Module) -> None:
         """Remember an outermost module that ran with gradients on: what is part of its model may get some."""
@@ -149,9 +163,14 @@ class Gradients:
         part = thread.machine.open_part
         if part is None:
             return False
-        if self._with_detail:
-            return bool(part.detailed)
-        return self._every > 0 and (number + part.ahead) % self._every == 0
+        if self._with_detail and part.detailed:
+            return True
+        if not self.beyond_detail:
+            return False
+        step = number + part.ahead
+        if step >= self._after_loss.stop:
+            self.beyond_detail = self._every > 0
+        return step in self._after_loss or (self._every > 0 and step % self._every == 0)
 
     def _read_changed(
         self, thread: ThreadState, gradients: Sequence[Tensor], scale: Tensor | None = None
@@ -227,7 +246,7 @@ class Gradients:
         return info_of(state, module)
 
     def _off(self) -> None:
-        self._with_detail, self._every = False, 0
+        self._with_detail, self._every, self.beyond_detail = False, 0, False
 
 
 def _kind(tensor: Tensor) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from torchotel._records import DeviceMemory, HandedOver, Log, Unit
+from torchotel._records import DeviceMemory, Log, Unit
 from torchotel.capture.logged import Logged
 from torchotel.capture.parts import Part, join
 from torchotel.capture.pending_norms import step_norms
@@ -14,7 +14,7 @@ from torchotel.capture.unix_time import unix_offset_ns
 
 MOST_WAITING = 2
 
-HandOver: TypeAlias = Callable[[HandedOver], None]
+HandOver: TypeAlias = Callable[["Held | HeldLog"], None]
 
 
 class Held:

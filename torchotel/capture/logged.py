@@ -89,6 +89,14 @@ class Logged:
             self._offered = self._offered or Logged()
             self._offered.merge(later._offered)
 
+    def loss_is_bad(self) -> bool:
+        """Return whether a loss that can be read is NaN or infinite."""
+        for loss in self._losses:
+            value = _come_loss(loss)
+            if value is not None and not isfinite(value):
+                return True
+        return self._offered is not None and self._offered.loss_is_bad()
+
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
         return not self._reads or all(reading.ready() for reading in self._readings())
