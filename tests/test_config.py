@@ -68,6 +68,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("module_histograms", [1, None]),
     ("gradient_norms", ["some", 0, -1, 1.5, None]),
     ("shapes", [1, 0, None, "true"]),
+    ("exception_text", ["", "none", True, None]),
     ("run_id", ["", 7]),
     ("disabled", ["true", 1, None]),
 ]
@@ -86,6 +87,7 @@ BAD_VARIABLES = [
     ("max_depth", "TORCHOTEL_MAX_DEPTH", "deep"),
     ("max_spans", "TORCHOTEL_MAX_SPANS", "9"),
     ("shapes", "TORCHOTEL_SHAPES", "yes"),
+    ("exception_text", "TORCHOTEL_EXCEPTION_TEXT", "some"),
 ]
 IGNORED_VARIABLES = [
     ("endpoint", "OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318"),
@@ -161,6 +163,7 @@ GOOD_VARIABLES: list[tuple[str, str, str, object]] = [
     ("max_spans", "TORCHOTEL_MAX_SPANS", "None", None),
     ("shapes", "TORCHOTEL_SHAPES", "False", False),
     ("shapes", "TORCHOTEL_SHAPES", "1", True),
+    ("exception_text", "TORCHOTEL_EXCEPTION_TEXT", "Type", "type"),
     ("run_id", "TORCHOTEL_RUN_ID", "run-7", "run-7"),
     ("run_id", "TORCHOTEL_RUN_ID", "none", None),
     ("disabled", "OTEL_SDK_DISABLED", "TRUE", True),
@@ -233,6 +236,7 @@ def test_has_the_defaults_of_the_conventions() -> None:
     assert Config.read({}, {}).public() == {
         "endpoint": "http://localhost:4318",
         "exemplar_filter": "trace_based",
+        "exception_text": "first_line",
         "traces_endpoint": "http://localhost:4318/v1/traces",
         "protocol": "http/protobuf",
         "compression": "gzip",

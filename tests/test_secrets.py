@@ -32,31 +32,40 @@ for _ in range(3):
 """
 
 # Each way to give a bad setting, whose error might repeat too much of it.
-BAD: list[tuple[dict[str, Any], dict[str, str]]] = [
-    ({"endpoint": f"ftp://me:{SECRET}@host:1"}, {}),
-    ({"endpoint": f"me:{SECRET}@host:4318"}, {}),
-    ({"endpoint": f"http://me:{SECRET}/?#@host:4318"}, {}),
-    ({"endpoint": f"http://host:4318/?key={SECRET}"}, {}),
-    ({"endpoint": f"http://me:{SECRET} @host"}, {}),
-    ({"endpoint": f"me:{SECRET}@a host:1", "protocol": "grpc"}, {}),
-    ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": f"//me:{SECRET}@host"}),
-    ({}, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"https://me:{SECRET}@host:port"}),
-    ({"headers": {f"authorization: Bearer {SECRET}": ""}}, {}),
-    ({"headers": {"authorization": f"Bearer {SECRET}\n"}}, {}),
-    ({"headers": f"authorization=Bearer {SECRET}"}, {}),
-    ({"headers": [("authorization", SECRET)]}, {}),
-    ({"client_certificate": __file__}, {"OTEL_EXPORTER_OTLP_CLIENT_KEY": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n"}),
-    ({}, {"OTEL_EXPORTER_OTLP_CERTIFICATE": f"-----BEGIN CERTIFICATE-----{SECRET}"}),
+BAD: list[dict[str, Any]] = [
+    {"endpoint": f"ftp://me:{SECRET}@host:1"},
+    {"endpoint": f"me:{SECRET}@host:4318"},
+    {"endpoint": f"http://me:{SECRET}/?#@host:4318"},
+    {"endpoint": f"http://host:4318/?key={SECRET}"},
+    {"endpoint": f"http://me:{SECRET} @host"},
+    {"endpoint": f"me:{SECRET}@a host:1", "protocol": "grpc"},
+    {"headers": {f"authorization: Bearer {SECRET}": ""}},
+    {"headers": {"authorization": f"Bearer {SECRET}\n"}},
+    {"headers": f"authorization=Bearer {SECRET}"},
+    {"headers": [("authorization", SECRET)]},
 ]
+IGNORED = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": f"//me:{SECRET}@host",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"https://me:{SECRET}@host:port",
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY": f"-----BEGIN PRIVATE KEY-----\n{SECRET}\n",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE": f"-----BEGIN CERTIFICATE-----{SECRET}",
+}
 
 
-@pytest.mark.parametrize(("given", "environ"), BAD, ids=range(len(BAD)))
-def test_an_error_names_a_setting_and_not_its_secret(given: dict[str, Any], environ: dict[str, str]) -> None:
+@pytest.mark.parametrize("given", BAD, ids=range(len(BAD)))
+def test_an_error_names_a_setting_and_not_its_secret(given: dict[str, Any]) -> None:
     """Neither does its traceback, nor what it carries."""
     with pytest.raises(ConfigError) as caught:
-        Config.read(given, environ)
+        Config.read(given, {})
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     assert SECRET not in repr((caught.value, caught.value.got))
+
+
+@pytest.mark.parametrize("variable", IGNORED)
+def test_a_warning_names_a_variable_and_not_its_secret(variable: str, caplog: pytest.LogCaptureFixture) -> None:
+    Config.read({}, {variable: IGNORED[variable]})
+    assert f"{variable} is ignored" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_bad_pairs_of_headers_are_counted_and_not_repeated(caplog: pytest.LogCaptureFixture) -> None:

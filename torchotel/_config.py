@@ -49,6 +49,7 @@ _TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
 _HISTOGRAMS: Final = choice("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
 _EXEMPLARS: Final = choice("trace_based", "always_on", "always_off")
 _INSECURE: Final = checks.otel_flag("OTEL_EXPORTER_OTLP_INSECURE")
+_EXCEPTION_TEXT: Final = choice("type", "first_line", "full")
 _LIMIT: Final = integer(0)
 _LENGTH: Final = optional(integer(0))
 _DEPTH: Final = optional(integer(0), word="none")
@@ -193,6 +194,10 @@ class Config:
     """Steps whose gradient norms are taken: detailed ones and some after a NaN loss, every one, every n-th, or none."""
     shapes: Annotated[bool, env(checks.FLAG, "TORCHOTEL_SHAPES")] = True
     """Whether shapes of inputs and outputs are recorded."""
+    exception_text: Annotated[
+        Literal["type", "first_line", "full"], env(_EXCEPTION_TEXT, "TORCHOTEL_EXCEPTION_TEXT")
+    ] = "first_line"
+    """How much of an exception's text is recorded: its class only, the first line, or all of it."""
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None
     """The run, the same on all its ranks; None: the launcher's job id, else random."""
     disabled: Annotated[bool, env(checks.otel_flag("OTEL_SDK_DISABLED"), "OTEL_SDK_DISABLED")] = False

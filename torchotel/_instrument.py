@@ -48,6 +48,7 @@ def instrument(
     module_histograms: bool | Unset = UNSET,
     gradient_norms: Literal["auto"] | bool | int | Unset = UNSET,
     shapes: bool | Unset = UNSET,
+    exception_text: Literal["type", "first_line", "full"] | Unset = UNSET,
     run_id: str | Unset | None = UNSET,
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
@@ -85,6 +86,8 @@ def instrument(
         gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every one, n: every n-th, False:
             never; but for False also on 8 steps after a loss that is not finite; `auto`.
         shapes: TORCHOTEL_SHAPES, whether shapes and dtypes are recorded; True.
+        exception_text: TORCHOTEL_EXCEPTION_TEXT, how much of an exception's text is recorded: "type", "first_line" or
+            "full". The text can hold values of tensors; `first_line`.
         run_id: TORCHOTEL_RUN_ID; the launcher's job id, else random.
 
     Raises:

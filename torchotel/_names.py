@@ -119,7 +119,7 @@ EVENT_EXCEPTION = "exception"
 EXCEPTION_TYPE = "exception.type"
 """string: as error.type."""
 EXCEPTION_MESSAGE = "exception.message"
-"""string: the exception's text."""
+"""string: the exception's text, as far as `exception_text` allows; left out if empty."""
 
 # Resource.
 

@@ -112,6 +112,7 @@ class Session:
             buffer.put,
             self._detail,
             shapes=config.shapes,
+            exception_text=config.exception_text,
             gradient_norms=config.gradient_norms,
             user_span=current_span,
             start_span=self._starter.start,

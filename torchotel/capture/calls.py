@@ -17,7 +17,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
-from torchotel._text import shortened
 from torchotel.capture.paths import ModuleState, Paths
 from torchotel.capture.seams import (
     COMPILING,
@@ -33,11 +32,11 @@ from torchotel.capture.sites import Sites, tensors_in
 if TYPE_CHECKING:
     from torchotel._records import CallSite
     from torchotel.capture.device_times import DeviceMarks
+    from torchotel.capture.errors import ErrorReader
     from torchotel.capture.thread import Frame, Here, ThreadState
 
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
-LONGEST_MESSAGE = 4096
 MOST_CALLERS = 64
 
 Note = TypeVar("Note", CallNote, CallNote | None)
@@ -47,25 +46,13 @@ _is_grad_enabled = torch.is_grad_enabled
 _next_number = sequence_number or (lambda: 0)
 
 
-def error_of(exception: BaseException) -> Error | None:
-    """Describe an exception; None for the one by which checkpointing ends a recomputation early."""
-    kind = type(exception)
-    if kind.__name__ == "_StopRecomputationError":
-        return None
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = str(exception)[:LONGEST_MESSAGE]
-    except Exception:  # noqa: BLE001  # the user's own __str__ may raise anything
-        message = ""
-    return Error(shortened(name), message)
-
-
 class CallRecorder:
     """Turn the pre- and post-hook of module calls into records on the thread's state.
 
     Args:
         paths: Names of modules.
         sites: What calls look like.
+        errors: Reads exceptions.
         device_marks: Marks on the clocks of devices.
         here: The calling thread's state.
         enter: Called before an outermost call; False where the call is not to be recorded.
@@ -77,13 +64,14 @@ class CallRecorder:
         self,
         paths: Paths,
         sites: Sites,
+        errors: ErrorReader,
         device_marks: DeviceMarks,
         here: Here,
         enter: Callable[[ThreadState, Module], bool],
         leave: Callable[[ThreadState, int, Error | None], None],
         fault: Callable[..., None],
     ) -> None:
-        self._paths, self._sites, self._here = paths, sites, here
+        self._paths, self._sites, self._errors, self._here = paths, sites, errors, here
         self._device_marks = device_marks
         self._enter, self._leave, self._fault = enter, leave, fault
         self._states = paths.states
@@ -286,7 +274,7 @@ class CallRecorder:
     def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
         module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
-        error = error_of(exception) if exception is not None else None
+        error = self._errors.read(exception)
         state = self._state_of(thread, module)
         with without_torch_function():
             site = self._sites.find(state, module, tensors_in(args), [])

@@ -14,11 +14,12 @@ from torchotel._records import Log, ModelInfo, SpanReference
 from torchotel._text import shortened
 from torchotel._warn import Warn
 from torchotel.capture.backward import Gate
-from torchotel.capture.calls import CallRecorder, error_of
+from torchotel.capture.calls import CallRecorder
 from torchotel.capture.compiling import Compiling
 from torchotel.capture.detail import Detail
 from torchotel.capture.device_clock import Clock, CudaClock
 from torchotel.capture.device_times import DeviceMarks
+from torchotel.capture.errors import ErrorReader, ExceptionText
 from torchotel.capture.events import Events
 from torchotel.capture.gradients import Gradients
 from torchotel.capture.held import HandOver, Held, HeldLog
@@ -42,6 +43,7 @@ class Capture:
         hand_over: Gets each finished step or evaluation, on the thread that ran it.
         detail: Which of them are recorded in detail.
         shapes: Whether shapes and dtypes are recorded.
+        exception_text: How much of an exception's text is recorded.
         gradient_norms: When they are taken: "auto" (on detailed steps), True (on every step), n for every n-th, False.
         user_span: Answers with the user's span that is current on the calling thread.
         start_span: Fixes the ids of a span that is asked for while it runs.
@@ -56,6 +58,7 @@ class Capture:
         detail: Detail,
         *,
         shapes: bool = True,
+        exception_text: ExceptionText = "first_line",
         gradient_norms: str | bool | int = "auto",
         user_span: Callable[[], SpanReference | None] = lambda: None,
         start_span: StartSpan | None = None,
@@ -68,7 +71,7 @@ class Capture:
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
-        self.paths = Paths()
+        self.paths, self.errors = Paths(), ErrorReader(exception_text)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.calls_dropped = 0
@@ -86,6 +89,7 @@ class Capture:
         self.calls = CallRecorder(
             self.paths,
             Sites(self.warn, shapes=shapes),
+            self.errors,
             self.device_marks,
             self.here,
             outermost.enter,
@@ -191,7 +195,7 @@ class Capture:
         if thread.explicit_steps:
             return
         self.outermost.settle(thread)
-        thread.machine.step_ends(perf_counter_ns(), error_of(exception) if exception is not None else None)
+        thread.machine.step_ends(perf_counter_ns(), self.errors.read(exception))
         self.live.leave_step(thread)
         self.hooks.arm()
 

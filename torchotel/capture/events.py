@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchotel._records import Registration
 from torchotel.capture import seams
-from torchotel.capture.calls import error_of
 from torchotel.capture.imports import after_import
 from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
 
@@ -90,7 +89,7 @@ class Events:
             if exception is None and accumulates:
                 self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
-        error = error_of(exception) if exception is not None else None
+        error = self._capture.errors.read(exception)
         thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)
         self._capture.hooks.arm()
 

@@ -14,7 +14,6 @@ from torch.nn import Module
 from torch.utils.data import get_worker_info
 
 from torchotel._records import Error
-from torchotel.capture.calls import error_of
 from torchotel.capture.parts import Part
 from torchotel.capture.replicas import beside, join_forward
 from torchotel.capture.seams import (
@@ -210,7 +209,7 @@ class Outermost:
             raised = called_because_forward_raised()
             if raised:  # its dictionary is being read: the hook goes at the next event
                 exception = sys.exc_info()[1]
-                error = error_of(exception) if exception is not None else None
+                error = self._capture.errors.read(exception)
             else:
                 self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
             if thread.in_forward:
@@ -243,7 +242,7 @@ class Outermost:
         try:
             thread = self._capture.here.thread
             if thread.in_forward:
-                error = error_of(exception) if exception is not None else None
+                error = self._capture.errors.read(exception)
                 self.leave(thread, perf_counter_ns(), error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault()

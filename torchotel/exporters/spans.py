@@ -26,10 +26,9 @@ def own_events(span: Span) -> tuple[SpanEvent, ...]:
     """Give the span's events, with the exception where it failed."""
     if span.error is None or span.dropped is not None:
         return span.events
-    attributes = {
-        _names.EXCEPTION_TYPE: span.error.type,
-        _names.EXCEPTION_MESSAGE: span.error.message,
-    }
+    attributes = {_names.EXCEPTION_TYPE: span.error.type}
+    if span.error.message:
+        attributes[_names.EXCEPTION_MESSAGE] = span.error.message
     return (*span.events, SpanEvent(_names.EVENT_EXCEPTION, span.end_ns, attributes))
 
 
