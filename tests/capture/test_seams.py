@@ -72,6 +72,7 @@ MISSING: dict[str, tuple[str, Any]] = {
     "engine": ("hide_engine()", WHOLE),
     "data_loader": ("del data_loader._BaseDataLoaderIter", NO_DATA),
     "compiler_flags": ("torch.compiler.is_compiling = bool; del torch.compiler._is_compiling_flag", WHOLE),
+    "clipping": ("del torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", WHOLE),
     "forward_hooks_with_kwargs": ("nn_module._global_forward_hooks_with_kwargs = {}", WHOLE),
 }
 

@@ -7,7 +7,6 @@ import commands
 
 SHARDED = """
 import json
-from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -42,6 +42,7 @@ class Events:
         undo(self._after_scaling(torch.amp.GradScaler))
         undo(seams.before_clipping(guarded(self._clipping_begins)))
         undo(after_import("torch.distributed.fsdp.sharded_grad_scaler", guarded(self._sharded_imported)))
+        undo(after_import("torch.distributed.fsdp.fully_sharded_data_parallel", guarded(self._fsdp_imported)))
         iterated, outside = partial(guarded, iterated=True), seams.outside_dynamo
         for handle in (
             register_optimizer_step_pre_hook(outside(iterated(self._optimizer_begins))),
@@ -170,6 +171,10 @@ class Events:
 
     def _sharded_imported(self, module: ModuleType) -> None:
         self._undos.callback(self._after_scaling(module.ShardedGradScaler))
+
+    def _fsdp_imported(self, module: ModuleType) -> None:
+        clipping_begins = self._capture.guard.guarded(self._clipping_begins)
+        self._undos.callback(seams.before_sharded_clipping(module.FullyShardedDataParallel, clipping_begins))
 
     def _after_scaling(self, scaler: type) -> seams.Undo:
         guarded = self._capture.guard.guarded

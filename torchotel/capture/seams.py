@@ -488,6 +488,20 @@ def before_clipping(begin: Callable[[Sequence[torch.Tensor]], None]) -> Undo:
     return replace(torch.nn.utils.clip_grad, GROUP_GRADIENTS, make)
 
 
+def before_sharded_clipping(sharded: type, begin: Callable[[Sequence[torch.Tensor]], None]) -> Undo:
+    """Call `begin` with gradients before the method of `FullyShardedDataParallel` that clips them."""
+
+    def make(clip: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(clip)
+        def clip_grad_norm(self: Any, *args: Any, **kwargs: Any) -> Any:
+            begin([parameter.grad for parameter in self.parameters() if parameter.grad is not None])
+            return clip(self, *args, **kwargs)
+
+        return clip_grad_norm
+
+    return replace(sharded, "clip_grad_norm_", make)
+
+
 def around_module_compile(
     wrap: Callable[[torch.nn.Module, Callable[..., Any]], Callable[..., Any]],
 ) -> Undo:
