@@ -154,6 +154,10 @@ class SpanReference(NamedTuple):
     """The `tracestate` that goes with it (https://www.w3.org/TR/trace-context/#tracestate-header)."""
 
 
+SUPPRESSED = SpanReference(0, 0, sampled=False)
+"""In place of a user's span: the program has suppressed instrumentation, and nothing that begins now is recorded."""
+
+
 class GradientNorms(NamedTuple):
     """L2 norms of the gradients that the optimizer got: before clipping, unscaled, of this rank's shard if sharded."""
 

@@ -10,7 +10,7 @@ from time import perf_counter_ns, time_ns
 from torch.nn import Module
 
 from torchotel._guard import Guard
-from torchotel._records import Log, ModelInfo, SpanReference
+from torchotel._records import SUPPRESSED, Log, ModelInfo, SpanReference
 from torchotel._text import shortened
 from torchotel._warn import Warn
 from torchotel.capture.backward import Gate
@@ -261,6 +261,9 @@ class Capture:
         self._next(handed)
 
     def _emit(self, thread: ThreadState, kind: str, parts: list[Part]) -> None:
+        if parts[0].user_span is SUPPRESSED:
+            Held(kind, -1, parts, thread.ident).close()
+            return
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1

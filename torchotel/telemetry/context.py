@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, get_current
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context, attach, get_current
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext
 
-from torchotel._records import SpanReference
+from torchotel._records import SUPPRESSED, SpanReference
 from torchotel.telemetry.identities import span_context_of
 
 Ask = Callable[[], SpanReference | None]
@@ -25,11 +25,22 @@ Ask = Callable[[], SpanReference | None]
 
 
 def current_span() -> SpanReference | None:
-    """Return the user's span that is current on the calling thread; a step of this thread stands for what is below."""
-    span = _span_of(get_current())
+    """Return the user's span that is current on the calling thread; a step of this thread stands for what is below.
+
+    `SUPPRESSED` if the program is in a block of `suppress_instrumentation()`.
+    """
+    context = get_current()
+    if _is_suppressed(context):
+        return SUPPRESSED
+    span = _span_of(context)
     while type(span) is LiveSpan and span.thread == threading.get_ident():
         span = span.outer
     return None if span is INVALID_SPAN else reference_of(span.get_span_context())
+
+
+def _is_suppressed(context: Context) -> bool:
+    """Tell whether either key is set that opentelemetry.instrumentation.utils.suppress_instrumentation sets."""
+    return bool(context.get(_SUPPRESS_INSTRUMENTATION_KEY) or context.get("suppress_instrumentation"))
 
 
 def _span_of(context: Context) -> Span:
@@ -106,13 +117,17 @@ class LiveSpan(NonRecordingSpan):
 
 
 def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
-    """Make a live span current on the calling thread; return what ends that, None where it is current already.
+    """Make a live span current on the calling thread; return what ends that.
+
+    None if it is current already, or if the program has suppressed instrumentation.
 
     Args:
         ask: Answers with the ids of what is innermost.
         key: What the span is made for; one that was made for something else makes room.
     """
     context = get_current()
+    if _is_suppressed(context):
+        return None
     outer = _span_of(context)
     if type(outer) is LiveSpan and outer.thread == threading.get_ident():
         if outer.key is key:
