@@ -5,7 +5,7 @@ The same records go through each into a real receiver and are compared span by s
 - ids, which are the provider's;
 - the resource, which is the provider's own;
 - the order of spans, which the SDK sends as they end, and of attributes;
-- the lowest byte of the flags, which the SDK's exporter leaves empty, and the flags of links, which we do;
+- the lowest byte of the flags, which the SDK's exporter leaves empty;
 - how many spans share a request.
 """
 
@@ -136,7 +136,7 @@ def _said(span: Span, spans: dict[bytes, Span]) -> Said:
             span.dropped_attributes_count,
             span.dropped_events_count,
             span.dropped_links_count,
-            [(link.trace_state, link.dropped_attributes_count) for link in span.links],
+            [(link.trace_state, link.dropped_attributes_count, link.flags >> 8) for link in span.links],
         ),
     )
 

@@ -38,7 +38,9 @@ STEP = SpanTemplate("torch.step", {})
 def rich() -> Trace:
     """Make a trace that has one of everything."""
     event = SpanEvent("torch.gradient", T0 + 5, {"torch.gradient.norm": 2.5, "bad": float("inf")})
-    link = SpanLink(2**127 + 9, 2**63 + 9, {"why": "run", "bad": float("-inf")})
+    link = SpanLink(
+        2**127 + 9, 2**63 + 9, {"why": "run", "bad": float("-inf")}, sampled=False, remote=True, state="v=1"
+    )
     own: Attributes = {
         "torch.loss": float("nan"),
         "low": -1,
@@ -121,7 +123,9 @@ def _span(trace: Trace, span: Span, *, remote: bool) -> ProtoSpan:
             ProtoSpan.Link(
                 trace_id=link.trace_id.to_bytes(16, "big"),
                 span_id=link.span_id.to_bytes(8, "big"),
+                trace_state=link.state,
                 attributes=attributes(link.attributes),
+                flags=0x100 | 0x200 * link.remote | 0x01 * link.sampled,
             )
             for link in span.links
         ],

@@ -119,4 +119,6 @@ def _event(event: SpanEvent) -> str:
 
 def _link(link: SpanLink) -> str:
     ids = f'"traceId":"{link.trace_id:032x}","spanId":"{link.span_id:016x}"'
-    return f'{{{ids},"attributes":[{_attributes(link.attributes)[1:]}]}}'
+    state = f',"traceState":{_quote(link.state)}' if link.state else ""
+    flags = wire.link_flags(sampled=link.sampled, remote=link.remote)
+    return f'{{{ids}{state},"attributes":[{_attributes(link.attributes)[1:]}],"flags":{flags}}}'

@@ -36,6 +36,11 @@ class SpanLink(NamedTuple):
     attributes: Attributes
     dropped: int = 0
     """Attributes that a limit left out."""
+    sampled: bool = True
+    remote: bool = False
+    """Whether the span came from another process."""
+    state: str = ""
+    """Its `tracestate`."""
 
 
 class Dropped(NamedTuple):

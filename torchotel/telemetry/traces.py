@@ -220,7 +220,7 @@ def _phase_at(call: ModuleCall, unit: Unit, phase_nodes: Sequence[int], kind: st
 
 
 def _link_to(span: SpanReference) -> SpanLink:
-    return SpanLink(span.trace_id, span.span_id, {})
+    return SpanLink(span.trace_id, span.span_id, {}, 0, span.sampled, span.remote, span.state)
 
 
 def trace_attributes(unit: Unit) -> Attributes:

@@ -132,8 +132,8 @@ def _own(span: Span) -> bytes:
     if span.events or span.error is not None:
         pieces += [wire.length_field(wire.SPAN_EVENTS, _event(event)) for event in own_events(span)]
     for link in span.links:
-        ids_alone = not (link.attributes or link.dropped)
-        pieces.append(_known_link(link.trace_id, link.span_id) if ids_alone else _link(link))
+        plain = not (link.attributes or link.dropped or link.state)
+        pieces.append(_known_link(link.trace_id, link.span_id, link.sampled, link.remote) if plain else _link(link))
     if span.error is not None:
         status = wire.string_field(wire.STATUS_MESSAGE, span.error.message)
         status += wire.varint_field(wire.STATUS_CODE, wire.STATUS_ERROR)
@@ -159,15 +159,17 @@ def _link(link: SpanLink) -> bytes:
         wire.SPAN_LINKS,
         wire.length_field(wire.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
         + wire.length_field(wire.LINK_SPAN_ID, link.span_id.to_bytes(8, "big"))
+        + (wire.string_field(wire.LINK_TRACE_STATE, link.state) if link.state else b"")
         + wire.attributes_field(wire.LINK_ATTRIBUTES, link.attributes)
-        + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped),
+        + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped)
+        + wire.fixed32_field(wire.LINK_FLAGS, wire.link_flags(sampled=link.sampled, remote=link.remote)),
     )
 
 
 @lru_cache(16)
-def _known_link(trace_id: int, span_id: int) -> bytes:
-    """Encode a link as that of each step to its run."""
-    return _link(SpanLink(trace_id, span_id, {}))
+def _known_link(trace_id: int, span_id: int, sampled: bool, remote: bool) -> bytes:  # noqa: FBT001  # keys of a cache
+    """Encode a link such as that of each step to its run."""
+    return _link(SpanLink(trace_id, span_id, {}, 0, sampled, remote))
 
 
 def _count(field: int, count: int) -> bytes:

@@ -103,7 +103,9 @@ def _link(link: Mapping[str, Any]) -> bytes:
     return (
         _id(wire.LINK_TRACE_ID, link["traceId"], TRACE_ID_BYTES)
         + _id(wire.LINK_SPAN_ID, link["spanId"], SPAN_ID_BYTES)
+        + (wire.string_field(wire.LINK_TRACE_STATE, _text(state)) if (state := link.get("traceState")) else b"")
         + _attributes(wire.LINK_ATTRIBUTES, link.get("attributes", ()))
+        + wire.fixed32_field(wire.LINK_FLAGS, _whole(link.get("flags", 0), _UINT32))
     )
 
 

@@ -26,7 +26,7 @@ from torchotel.exporters.sdk.tracer import get_tracer
 from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id
+from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id, span_context_of
 from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanStarter, Trace, TraceExporter
 
 REST_SPANS = 16
@@ -205,8 +205,9 @@ class SdkEngine(TraceExporter, SpanStarter):
         self._renamed[trace.trace_id, trace.root.span_id] = live.get_span_context()
 
     def _linked(self, link: SpanLink) -> tuple[SpanContext, Attributes]:
-        ids = link.trace_id, link.span_id
-        return self._renamed.get(ids) or SpanContext(*ids, is_remote=False), speakable(link.attributes)
+        reference = SpanReference(link.trace_id, link.span_id, link.sampled, link.remote, link.state)
+        context = self._renamed.get((link.trace_id, link.span_id)) or span_context_of(reference)
+        return context, speakable(link.attributes)
 
     def _failed(self, error: Exception) -> None:
         self.stats.error(type(error).__name__)
