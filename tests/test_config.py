@@ -284,10 +284,10 @@ def test_shows_no_more_of_an_object_than_its_class() -> None:
 
 
 def test_gives_each_local_rank_a_port_of_its_own() -> None:
-    assert [own_port(9464, {"LOCAL_RANK": rank}) for rank in "012"] == [9464, 9465, 9466]
-    assert own_port(9464, {}) == 9464
-    assert own_port(0, {"LOCAL_RANK": "3"}) == 0
-    assert own_port(65_535, {"LOCAL_RANK": "1"}) == 0
+    assert [own_port(9464, rank) for rank in range(3)] == [9464, 9465, 9466]
+    assert own_port(9464, None) == 9464
+    assert own_port(0, 3) == 0
+    assert own_port(65_535, 1) == 0
 
 
 def test_shows_no_credential() -> None:

@@ -207,6 +207,28 @@ def test_instruments_the_ranks_of_torchrun_and_not_the_launcher(folder: Path) ->
         assert len(list(open_run(folder / f"run-rank{rank}").units())) == 3
 
 
+SPAWNS = """
+import sys
+from train import train
+from torch.multiprocessing.spawn import spawn
+def rank(number):
+    train(3)
+if __name__ == "__main__":
+    spawn(rank, (), int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_records_what_multiprocessing_spawns(folder: Path, processes: int) -> None:
+    """Each process has a folder of its own, and all have one run id; the process that spawns them leaves no folder."""
+    (folder / "spawns.py").write_text(SPAWNS)
+    done = _instrument(folder, "spawns.py", str(processes), TORCHOTEL_RECORD="run")
+    assert done.returncode == 0, done.stderr
+    runs = [open_run(path) for path in folder.glob("run*")]
+    assert [len(list(run.units())) for run in runs] == [3] * processes
+    assert len({run.info["run_id"] for run in runs}) == 1
+
+
 INTERRUPTED = """
 import signal, time
 from torchotel import _loading, _zero_code

@@ -199,7 +199,7 @@ class Config:
     ] = "first_line"
     """How much of an exception's text is recorded: its class only, the first line, or all of it."""
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None
-    """The run, the same on all its ranks; None: the launcher's job id, else random."""
+    """The run, the same on all its ranks; None: the launcher's job id, else one that ranks agree on, else random."""
     disabled: Annotated[bool, env(checks.otel_flag("OTEL_SDK_DISABLED"), "OTEL_SDK_DISABLED")] = False
     """No hook is installed and nothing is exported."""
 

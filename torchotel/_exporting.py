@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,11 +10,11 @@ from opentelemetry.trace import TracerProvider
 
 from torchotel._config import Config
 from torchotel._package import package_version
-from torchotel._process import is_child
 from torchotel._ranks import own_folder
 from torchotel.exporters.late import LateExporter
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.resource import ProcessResource
 from torchotel.telemetry.spans import Attributes, TraceExporter
 
 if TYPE_CHECKING:
@@ -24,18 +23,18 @@ if TYPE_CHECKING:
 REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
 
-def open_record(config: Config, resource: Attributes, stats: ExportStats) -> RunFile | None:
-    """Open the run file, where there is to be one.
+def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -> RunFile | None:
+    """Open the run file in this rank's folder; None if no recording is configured.
 
     Raises:
         ConfigError: The folder can't be used.
     """
-    if config.record is None or is_child():
-        return None  # the folder is the parent's: a spawned loader worker runs the user's script again
+    if config.record is None:
+        return None
     from torchotel.exporters.runfile import RunFile  # noqa: PLC0415  # what is used is loaded
 
     return RunFile(
-        own_folder(config.record, os.environ),
+        own_folder(config.record, resource.identity),
         resource=resource,
         version=package_version(),
         # Where spans go both ways, those sent are the ones that are counted.

@@ -88,7 +88,7 @@ def instrument(
         shapes: TORCHOTEL_SHAPES, whether shapes and dtypes are recorded; True.
         exception_text: TORCHOTEL_EXCEPTION_TEXT, how much of an exception's text is recorded: "type", "first_line" or
             "full". The text can hold values of tensors; `first_line`.
-        run_id: TORCHOTEL_RUN_ID; the launcher's job id, else random.
+        run_id: TORCHOTEL_RUN_ID; the launcher's job id, else one that the ranks of a launch agree on, else random.
 
     Raises:
         ConfigError: A value is bad; nothing was installed.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from torchotel._config import Config
 from torchotel._guard import Guard
-from torchotel._ranks import own_port
 from torchotel._stack_folder import stack_targets
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.stats import ExportStats
@@ -29,7 +28,7 @@ class Publisher:
         resource: Attributes of the resource.
         version: Of torchotel, for the scope.
         stats: Where failures to push are counted.
-        environ: Where the launcher tells the local rank, and where the stack's folder may be told.
+        environ: Where the stack's folder may be told.
         rest: Called between slices of an answer to a scrape, to let go of the GIL.
         wait: Open the port and push only when there is something to tell.
 
@@ -93,7 +92,7 @@ class Publisher:
 
             self._endpoint = EndpointOutlet(
                 config.prometheus_host,
-                own_port(config.prometheus_port, environ),
+                config.prometheus_port,
                 self._metrics,
                 resource,
                 config.discovery_dir or stack_targets(environ),

@@ -1,20 +1,276 @@
-"""What each rank of a run has for itself."""
+"""The identity of this process: its rank, its local rank, the world size, the run and the restart generation."""
 
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import socket
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
 
 from torchotel._checks import LAST_PORT
+from torchotel._process import is_child
+from torchotel._text import shortened
+
+FIRST_RESERVED_STEP = 0xFFFFFFF0
+"""Slurm's ids from here on are those of batch scripts, interactive shells and the like, not of `srun`'s steps."""
 
 
-def own_folder(record: Path, environ: Mapping[str, str]) -> Path:
-    """Give this rank's folder of a run file: with several ranks each has one of its own."""
-    if environ.get("WORLD_SIZE", "1") == "1":
-        return record
-    return record.with_name(f"{record.name}-rank{environ.get('RANK', '0')}")
+class Identity(NamedTuple):
+    """The place of this process in its run."""
+
+    rank: int
+    local_rank: int | None
+    """None if unknown: no launcher gives it, and the ranks may be on several hosts."""
+    world_size: int | None
+    """None if unknown: an indexed Job of Kubernetes gives its pods an index alone."""
+    run_id: str
+    generation: int
+    """Restarts of the run so far."""
 
 
-def own_port(port: int, environ: Mapping[str, str]) -> int:
-    """Give this rank's port: those of a host's ranks follow each other, and 0 stays any free one."""
-    rank = environ.get("LOCAL_RANK", "0")
-    own = port + int(rank) if port and rank.isdecimal() else port
+class _Launcher(NamedTuple):
+    """The variables that one launcher sets; they count as a set, so ranks and sizes of two launchers never mix."""
+
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...] = ()
+    """The first that is set names the job."""
+    restarts: str = ""
+
+
+class _Launch(NamedTuple):
+    """What the variables of one launcher say about this process."""
+
+    launcher: _Launcher
+    rank: int
+    world_size: int | None
+    local_rank: int | None
+    local_size: int | None
+    job: str
+    generation: int
+
+
+_TORCHRUN = _Launcher(
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID",), "TORCHELASTIC_RESTART_COUNT"
+)
+"""https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. Other launchers set some of them too."""
+_OPEN_MPI = _Launcher(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+)
+_MPICH = _Launcher("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_JOBID",))
+_SLURM = _Launcher("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", (), "SLURM_RESTART_COUNT")
+_SLURM_STEP = _SLURM._replace(world_size="SLURM_STEP_NUM_TASKS")
+_KUBERNETES = _Launcher("JOB_COMPLETION_INDEX", "", "", "")
+_RAY = _Launcher("", "", "", "")
+
+
+def identify(environ: Mapping[str, str], run_id: str | None = None, own_run_id: str = "") -> Identity:
+    """Find the identity of this process, without communication; it may change until a process group exists.
+
+    The default process group of `torch.distributed` decides, then the first launcher whose variables are complete and
+    consistent: torchrun, Ray, Open MPI, MPICH, Slurm, an indexed Job of Kubernetes.
+
+    Args:
+        environ: The environment.
+        run_id: The run's id if the user has set it.
+        own_run_id: The run's id if this process runs alone.
+    """
+    launch, group = _find_launch(environ), _default_group()
+    rank, world_size = group or ((0, 1) if launch is None else (launch.rank, launch.world_size))
+    local_rank = None
+    if launch is not None and launch.rank == rank and launch.world_size in {None, world_size}:
+        local_rank = launch.local_rank
+    if local_rank is None and (world_size == 1 or _is_local(environ.get("MASTER_ADDR", ""))):
+        local_rank = rank
+    return Identity(
+        rank,
+        local_rank,
+        world_size,
+        shortened(run_id or _find_run_id(environ, launch, world_size) or own_run_id),
+        0 if launch is None else launch.generation,
+    )
+
+
+def own_folder(record: Path, identity: Identity) -> Path:
+    """Return this rank's folder of a run file: if there are several ranks, each has one of its own."""
+    return record if identity.world_size == 1 else record.with_name(f"{record.name}-rank{identity.rank}")
+
+
+def own_port(port: int, local_rank: int | None) -> int:
+    """Return this rank's port: those of a host's ranks follow each other, and 0 stays any free one."""
+    own = port + (local_rank or 0) if port else 0
     return own if own <= LAST_PORT else 0
+
+
+class OwnRunId:
+    """The random run id of a process that runs alone: one for each recording in it, and the same for its detector."""
+
+    def __init__(self) -> None:
+        self._process, self._id, self._used = 0, "", False
+
+    def current(self) -> str:
+        """Return the id of the recording that runs, or of the next one."""
+        if self._process != os.getpid():  # the first call, or a forked child
+            self._process, self._id, self._used = os.getpid(), uuid4().hex[:12], False
+        return self._id
+
+    def use(self) -> None:
+        """Begin a recording: if another one had the current id, draw a new one."""
+        if self.current() and self._used:
+            self._id = uuid4().hex[:12]
+        self._used = True
+
+
+own_run = OwnRunId()
+
+
+def _find_launch(environ: Mapping[str, str]) -> _Launch | None:
+    launch = _read(_TORCHRUN, environ) or _ray_launch()
+    if launch is None and not environ.get("RAY_JOB_ID"):  # Ray's workers inherit variables of the job that started Ray
+        mpi = [found for launcher in (_OPEN_MPI, _MPICH) if (found := _read(launcher, environ)) is not None]
+        # Slurm sets MPICH's variables too, also in a shell: there for one rank.
+        several = [found for found in mpi if found.world_size != 1]
+        return several[0] if several else _slurm_launch(environ) or _kubernetes_launch(environ)
+    return launch
+
+
+def _read(launcher: _Launcher, environ: Mapping[str, str]) -> _Launch | None:
+    """Read the variables of a launcher; None if they are incomplete or contradict each other."""
+    rank, size = _number(environ, launcher.rank), _number(environ, launcher.world_size)
+    if rank is None or size is None or rank >= size:
+        return None
+    job = next((text for name in launcher.job if (text := environ.get(name, ""))), "")
+    return _Launch(
+        launcher,
+        rank,
+        size,
+        _number(environ, launcher.local_rank),
+        _number(environ, launcher.local_size),
+        "" if job.lower() == "none" else job,  # torchrun's default
+        _number(environ, launcher.restarts) or 0,
+    )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _slurm_launch(environ: Mapping[str, str]) -> _Launch | None:
+    """Read the variables of a task that `srun` started.
+
+    A batch script, and a shell that `salloc` or `srun --pty` opens, have a task's variables too.
+    """
+    step = _number(environ, "SLURM_STEP_ID")
+    if step is None:
+        started = environ.get("ENVIRONMENT") != "BATCH" and environ.get("SLURM_JOB_NAME") not in {"bash", "interactive"}
+    else:
+        started = step < FIRST_RESERVED_STEP and not ("SLURM_PTY_PORT" in environ and os.isatty(0))
+    launch = _read(_SLURM_STEP, environ) or _read(_SLURM, environ)
+    if launch is None or not started:
+        return None
+    job = environ.get("SLURM_JOB_ID", "")
+    return launch._replace(job=f"{job}.{step or 0}" if job else "")
+
+
+def _kubernetes_launch(environ: Mapping[str, str]) -> _Launch | None:
+    """Read the index of a pod of an indexed Job, whose host name is the Job's name and the index.
+
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+    """
+    index = _number(environ, _KUBERNETES.rank)
+    if index is None:
+        return None
+    name, _, last = environ.get("HOSTNAME", "").rpartition("-")
+    return _Launch(_KUBERNETES, index, None, 0, None, name if last == str(index) else "", 0)
+
+
+def _ray_launch() -> _Launch | None:
+    """Read the context of Ray Train, if the program has imported it."""
+    train: Any = sys.modules.get("ray.train")
+    with suppress(Exception):  # outside of its workers there is no context
+        context = train.get_context()
+        found = context.get_world_rank(), context.get_world_size(), context.get_local_rank(), None
+        if isinstance(found[0], int) and isinstance(found[1], int):
+            return _Launch(_RAY, *found, "", 0)
+    return None
+
+
+def _default_group() -> tuple[int, int] | None:
+    """Return rank and size of the default process group, if there is one."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    with suppress(Exception):  # a group that is being destroyed, a torch without torch.distributed
+        if distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+    return None
+
+
+def _find_run_id(environ: Mapping[str, str], launch: _Launch | None, world_size: int | None) -> str:
+    """Return the id that all processes of a job agree on; empty if this process runs alone."""
+    job = launch.job if launch is not None else ""
+    job = job or environ.get("RAY_JOB_ID", "") or environ.get("KUBEFLOW_TRAINING_JOB_ID", "")
+    if job:
+        return job
+    agent = launch is not None and "TORCHELASTIC_RUN_ID" in environ
+    if world_size == 1 and not agent and not is_child():
+        return ""
+    if world_size != 1 and not _is_one_node(launch, environ.get("MASTER_ADDR", "")):
+        names = "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"
+        common = [environ.get(name, "") for name in names]
+        return _hashed(*common, environ.get("TORCHELASTIC_RESTART_COUNT", "")) if any(common) else ""
+    if launch is not None:
+        launcher = _launcher_process(launch.launcher, environ)
+    else:
+        parent = multiprocessing.parent_process()
+        launcher = os.getppid() if parent is None or parent.pid is None else parent.pid
+    # A shell may start one run after the other. The agent of torchrun has one run, whose port a restart may change.
+    return _hashed(*_started(launcher), "" if agent else environ.get("MASTER_PORT", ""))
+
+
+def _is_one_node(launch: _Launch | None, address: str) -> bool:
+    if launch is not None and launch.local_size is not None:
+        return launch.local_size == launch.world_size
+    return _is_local(address)
+
+
+def _is_local(address: str) -> bool:
+    return address in {"", "localhost", "::1"} or address.startswith("127.")
+
+
+def _launcher_process(launcher: _Launcher, environ: Mapping[str, str]) -> int:
+    """Return the nearest ancestor that is not of this rank: a rank may run in a wrapper, and may start processes."""
+    own = {f"{name}={environ.get(name, '')}".encode() for name in launcher[:4] if name in environ}
+    process = os.getppid()
+    with suppress(OSError, IndexError, ValueError):  # another user's, or there is no /proc: the parent it is
+        while own and own <= set(Path(f"/proc/{process}/environ").read_bytes().split(b"\0")):
+            process = int(_stat(process)[1])
+    return process
+
+
+def _started(process: int) -> tuple[str, ...]:
+    """Return what tells a process from all others: its pid, when it started, and of which boot of which host."""
+    started = boot = ""
+    with suppress(OSError, IndexError):  # there is no /proc
+        started, boot = _stat(process)[19], Path("/proc/sys/kernel/random/boot_id").read_text()
+    return socket.gethostname(), boot, started, str(process)
+
+
+def _stat(process: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on, since the second may hold anything."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def _hashed(*parts: str) -> str:
+    return hashlib.sha256("/".join(parts).encode("utf-8", "replace")).hexdigest()[:12]

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.data import get_worker_info
 
-from torchotel import _names as names
 from torchotel._buffer import Buffer
 from torchotel._config import Config
+from torchotel._errors import ConfigError
 from torchotel._exporting import make_exporters, open_record, rest
 from torchotel._guard import Guard
 from torchotel._package import package_version
 from torchotel._process import is_child
 from torchotel._publisher import Publisher
+from torchotel._ranks import Identity, identify, own_run
 from torchotel._records import Record, Unit
 from torchotel._stats import Stats
 from torchotel._versions import script_name, versions
@@ -34,13 +38,15 @@ from torchotel.telemetry.context import current_span, make_current
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.overhead import Overhead
-from torchotel.telemetry.resource import describe_process
-from torchotel.telemetry.run import find_run_id, run_reference, run_trace
+from torchotel.telemetry.resource import ProcessResource, describe_process
+from torchotel.telemetry.run import run_reference, run_trace
 from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 
 if TYPE_CHECKING:
     from torchotel._pipeline import OrLost, Pipeline
+
+_logger = logging.getLogger("torchotel")
 
 
 class Session:
@@ -78,11 +84,14 @@ class Session:
             sliced=Sliced(rest),
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
-        self._run_id = find_run_id(config.run_id, os.environ)
-        self._resource = describe_process(config.service_name, script_name(), self._run_id, os.environ, versions())
-        self._run = run_reference(self._run_id, int(str(self._resource[names.RUN_GENERATION])))
+        described = describe_process(config.service_name, script_name(), versions())
+        self._settled = False
+        self._resource = ProcessResource(described, self._identify)
         self._started_ns = time.time_ns()
-        self._record = open_record(config, self._resource, self._stats) if exporters is None else None
+        # In a child of multiprocessing the folder waits for a record: the child may be a DataLoader's worker.
+        self._records_late = exporters is None and is_child()
+        opens = exporters is None and not self._records_late
+        self._record = open_record(config, self._resource, self._stats) if opens else None
         with ExitStack() as undo:  # of what is open by then, where the rest can't be had
             undo.callback(self._discard_record)
             made = None if exporters is None else exporters(self._stats)
@@ -101,7 +110,7 @@ class Session:
         config = self._config
         if exporters is None:
             exporters = make_exporters(config, self._resource, self._stats, self._record)
-        self._exporters = exporters
+        self._exporters = list(exporters)
         starters = [
             exporter for exporter in self._exporters if isinstance(exporter, SpanStarter)
         ]  # the user's provider
@@ -118,6 +127,7 @@ class Session:
             start_span=self._starter.start,
             make_current=make_current,
             warn=self._warn,
+            on_first=self._guard.guarded(self._settle_identity),
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
@@ -242,15 +252,41 @@ class Session:
             self._record.discard()
 
     def _prepare(self) -> None:
+        """Load what the worker needs; called on the worker, so that `instrument()` need not wait for it."""
+        for name in ("torchotel._pipeline", "torchotel.telemetry.calls", "torchotel.telemetry.traces"):
+            import_module(name)
         self._publisher.prepare()
 
+    def _identify(self) -> Identity:
+        return identify(os.environ, self._config.run_id, own_run.current())
+
+    def _settle_identity(self) -> None:
+        """Find the identity for good; called on the training thread, where the process group exists by now."""
+        if not self._settled:
+            self._settled = True
+            own_run.use()
+            self._resource.update()
+
+    def _open_late_record(self) -> None:
+        """Open a run file that waited for the first record."""
+        if self._records_late and get_worker_info() is None:
+            try:
+                self._record = open_record(self._config, self._resource, self._stats)
+            except ConfigError as error:
+                _logger.warning("This process is not recorded: %s", error)
+            if self._record is not None:
+                self._exporters.append(self._record)
+
     def _make_pipeline(self, guard: Guard, or_lost: OrLost) -> Pipeline:
-        """Load and make what the worker does with records; called on the worker."""
+        """Make what the worker does with records; called on the worker with the first record."""
         from torchotel._pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
         from torchotel.telemetry.calls import Templates  # noqa: PLC0415  # as above
         from torchotel.telemetry.traces import TraceBuilder  # noqa: PLC0415  # as above
 
+        self._open_late_record()
         config, sliced = self._config, Sliced(rest)
+        identity = self._resource.identity
+        self._run = run_reference(identity.run_id, identity.generation)
         templates = Templates(config.include, config.exclude, config.max_depth)
         return Pipeline(
             TraceBuilder(templates, config.max_spans, self._run, sliced),
@@ -283,7 +319,7 @@ class Session:
         if unit.kind != "step":
             return None
         self._describe(finished=False)
-        if self._resource[names.RANK] != 0:
+        if self._resource.identity.rank != 0:
             return None  # its ids are the same on all ranks
         time_ns = unit.start_ns + unit.unix_offset_ns
         return run_trace(self._run, time_ns, self._capture.model, self._config.public(), versions())
@@ -302,7 +338,7 @@ class Session:
         self._record.describe(
             {
                 "torchotel.version": package_version(),
-                "run_id": self._run_id,
+                "run_id": self._resource.identity.run_id,
                 "service_name": self._resource["service.name"],
                 "config": self._config.public(),
                 "resource": self._resource,

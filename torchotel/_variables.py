@@ -138,7 +138,9 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
     ),
     "Of Python's SDK": (
         Variable(
-            "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS", "SDK", "detectors that add to the resource: `os`, `process`, …"
+            "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS",
+            "SDK",
+            "detectors that add to the resource: `os`, `process`, …; [`torchotel`](ranks.md): rank and run",
         ),
         *_unread(
             "not ours: ids are random, except those of `torch.run`, which are a hash of the run id",

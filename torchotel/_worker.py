@@ -45,7 +45,7 @@ class Worker:
     Args:
         buffer: Where finished steps wait.
         exporters: Where traces go.
-        make_pipeline: Makes what records go through, on the thread.
+        make_pipeline: Makes what records go through, on the thread, when there is the first record.
         on_start: Called first, on the thread.
         on_record: Gets each record; None: nobody wants it.
         warn: Called with what the user is to know.
@@ -65,6 +65,8 @@ class Worker:
         self.guard = Guard("the worker", limit=1000)
         self._on_start, self._on_record, self._warn = self.guard.guarded(on_start), on_record, warn
         self._pipeline: Pipeline | None = None
+        self._began = False
+        """Whether there was a record."""
         self._ended = False
         self._deadline_s = math.inf
         self.spans_dropped = 0
@@ -107,7 +109,6 @@ class Worker:
     def _run(self) -> None:
         with self._loading:
             self._on_start()
-            self._pipeline = self.guard.guarded(self._make_pipeline)(self.guard, self._or_lost)
             for exporter in self._exporters:
                 self.guard.guarded(exporter.prepare)()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
@@ -169,6 +170,10 @@ class Worker:
         if self._on_record is not None:
             self._on_record(record)
         self._count(handed)
+        if not self._began:
+            self._began = True
+            with Loading():
+                self._pipeline = self.guard.guarded(self._make_pipeline)(self.guard, self._or_lost)
         if self._pipeline is None:  # it could not be made, which is counted as an error
             self._lost(handed.span_estimate())
         else:

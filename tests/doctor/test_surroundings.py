@@ -82,7 +82,7 @@ def test_tells_who_has_a_port(taken: int) -> None:
 
 
 def test_looks_at_the_port_of_the_local_rank(taken: int) -> None:
-    (found,) = prometheus(OTEL_EXPORTER_PROMETHEUS_PORT=str(taken - 2), LOCAL_RANK="2")
+    (found,) = prometheus(OTEL_EXPORTER_PROMETHEUS_PORT=str(taken - 2), RANK="2", WORLD_SIZE="4", LOCAL_RANK="2")
     assert found.level is Level.WARNING
 
 

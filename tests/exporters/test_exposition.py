@@ -12,7 +12,6 @@ from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
-from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes
@@ -46,7 +45,7 @@ def test_both_writers_hold_the_same(openmetrics: bool, generate: Any, parse: Any
     """Families, their help, type and unit, samples and exemplars, in the same order."""
     metrics, registry = filled(), CollectorRegistry()
     RegistryOutlet(registry, metrics, RESOURCE, Guard("the test"))
-    exposition = Exposition(metrics, target_labels(RESOURCE))
+    exposition = Exposition(metrics, RESOURCE)
     for _ in range(2):  # the second time from what was kept of the first
         assert list(parse(exposition.write(openmetrics).decode())) == list(parse(generate(registry).decode()))
 

@@ -56,7 +56,8 @@ def test_each_local_rank_has_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """The local rank is added to the port that was asked for."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         free = other.getsockname()[1]
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, text in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, text)
     with torchotel.instrument(prometheus_port=free - 1, traces_exporter="none") as handle:
         assert handle.prometheus_port == free
 

@@ -50,6 +50,7 @@ class Capture:
         make_current: Makes current what asks.
         clock: Of devices; None: CUDA's.
         warn: Called with what the user is to know; None: logs it.
+        on_first: Called before the first record of each kind is handed over, on the thread that ran it.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Capture:
         make_current: MakeCurrent | None = None,
         clock: Clock | None = None,
         warn: Warn | None = None,
+        on_first: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_first = on_first
         self._next, self.detail, self._user_span = hand_over, detail, user_span
         self.warn = warn or Warn()
         self.threads: set[ThreadState] = set()
@@ -267,6 +270,8 @@ class Capture:
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
+        if not number:
+            self._on_first()
         reason = self.detail.reason(number) if True in [part.detailed for part in parts] else None
         memory = self.memory.read() if kind == "step" else ()
         thread.held.add(Held(kind, number, parts, thread.ident, reason, memory))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torchotel._config import Config
-from torchotel._ranks import own_folder
+from torchotel._ranks import identify, own_folder
 from torchotel.doctor.finding import Finding, failed, ok, warning
 from torchotel.exporters.runfile import LIMIT_BYTES, METRICS_NAME
 
@@ -21,7 +21,7 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     if config.record is None:
         yield ok(SUBJECT, "no run file is asked for (record); torchotel run makes one in torchotel-runs")
     else:
-        yield _check(own_folder(config.record, environ), "record")
+        yield _check(own_folder(config.record, identify(environ)), "record")
     if config.discovery_dir is not None:
         yield _check(config.discovery_dir, "discovery_dir")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from torchotel._config import Config
 from torchotel._listening import owner_of
-from torchotel._ranks import own_port
+from torchotel._ranks import identify, own_port
 from torchotel._receiver import is_loopback
 from torchotel.doctor.finding import Finding, failed, ok, warning
 
@@ -19,7 +19,8 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
         yield ok(SUBJECT, "no endpoint is asked for")
         return
-    host, port = config.prometheus_host, own_port(config.prometheus_port, environ)
+    identity = identify(environ)
+    host, port = config.prometheus_host, own_port(config.prometheus_port, identity.local_rank)
     if port == 0 and config.prometheus_port:
         yield warning(SUBJECT, "the port of this rank would be above 65535, so it is any free one", f"Lower {_PORT}.")
     try:
@@ -27,8 +28,7 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     except (OSError, UnicodeError) as error:
         yield _not_to_be_had(host, port, error)
     else:
-        rank = environ.get("LOCAL_RANK", "")
-        of_rank = f", which is that of local rank {rank}," if rank.isdecimal() else ""
+        of_rank = f", which is that of local rank {identity.local_rank}," if identity.world_size != 1 else ""
         yield ok(SUBJECT, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} will do")
     if not is_loopback(host):
         text = f"metrics are served on {host} to everybody who can reach it"

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, count
 from math import isfinite
 from pathlib import Path
@@ -70,7 +70,7 @@ class RunFile(TraceExporter):
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
-        self._encoder = JsonEncoder(resource, version, rest)
+        self._resource, self._version, self._rest = resource, version, rest
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._segments: deque[_Segment] = deque()
@@ -129,6 +129,11 @@ class RunFile(TraceExporter):
     def empty(self) -> bool:
         """Whether nothing was recorded."""
         return self._bytes == 0 and self._deleted["steps_dropped"] == 0
+
+    @cached_property
+    def _encoder(self) -> JsonEncoder:
+        """The encoder of all traces, made with the first: by then the rank is known."""
+        return JsonEncoder(self._resource, self._version, self._rest)
 
     def _attempt(self, write: Callable[[], Result], default: Result) -> Result:
         """Run a write unless the recording has ended; a failing disk ends it."""

@@ -1,29 +1,11 @@
-"""The run that steps belong to: its id, and its one short span."""
+"""The run that steps belong to: the ids of `torch.run`, and that span."""
 
 import hashlib
-import uuid
 from collections.abc import Mapping
 
 from torchotel import _names as names
 from torchotel._records import ModelInfo, SpanReference
-from torchotel._text import shortened
 from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanTemplate, Trace
-
-LAUNCHER_IDS = ("TORCHELASTIC_RUN_ID", "RAY_JOB_ID", "KUBEFLOW_TRAINING_JOB_ID")
-
-
-def find_run_id(given: str | None, environ: Mapping[str, str]) -> str:
-    """Return the given id, else the launcher's, else a random one; "none" (torchrun's default) counts as absent."""
-    if given is not None:
-        return shortened(given)
-    for name in LAUNCHER_IDS:
-        text = environ.get(name, "")
-        if text and text.lower() != "none":
-            return shortened(text)
-    job = environ.get("SLURM_JOB_ID", "")
-    if job:
-        return f"{job}.{environ.get('SLURM_STEP_ID', '0')}"
-    return uuid.uuid4().hex[:12]
 
 
 def run_reference(run_id: str, generation: int) -> SpanReference:

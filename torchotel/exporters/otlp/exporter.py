@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.exporters.otlp.batch import Batch
@@ -54,7 +55,7 @@ class RequestExporter(TraceExporter):
         self._rest = rest
         self._limiter = Limiter(limits, Sliced(rest))
         self._encoder = SpanEncoder(rest)
-        self._envelope = Envelope(resource, version)
+        self._resource, self._version = resource, version
         self._transport = transport
         self._sender = Sender(transport, self.stats)
         self._max_spans = max_request_spans
@@ -111,6 +112,11 @@ class RequestExporter(TraceExporter):
         """Send all that was taken, by `deadline_s`, and end the sender."""
         self.push()
         self._sender.shutdown(deadline_s)
+
+    @cached_property
+    def _envelope(self) -> Envelope:
+        """The envelope of all requests, made with the first: by then the rank is known."""
+        return Envelope(self._resource, self._version)
 
     def _failed(self, error: Exception, spans: int) -> None:
         self._lost = True

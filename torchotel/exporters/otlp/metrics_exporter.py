@@ -1,6 +1,7 @@
 """The SDK's metrics as OTLP requests, handed to a sender of ours; imported on the worker, with the SDK."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -8,9 +9,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.sdk.metrics import Counter, Histogram, ObservableCounter
 from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.metrics.view import Aggregation, ExponentialBucketHistogramAggregation
+from opentelemetry.sdk.resources import Resource
 
+from torchotel import _names as names
 from torchotel.exporters.otlp.exporter import MAX_REQUEST_BYTES
 from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.spans import speakable
+from torchotel.telemetry.spans import Attributes
 
 # https://opentelemetry.io/docs/specs/otel/metrics/sdk_exporters/otlp/#additional-environment-variable-configuration
 _DELTAS: dict[str, tuple[type, ...]] = {
@@ -25,21 +30,26 @@ class SenderMetricExporter(MetricExporter):
 
     Args:
         sender: Brings them out, and counts what fails.
+        resource: Attributes of the resource, read anew for each push, in place of the provider's.
         temporality: Which instruments count since the last push, by OpenTelemetry's word for it.
         histograms: What histograms are, by OpenTelemetry's word for it.
     """
 
-    def __init__(self, sender: Sender, *, temporality: str, histograms: str) -> None:
+    def __init__(self, sender: Sender, resource: Attributes, *, temporality: str, histograms: str) -> None:
         exponential = histograms == "base2_exponential_bucket_histogram"
         aggregation: dict[type, Aggregation] = {Histogram: ExponentialBucketHistogramAggregation()}
         super().__init__(
             dict.fromkeys(_DELTAS[temporality], AggregationTemporality.DELTA), aggregation if exponential else None
         )
-        self._sender = sender
+        self._sender, self._resource = sender, resource
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Hand the requests over; what becomes of them is the sender's to count."""
-        for request in split(encode_metrics(metrics_data), MAX_REQUEST_BYTES):
+        resource = Resource(speakable(self._resource), names.SCHEMA_URL)
+        ours = [
+            replace(one, resource=resource, schema_url=resource.schema_url) for one in metrics_data.resource_metrics
+        ]
+        for request in split(encode_metrics(MetricsData(ours)), MAX_REQUEST_BYTES):
             self._sender.put(request.SerializeToString(), 0)
         return MetricExportResult.SUCCESS
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchotel import _names as names
 from torchotel._config import Config
 from torchotel._receiver import Receiver
 from torchotel.exporters.otlp.connect import make_transport
@@ -18,7 +17,6 @@ from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.signals import METRICS
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.provider_instruments import ProviderInstruments
-from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.module_times import MOST_MODULES
@@ -134,11 +132,12 @@ class OtlpMetricsOutlet(MetricsOutlet):
         except TypeError:  # a version without a limit, before 1.45.2
             views = []
         pushing = self._pushing
-        exporter = SenderMetricExporter(self._sender, temporality=pushing.temporality, histograms=pushing.histograms)
+        exporter = SenderMetricExporter(
+            self._sender, self._resource, temporality=pushing.temporality, histograms=pushing.histograms
+        )
         # Without a thread of the SDK's: that would come up again in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-        resource = Resource(speakable(self._resource), names.SCHEMA_URL)
-        provider = MeterProvider([reader], resource, shutdown_on_exit=False, views=views)
+        provider = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False, views=views)
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)
         self._pusher = _Pusher(reader.collect, pushing.interval_s)

@@ -26,13 +26,13 @@ class MetricsCollector(Collector):
 
     Args:
         metrics: What is shown.
-        target: Labels of `target_info`; None: it isn't shown.
+        resource: Labels of `target_info`, read anew for each scrape; None: it isn't shown.
         guard: Takes what goes wrong.
     """
 
-    def __init__(self, metrics: Metrics, target: dict[str, str] | None, guard: Guard) -> None:
+    def __init__(self, metrics: Metrics, resource: Attributes | None, guard: Guard) -> None:
         self._metrics: Metrics | None = metrics
-        self._target, self._guard = target, guard
+        self._resource, self._guard = resource, guard
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing: without this, registering would scrape."""
@@ -50,7 +50,9 @@ class MetricsCollector(Collector):
         metrics = self._metrics
         if metrics is None:
             return []
-        target = [] if self._target is None else [InfoMetricFamily("target", "Target metadata", self._target)]
+        resource = self._resource
+        labels = [] if resource is None else [target_labels(resource)]
+        target = [InfoMetricFamily("target", "Target metadata", one) for one in labels]
         families = (family for family in metrics.collect() if family.points or family.distributions)
         return [*target, *(_metric(family) for family in families)]
 
@@ -68,7 +70,7 @@ class RegistryOutlet(MetricsOutlet):
     def __init__(self, registry: CollectorRegistry, metrics: Metrics, resource: Attributes, guard: Guard) -> None:
         get_target = getattr(registry, "get_target_info", None)
         taken = get_target is not None and get_target()
-        self._collector = MetricsCollector(metrics, None if taken else target_labels(resource), guard)
+        self._collector = MetricsCollector(metrics, None if taken else resource, guard)
         self._registry: CollectorRegistry | None = registry
         registry.register(self._collector)
 

@@ -8,14 +8,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from torchotel import _names as names
 from torchotel._errors import ConfigError
 from torchotel._guard import Guard
+from torchotel._ranks import own_port
 from torchotel._receiver import is_loopback
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.listener import Listener
-from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.spans import Attributes
 
@@ -29,7 +30,7 @@ class EndpointOutlet(MetricsOutlet):
 
     Args:
         host: Address that is listened on.
-        port: 0: any free one; also taken where the port is another program's.
+        port: Of the first local rank, the next rank's is one higher. 0: any free one; also taken if the port is in use.
         metrics: What is shown.
         resource: Attributes of the resource.
         folder: Where the target file goes; None: there is none.
@@ -53,9 +54,9 @@ class EndpointOutlet(MetricsOutlet):
         *,
         wait: bool,
     ) -> None:
-        self._host, self._wanted = host, port
+        self._host, self._first_port, self._resource = host, port, resource
         self._file = _open(folder, job_of(resource))
-        self._write = guard.guarded(Exposition(metrics, target_labels(resource), rest).write)
+        self._write = guard.guarded(Exposition(metrics, resource, rest).write)
         self._listener: Listener | None = None
         self._ended = False
         if not wait:
@@ -139,11 +140,13 @@ class EndpointOutlet(MetricsOutlet):
         self._listener = listener
 
     def _listen(self) -> Listener:
+        local_rank = self._resource.get(names.LOCAL_RANK)
+        port = own_port(self._first_port, local_rank if isinstance(local_rank, int) else None)
         try:
             try:
-                return Listener(self._host, self._wanted)
+                return Listener(self._host, port)
             except OSError as error:
-                if error.errno not in _TAKEN or not self._wanted:
+                if error.errno not in _TAKEN or not port:
                     raise
             listener = Listener(self._host, 0)
         except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
@@ -152,7 +155,7 @@ class EndpointOutlet(MetricsOutlet):
         _logger.warning(
             "Port %d is taken; metrics are at http://%s:%d/metrics. Choose another with prometheus_port "
             "(OTEL_EXPORTER_PROMETHEUS_PORT); 0 takes any free one.",
-            self._wanted,
+            port,
             self._host,
             listener.port,
         )

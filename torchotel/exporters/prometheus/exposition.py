@@ -6,13 +6,15 @@ before a value is most of a line, and always the same. A test holds both writers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, islice
 
+from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.accumulators import Distribution, Family, Labels
 from torchotel.telemetry.exemplars import Exemplar
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import Metrics
+from torchotel.telemetry.spans import Attributes
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -26,13 +28,12 @@ class Exposition:
 
     Args:
         metrics: What is written.
-        target: Labels of `target_info`.
+        resource: Labels of `target_info`, read anew for each scrape.
         rest: Called after every `SLICE_LINES` lines, to let go of the GIL.
     """
 
-    def __init__(self, metrics: Metrics, target: Mapping[str, str], rest: Callable[[], None] = lambda: None) -> None:
-        self._metrics, self._rest = metrics, rest
-        self._target = _braces([_pair(*item) for item in sorted(target.items())])
+    def __init__(self, metrics: Metrics, resource: Attributes, rest: Callable[[], None] = lambda: None) -> None:
+        self._metrics, self._resource, self._rest = metrics, resource, rest
         self._heads: dict[tuple[Instrument, Labels], str] = {}
         """What stands before the values of a series."""
 
@@ -41,7 +42,8 @@ class Exposition:
         if len(self._heads) > MOST_HEADS:
             self._heads.clear()
         name, kind = ("target", "info") if openmetrics else ("target_info", "gauge")
-        lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{self._target} 1.0\n"]
+        target = _braces([_pair(*item) for item in sorted(target_labels(self._resource).items())])
+        lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{target} 1.0\n"]
         families = (one for one in self._metrics.collect() if one.points or one.distributions)
         written = chain.from_iterable(self._family(family, openmetrics=openmetrics) for family in families)
         while more := list(islice(written, SLICE_LINES)):
