@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 import pytest
+import torch
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -48,6 +49,28 @@ def test_a_given_provider_gets_all(provider: TracerProvider, kept: InMemorySpanE
     provider.force_flush()
     assert [span.name for span in kept.get_finished_spans()[31:]] == ["later"]
     assert server.requests == []
+
+
+def test_roots_say_whose_they_are(
+    provider: TracerProvider, kept: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider's resource does not know rank and run, so `torch.run`, steps and evaluations carry them."""
+    for name, text in {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job-7"}.items():
+        monkeypatch.setenv(name, text)
+    with torchotel.instrument(tracer_provider=provider, detail="all", metrics_exporter="none") as handle:
+        train(2)
+        with torch.no_grad():
+            torch.nn.Linear(4, 1)(torch.ones(1, 4))
+        assert handle.flush()
+    identity = {"torch.rank": 0, "torch.world_size": 2, "torch.run.id": "job-7"}
+    found = {
+        (span.name, span.parent is None): {
+            name: value for name, value in (span.attributes or {}).items() if name in identity
+        }
+        for span in kept.get_finished_spans()
+    }
+    assert {name for name, root in found if root} == {"torch.run", "torch.step", "torch.evaluation"}
+    assert all(attributes == (identity if root else {}) for (_, root), attributes in found.items())
 
 
 def test_none_beats_a_provider(provider: TracerProvider, kept: InMemorySpanExporter) -> None:

@@ -62,7 +62,7 @@ def _make_engine(
     if provider is not None:
         from torchotel.exporters.sdk.engine import SdkEngine  # noqa: PLC0415  # as above
 
-        return SdkEngine(provider, version=package_version(), stats=stats, rest=rest)
+        return SdkEngine(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
     if config.traces_exporter == "console":
         from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
 

@@ -1,5 +1,11 @@
 """What the resource says of the process, and who has the last word."""
 
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import commands
 import pytest
 
 from torchotel.telemetry.resource import describe_process
@@ -13,10 +19,56 @@ def test_service_name(monkeypatch: pytest.MonkeyPatch, variable: str, given: str
     """A given name wins over that of OTEL_RESOURCE_ATTRIBUTES, and that over the script's."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", variable)
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
-    assert describe_process(given, "train", "run", {}, {})["service.name"] == name
+    assert describe_process(given, "train", {})["service.name"] == name
 
 
 def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose own name says nothing the variable names the host."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=node-7")
-    assert describe_process(None, "train", "run", {}, {})["host.name"] == "node-7"
+    assert describe_process(None, "train", {})["host.name"] == "node-7"
+
+
+SHOWN = """
+import json
+from opentelemetry.sdk.trace import TracerProvider
+attributes = TracerProvider().resource.attributes
+print(json.dumps({name: value for name, value in attributes.items() if name.startswith("torch.")}))
+import torch, torchotel
+torchotel.instrument(record="run")
+torch.nn.Linear(1, 1)(torch.ones(1)).backward()
+"""
+
+
+def _detected(folder: Path, **variables: str) -> dict[str, Any]:
+    """Give what the detector adds in an SDK; the entry point is that of pyproject.toml, installed or not yet."""
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
+    group = "opentelemetry_resource_detector"
+    metadata = folder / "declared-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: declared\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\ntorchotel = {declared[group]['torchotel']}\n")
+    detectors = {"OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": "torchotel", "PYTHONPATH": str(folder)}
+    done = commands.python("-c", SHOWN, cwd=folder, **detectors, **commands.SILENT, **variables)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_detector_gives_the_identity_to_any_sdk(tmp_path: Path) -> None:
+    """Under a launcher its variables, before torch is imported."""
+    launched = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "job-7"}
+    assert _detected(tmp_path, **launched) == {
+        "torch.rank": 3,
+        "torch.local_rank": 1,
+        "torch.world_size": 4,
+        "torch.run.id": "job-7",
+        "torch.run.generation": 0,
+    }
+
+
+def test_a_detector_and_the_recording_agree_on_the_run_id(tmp_path: Path) -> None:
+    """Also where a process draws its own."""
+    found = _detected(tmp_path)
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert described["resource"].items() >= found.items()
+    assert described["run_id"] == found["torch.run.id"]

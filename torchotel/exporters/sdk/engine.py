@@ -19,6 +19,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Span as LiveSpan
 
+from torchotel import _names as names
 from torchotel._records import SpanReference
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.exporters.sdk.started import StartedSpans
@@ -27,11 +28,13 @@ from torchotel.exporters.spans import own_attributes, own_events, speakable, spe
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id, span_context_of
-from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanStarter, Trace, TraceExporter
+from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter
 
 REST_SPANS = 16
 """Spans that are replayed without a rest, about 0.2 ms."""
 MOST_RENAMED = 64
+ROOT_IDENTITY = (names.RANK, names.WORLD_SIZE, names.RUN_ID)
+"""Attributes of our resource that roots carry, since the provider's resource lacks them."""
 
 _NOTHING = Context()
 """Not the current one: what is current on the worker, or around a training step, is no parent."""
@@ -52,6 +55,7 @@ class SdkEngine(TraceExporter, SpanStarter):
     Args:
         provider: Of the user's.
         version: Of torchotel, for the scope.
+        resource: Attributes of our resource: the provider has another, so roots carry rank, world size and run id.
         stats: Where spans and failures are counted.
         rest: Called after every `REST_SPANS` spans, to let go of the GIL.
     """
@@ -64,10 +68,12 @@ class SdkEngine(TraceExporter, SpanStarter):
         provider: TracerProvider,
         *,
         version: str,
+        resource: Attributes | None = None,
         stats: ExportStats | None = None,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         self.stats = stats or ExportStats()
+        self._resource = resource or {}
         self._rest = rest
         self._since_rest = 0
         self._get_tracer = partial(get_tracer, provider, version)
@@ -154,6 +160,8 @@ class SdkEngine(TraceExporter, SpanStarter):
         plain = span.attributes is None and span.error is None
         own = {} if plain else speakable(own_attributes(span))
         attributes = {**self._known[span.template], **common, **own}
+        if span is trace.root:
+            attributes |= self._identity()
         live = self._started.take(span.span_id)
         try:
             if live is not None:
@@ -198,6 +206,10 @@ class SdkEngine(TraceExporter, SpanStarter):
             self._delivery.ended(context.trace_id if span is trace.root else None)
         else:  # it only records: processors saw it, exporters won't
             self._delivery.left_out()
+
+    def _identity(self) -> dict[str, AttributeValue]:
+        found = {name: self._resource.get(name) for name in ROOT_IDENTITY}
+        return speakable({name: value for name, value in found.items() if value is not None})
 
     def _rename(self, trace: Trace, live: LiveSpan) -> None:
         if len(self._renamed) >= MOST_RENAMED:
