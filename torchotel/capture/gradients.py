@@ -8,7 +8,8 @@ clipping begins, or else when the optimizer's step begins.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count, repeat
 from typing import TYPE_CHECKING
 
@@ -185,7 +186,7 @@ class Gradients:
             scale: By which the optimizer will divide them.
         """
         read = _read_of(thread)
-        changed = {id(gradient) for gradient in gradients if not _is_as_read(read.get(id(gradient)), gradient)}
+        changed = _changed(gradients, read)
         if changed:
             read.update(self.take(_models_of(thread), None, scale, changed))
             thread.machine.parts[-1].read = read
@@ -265,15 +266,21 @@ def _read_of(thread: ThreadState) -> dict[int, GradientState]:
     return next((part.read for part in reversed(thread.machine.parts) if part.read is not None), {})
 
 
+def _changed(gradients: Sequence[Tensor], read: Mapping[int, GradientState]) -> set[int]:
+    """Return the `id()`s of those that are not as they were when they were read; there may be thousands."""
+    changed = set()
+    for gradient in gradients:
+        state = read.get(id(gradient))
+        if state is None or state[0]() is not gradient or (state[1] is not None and state[1] != version_of(gradient)):
+            changed.add(id(gradient))
+    return changed
+
+
 def _selected(states: Iterable[GradientState]) -> SelectedNorms:
-    places: dict[GradientReading, list[int]] = {}
+    places: defaultdict[GradientReading, list[int]] = defaultdict(list)
     for _, _, reading, place in states:
-        places.setdefault(reading, []).append(place)
+        places[reading].append(place)
     return SelectedNorms(places)
-
-
-def _is_as_read(state: GradientState | None, gradient: Tensor) -> bool:
-    return state is not None and state[0]() is gradient and state[1] in {None, version_of(gradient)}
 
 
 def _gradients_of_optimizer(optimizer: Optimizer) -> list[Tensor]:
