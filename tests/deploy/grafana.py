@@ -37,8 +37,9 @@ def dashboard(path: Path) -> dict[str, Any]:
 
 
 def panels(made: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the panels without the rows that part them."""
-    return (panel for panel in made["panels"] if panel["type"] != "row")
+    """Give the panels without the rows that part them; a collapsed row contains its panels."""
+    for panel in made["panels"]:
+        yield from panel["panels"] if panel["type"] == "row" else [panel]
 
 
 def targets() -> list[Target]:

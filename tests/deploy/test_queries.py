@@ -93,7 +93,7 @@ def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
 
 def test_rows_of_layers_come_in_the_order_of_their_names(training: Trained) -> None:
     """As the panel says of them: Grafana draws rows in the order in which Prometheus gives the series."""
-    (target,) = [one for one in targets() if one.panel == "Gradient norms by layer"]
+    (target,) = [one for one in targets() if one.panel == "Gradient norms by layer: $run"]
     rows = [one["metric"]["module"] for one in until(partial(answer, training, target), lambda found: len(found) > 1)]
     assert rows == sorted(rows) == ["decoder", "encoder"]
 

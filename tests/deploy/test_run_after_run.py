@@ -25,7 +25,11 @@ COUNTERS = [
     f"torch_module_calls_total{{%s{LAYER}}}",
 ]
 SINCE = [target for target in targets() if "since the last step" in target.panel.lower()]
-FAR_BACK = [target for target in targets() if "$__range" in target.expr or "_over_time" in target.expr]
+FAR_BACK = [
+    target
+    for target in targets()
+    if "$__range" in target.expr and "@ end()" not in target.expr  # these look back to choose series, not for values
+]
 
 
 def two_runs() -> dict[str, str]:

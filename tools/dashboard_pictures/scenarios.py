@@ -23,8 +23,7 @@ _JOB = """
   - job_name: {name}
     file_sd_configs: [{{files: ["{folder}/*.json"], refresh_interval: 1s}}]
 """
-GPU = {"GPU memory", "GPU time by layer", "GPU memory by rank"}
-_SELDOM = GPU | {"Export errors"}
+_SELDOM = {"Export errors"}
 _LOGGED = {"Samples per second", "Loss", "Samples and tokens per second", "Logged values", "Loss by rank"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.builder import Builder
@@ -14,6 +14,8 @@ from tools.dashboards.queries import series
 TAG = "torchotel"
 Rows = Mapping[str, Sequence[Builder[models.Panel]]]
 """Panels by the title of their row."""
+GPU = "GPU"
+"""The row that is collapsed and comes last: without a GPU its panels are empty."""
 
 _ALL = models.VariableOption(text="All", value="$__all")
 
@@ -44,13 +46,26 @@ def framed(
     for variable in (*_variables(), *more):
         made = made.with_variable(variable)
     for name, panels in rows.items():
-        made = made.with_row(dashboard.Row(name))
+        row = dashboard.Row(name)
+        if name == GPU:
+            for panel in panels:
+                row = row.with_panel(panel)
+            made = made.with_row(row)
+            continue
+        made = made.with_row(row)
         for panel in panels:
             made = made.with_panel(panel)
     built = made.build()
-    for number, panel_or_row in enumerate(built.panels or (), 1):
+    for number, panel_or_row in enumerate(_all(built), 1):
         panel_or_row.id_val = number
     return built
+
+
+def _all(built: models.Dashboard) -> Iterator[models.Panel | models.RowPanel]:
+    for panel_or_row in built.panels or ():
+        yield panel_or_row
+        if isinstance(panel_or_row, models.RowPanel):
+            yield from panel_or_row.panels
 
 
 def _variables() -> list[Builder[models.VariableModel]]:

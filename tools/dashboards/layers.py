@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tools.dashboards.frame import chosen, framed
-from tools.dashboards.panels import THIRD, Column, lines, listed, rows
-from tools.dashboards.queries import Query, against_median, by_run, grown, latest, least, most, rate, ratio, series
+from tools.dashboards.frame import GPU, chosen, framed
+from tools.dashboards.panels import WHOLE, Column, lines, listed, rows
+from tools.dashboards.queries import (
+    Query,
+    against_median,
+    by_run,
+    grown,
+    latest,
+    least,
+    least_at_end,
+    most,
+    most_at_end,
+    rate,
+    ratio,
+    series,
+)
 
 UID = "torchotel-layers"
 _CHOSEN = 'module=~"$module"'
 _LAYER = ("model", "module")
-_NAME = "{{torch_run_id}} {{model}} {{module}}"
+_NAME = "{{module}} {{model}} {{torch_run_id}}"
 _CALL = (*_LAYER, "type", "direction")
 _NORM = series("torch_module_gradient_norm", _CHOSEN)
 _NORMS = by_run("max", _NORM, *_LAYER)
@@ -26,7 +39,7 @@ def layers() -> Dashboard:
         UID,
         "Layers",
         "What each layer does: its time forward and backward, and whether its gradients vanish or explode.",
-        {"Time": _TIME, "Gradients": _GRADIENTS},
+        {"Time": _TIME, "Gradients": _GRADIENTS, GPU: _GPU},
         chosen("module", names, "Layers, by their names in the model."),
     )
 
@@ -34,7 +47,7 @@ def layers() -> Dashboard:
 def _time_of_call(direction: str) -> str:
     matchers = _CHOSEN, f'direction="{direction}"'
     times = by_run("sum", rate("torch_module_time_seconds_total", *matchers), *_LAYER)
-    return most(15, ratio(times, by_run("sum", rate("torch_module_calls_total", *matchers), *_LAYER)))
+    return most_at_end(15, ratio(times, by_run("sum", rate("torch_module_calls_total", *matchers), *_LAYER)))
 
 
 def _slowest() -> list[Column]:
@@ -56,6 +69,7 @@ _TIME = [
         "inside it. Seen on steps in detail, so sparse where those are; on a GPU it is the host's time.",
         Query(_time_of_call("forward"), _NAME),
         sparse=True,
+        many=True,
     ),
     lines(
         "Backward by layer",
@@ -63,39 +77,25 @@ _TIME = [
         "Time of the gradients through a call, of the fifteen layers where it is longest.",
         Query(_time_of_call("backward"), _NAME),
         sparse=True,
+        many=True,
     ),
     listed(
         "Slowest layers",
         "On which layers the time went in the range shown, over all chosen ranks and steps in detail. A layer's time "
         "includes that of the layers inside it: the root stands on top, and the first leaf is the one to look at.",
         *_slowest(),
-    ),
-    lines(
-        "GPU time by layer",
-        "s",
-        "Time of a call on the device's own clock, forward and backward, of the fifteen layers where it is longest.",
-        Query(
-            most(
-                15,
-                ratio(
-                    by_run("sum", rate("torch_module_device_time_seconds_total", _CHOSEN), *_LAYER, "direction"),
-                    by_run("sum", rate("torch_module_calls_total", _CHOSEN), *_LAYER, "direction"),
-                ),
-            ),
-            f"{_NAME} {{{{direction}}}}",
-        ),
-        sparse=True,
+        width=WHOLE,
     ),
 ]
 _GRADIENTS = [
     rows(
-        "Gradient norms by layer",
+        "Gradient norms by layer: $run",
         "short",
         "The norm of each layer's gradients as a power of ten: -3 is 0.001. Colours go from dark blue, 10⁻⁶ and less, "
         "over green to dark red, 10³ and more: layers that turn blue have vanishing gradients, layers that turn red "
         "exploding ones. From the top, rows are in the order of their names as text: layers.10 before layers.2. At "
-        "most a hundred layers; a norm of 0 is left out.",
-        Query(most(100, f"log10({_NORMS} > 0)"), _NAME),
+        "most the sixty layers with the largest norms at the end; a norm of 0 is left out.",
+        Query(most_at_end(60, f"log10({_NORMS} > 0)"), "{{module}} {{model}}"),
         low=-6,
         high=3,
     ),
@@ -104,36 +104,58 @@ _GRADIENTS = [
         "Layers whose gradients have grown most: the last norm against its median in the range shown.",
         Column("times the median", "short", most(15, _AGAINST_MEDIAN)),
         Column("norm", "sci", f"{_LAST_NORMS} and {most(15, _AGAINST_MEDIAN)}"),
+        width=WHOLE,
     ),
     listed(
         "Vanishing layers",
         "Layers whose gradients have shrunk most: the last norm against its median in the range shown.",
         Column("times the median", "short", least(15, _AGAINST_MEDIAN)),
         Column("norm", "sci", f"{_LAST_NORMS} and {least(15, _AGAINST_MEDIAN)}"),
+        width=WHOLE,
         ascending=True,
     ),
     lines(
         "Largest gradient norms",
         "sci",
         "L2 over the layer's own parameters, before clipping and unscaled, the ten largest.",
-        Query(most(10, _NORMS), _NAME),
-        width=THIRD,
+        Query(most_at_end(10, _NORMS), _NAME),
         log=True,
+        many=True,
     ),
     lines(
         "Smallest gradient norms",
         "sci",
         "The ten smallest. A norm of 0 can't be drawn on a logarithmic axis: the table of vanishing layers has it.",
-        Query(least(10, _NORMS), _NAME),
-        width=THIRD,
+        Query(least_at_end(10, _NORMS), _NAME),
         log=True,
+        many=True,
     ),
     lines(
         "Watched tensors",
         "sci",
         "Norms of the gradients of intermediate tensors that the program watches with torchotel.watch.",
         Query(by_run("max", series("torch_tensor_gradient_norm"), "tensor"), "{{torch_run_id}} {{tensor}}"),
-        width=THIRD,
+        width=WHOLE,
         log=True,
+    ),
+]
+_GPU = [
+    lines(
+        "GPU time by layer",
+        "s",
+        "Time of a call on the device's own clock, forward and backward, of the fifteen layers where it is longest.",
+        Query(
+            most_at_end(
+                15,
+                ratio(
+                    by_run("sum", rate("torch_module_device_time_seconds_total", _CHOSEN), *_LAYER, "direction"),
+                    by_run("sum", rate("torch_module_calls_total", _CHOSEN), *_LAYER, "direction"),
+                ),
+            ),
+            f"{_NAME} {{{{direction}}}}",
+        ),
+        width=WHOLE,
+        sparse=True,
+        many=True,
     ),
 ]

@@ -20,10 +20,17 @@ SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 WHOLE, HALF, THIRD = 24, 12, 8
 """Widths of a panel."""
 _HEIGHT = 8
-_STAT_WIDTH, _STAT_HEIGHT = 3, 4
+_STAT_WIDTH, _STAT_HEIGHT = 6, 4
+_NAME_PX, _VALUE_PX = 12, 18
+_MANY_HEIGHT = 10
+_LEGEND_WIDTH = 260
+_WIDTHS, _LEAST_WIDTH = {"module": 210, "type": 170}, 90
+"""Pixels for the names of a layer and its class, and for any other column of a table; those share what is left."""
 _POINTS = 200
 """How finely what looks back over the range is looked at; a point for each pixel would be too much for many ranks."""
 _SPARSE_MS = 300_000
+_LEAST_TOP = {"cps": 1, "percentunit": 0.01}
+"""How far an axis reaches at least: else Grafana draws zeros on an axis up to 100 c/s or 10,000 %."""
 _BELOW_ALL = -1e9
 """A heatmap hides values up to a bound; by default that is what suits counts, and hides negative values."""
 
@@ -45,6 +52,7 @@ class _Panel(Protocol):
     def unit(self, unit: str) -> Self: ...
     def datasource(self, datasource: models.DataSourceRef) -> Self: ...
     def targets(self, targets: list[Builder[Dataquery]]) -> Self: ...
+    def decimals(self, decimals: float) -> Self: ...
     def span(self, w: int) -> Self: ...
     def height(self, h: int) -> Self: ...
 
@@ -60,6 +68,7 @@ def lines(
     width: int = HALF,
     log: bool = False,
     sparse: bool = False,
+    many: bool = False,
 ) -> timeseries.Panel:
     """Draw values over time.
 
@@ -71,16 +80,19 @@ def lines(
         width: Of 24.
         log: Draw on a logarithmic axis.
         sparse: Draw lines across gaps of some minutes: times of what happens less often than it is asked for.
+        many: Make room for a legend of ten series and more, beside the lines.
     """
     panel = _framed(timeseries.Panel(), title, unit, description, width).targets(_targets(queries))
-    panel = panel.legend(_legend()).tooltip(_tooltip()).fill_opacity(5)
-    panel = panel.span_nulls(_SPARSE_MS if sparse else False)
+    panel = panel.legend(_legend_beside() if many else _legend()).tooltip(_tooltip())
+    panel = panel.height(_MANY_HEIGHT if many else _HEIGHT).span_nulls(_SPARSE_MS if sparse else False)
+    if unit in _LEAST_TOP:
+        panel = panel.axis_soft_min(0).axis_soft_max(_LEAST_TOP[unit])
     return panel.scale_distribution(_log_scale()) if log else panel
 
 
 def stacked(title: str, unit: str, description: str, *queries: Query, width: int = HALF) -> timeseries.Panel:
     """Draw values over time that make up a whole."""
-    panel = lines(title, unit, description, *queries, width=width).fill_opacity(60).line_width(0)
+    panel = lines(title, unit, description, *queries, width=width).fill_opacity(60).line_width(0).axis_soft_min(0)
     return panel.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
 
 
@@ -96,6 +108,9 @@ def number(title: str, unit: str, description: str, query: Query, **limits: floa
     """
     steps = [models.Threshold(color="green"), *(models.Threshold(value=at, color=name) for name, at in limits.items())]
     panel = _framed(stat.Panel(), title, unit, description, _STAT_WIDTH).height(_STAT_HEIGHT)
+    # One line for each run: side by side, the names of four runs have 6 px. There is no room for a line chart.
+    panel = panel.orientation(common_models.VizOrientation.HORIZONTAL).graph_mode(common_models.BigValueGraphMode.NONE)
+    panel = panel.text(common.VizTextDisplayOptions().title_size(_NAME_PX).value_size(_VALUE_PX))
     target = _target("A", query)
     target = target.instant() if RANGE in query.expr else target  # else each point would sum up a whole range
     panel = panel.targets([target]).thresholds(dashboard.ThresholdsConfig().steps(steps))
@@ -110,7 +125,9 @@ def histogram(title: str, unit: str, description: str, query: Query, width: int 
 
 
 def rows(title: str, unit: str, description: str, query: Query, *, low: float, high: float) -> heatmap.Panel:
-    """Draw a row of colours for each series over time, from the top in the order of their labels as text.
+    """Draw a row of colours for each series of a run over time, from the top in the order of their labels as text.
+
+    Each run has a panel of its own.
 
     Args:
         title: Of the panel.
@@ -124,7 +141,8 @@ def rows(title: str, unit: str, description: str, query: Query, *, low: float, h
     panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours().min(low).max(high))
     panel = panel.filter_values(heatmap.FilterValueRange().le(_BELOW_ALL))
     panel = panel.cell_values(heatmap.CellValues().unit(unit))
-    return panel.y_axis(heatmap.YAxisConfig().axis_width(200).reverse(reverse=True))
+    panel = panel.y_axis(heatmap.YAxisConfig().axis_width(200).reverse(reverse=True))
+    return panel.repeat("run").max_per_row(1)
 
 
 def listed(title: str, description: str, *columns: Column, width: int = HALF, ascending: bool = False) -> table.Panel:
@@ -134,17 +152,26 @@ def listed(title: str, description: str, *columns: Column, width: int = HALF, as
         for name, column in zip(ascii_uppercase, columns, strict=False)
     ]
     values = {f"Value #{name}": column.name for name, column in zip(ascii_uppercase, columns, strict=False)}
-    shown = {"excludeByName": {"Time": True}, "renameByName": {**values, **_LABELS}}
+    order = [*_FIRST, *values, *_LAST]
+    shown = {
+        "excludeByName": {"Time": True},
+        "indexByName": {name: place for place, name in enumerate(order)},
+        "renameByName": {**values, **_LABELS},
+    }
     panel = (
         _framed(table.Panel(), title, columns[0].unit, description, width)
         .targets([*queries])
         .max_data_points(_POINTS)
+        .min_width(_LEAST_WIDTH)
         .transformations(
             [models.DataTransformerConfig("merge", options={}), models.DataTransformerConfig("organize", options=shown)]
         )
+        .override_by_field_type("string", _AS_IT_IS)
     )
     for column in columns:
-        panel = panel.override_by_name(column.name, [models.DynamicConfigValue("unit", column.unit)])
+        panel = panel.override_by_name(column.name, _unit(column.unit))
+    for label, pixels in _WIDTHS.items():
+        panel = panel.override_by_name(label, [models.DynamicConfigValue("custom.width", pixels)])
     return panel.sort_by([common.TableSortByFieldState().display_name(columns[0].name).desc(desc=not ascending)])
 
 
@@ -163,16 +190,28 @@ def bars(title: str, unit: str, description: str, expr: str, x: str, parts: str,
     matrix = {"rowField": x, "columnField": parts, "valueField": "Value"}
     panel = _framed(barchart.Panel(), title, unit, description, width)
     panel = panel.targets([_target("A", Query(expr)).instant().format(PromQueryFormat.TABLE)])
-    panel = panel.max_data_points(_POINTS)
+    panel = panel.max_data_points(_POINTS).override_by_field_type("string", _AS_IT_IS)
     panel = panel.with_transformation(models.DataTransformerConfig("groupingToMatrix", options=matrix))
     return panel.x_field(f"{x}\\{parts}").stacking(common_models.StackingMode.NORMAL).legend(_legend())
 
 
 _LABELS = {"torch_run_id": "run", "torch_rank": "rank", "host_name": "host"}
+_FIRST, _LAST = ("module", "type", "direction", "torch_rank", "host_name"), ("model", "torch_run_id")
+"""Labels before and after the numbers of a table: what a row is about comes first."""
+_DECIMALS = {"sci": 2}
+"""Of units that Grafana shows with all digits."""
+_AS_IT_IS = [models.DynamicConfigValue("unit", "string")]
+"""For labels: the unit of a panel also formats text that looks like a number, such as the module 0."""
+
+
+def _unit(unit: str) -> list[models.DynamicConfigValue]:
+    properties = [models.DynamicConfigValue("unit", unit)]
+    return [*properties, models.DynamicConfigValue("decimals", _DECIMALS[unit])] if unit in _DECIMALS else properties
 
 
 def _framed(panel: _Kind, title: str, unit: str, description: str, width: int) -> _Kind:
     framed = panel.title(title).unit(unit).description(description)
+    framed = framed.decimals(_DECIMALS[unit]) if unit in _DECIMALS else framed
     return framed.datasource(SOURCE).span(width).height(_HEIGHT)
 
 
@@ -186,8 +225,13 @@ def _target(name: str, query: Query) -> prometheus.Dataquery:
 
 
 def _legend() -> common.VizLegendOptions:
-    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.TABLE).show_legend(show_legend=True)
-    return legend.placement(common_models.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"])
+    legend = common.VizLegendOptions().display_mode(common_models.LegendDisplayMode.LIST).show_legend(show_legend=True)
+    return legend.placement(common_models.LegendPlacement.BOTTOM)
+
+
+def _legend_beside() -> common.VizLegendOptions:
+    legend = _legend().display_mode(common_models.LegendDisplayMode.TABLE).calcs(["lastNotNull"])
+    return legend.placement(common_models.LegendPlacement.RIGHT).width(_LEGEND_WIDTH)
 
 
 def _tooltip() -> common.VizTooltipOptions:

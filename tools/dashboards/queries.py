@@ -109,3 +109,20 @@ def most(count: int, expr: str) -> str:
 def least(count: int, expr: str) -> str:
     """Keep the smallest ones."""
     return f"bottomk({count}, {expr})"
+
+
+def most_at_end(count: int, expr: str) -> str:
+    """Keep the series whose last values in the range that is shown are the largest, from its start to its end.
+
+    `topk` alone chooses anew at each point: series come and go, and there are more of them than `count`.
+    """
+    return f"{expr} and {most(count, _last(expr))}"
+
+
+def least_at_end(count: int, expr: str) -> str:
+    """Keep the series whose last values in the range that is shown are the smallest, from its start to its end."""
+    return f"{expr} and {least(count, _last(expr))}"
+
+
+def _last(expr: str) -> str:
+    return f"last_over_time(({expr})[{RANGE}:$__interval] @ end())"

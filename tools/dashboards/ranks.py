@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tools.dashboards.frame import framed
+from tools.dashboards.frame import GPU, framed
 from tools.dashboards.panels import WHOLE, Column, bars, lines, listed, number
-from tools.dashboards.queries import Query, by_rank, by_run, grown, latest, most, of_process, rate, ratio, series
+from tools.dashboards.queries import (
+    Query,
+    by_rank,
+    by_run,
+    grown,
+    latest,
+    most,
+    most_at_end,
+    of_process,
+    rate,
+    ratio,
+    series,
+)
 from tools.dashboards.shared import QUIET, STEP_TIME, since_the_last_step
 
 UID = "torchotel-ranks"
@@ -35,7 +47,7 @@ def ranks() -> Dashboard:
         UID,
         "Ranks",
         "How the ranks of a run fare beside each other, and which one holds up the others.",
-        {"At a glance": _GLANCE, "Rank by rank": _RANKS},
+        {"At a glance": _GLANCE, "Rank by rank": _RANKS, GPU: _GPU},
     )
 
 
@@ -64,14 +76,25 @@ _RANKS = [
         "wait that long for its gradients. A rank that is slow in backward itself can't be told so, since all of "
         "them meet there: compare its layers.",
         Query(_SKEW),
+        width=WHOLE,
         sparse=True,
     ),
     lines(
         "Time before the ranks meet",
         "s",
         "Time of a step outside of backward, of the twenty ranks where it is longest. The ranks on top are waited for.",
-        Query(most(20, _OWN), _RANK),
+        Query(most_at_end(20, _OWN), _RANK),
         sparse=True,
+        many=True,
+    ),
+    lines(
+        "Step time by rank",
+        "s",
+        "The mean time of a step, of the twenty ranks where it is longest. Ranks that reduce gradients together "
+        "have the same step time.",
+        Query(most_at_end(20, by_rank("sum", STEP_TIME)), _RANK),
+        sparse=True,
+        many=True,
     ),
     bars(
         "Phases by rank",
@@ -90,39 +113,40 @@ _RANKS = [
         "they run on. The time since the last step is that at the rank's end, where it has ended.",
         Column("step time", "s", _SLOWEST),
         Column("since the last step", "s", f"{latest('max', QUIET, *_HOST)} and {_SLOWEST}"),
-    ),
-    lines(
-        "Step time by rank",
-        "s",
-        "The mean time of a step, of the twenty ranks where it is longest. Ranks that reduce gradients together "
-        "have the same step time.",
-        Query(most(20, by_rank("sum", STEP_TIME)), _RANK),
-        sparse=True,
+        width=WHOLE,
     ),
     lines(
         "Time since the last step",
         "s",
         "Of the twenty ranks where it is longest. When a run hangs, the rank that stopped first stands on top. A run "
         "that has finished has none.",
-        Query(most(20, by_rank("max", QUIET)), _RANK),
+        Query(most_at_end(20, by_rank("max", QUIET)), _RANK),
+        many=True,
     ),
     lines(
         "Gradient norm by rank",
-        "short",
+        "sci",
         "Of the twenty ranks where it is largest. Ranks that reduce gradients together have the same: where they "
         "differ, a parameter is not reduced.",
-        Query(most(20, by_rank("max", series("torch_gradient_norm"))), _RANK),
+        Query(most_at_end(20, by_rank("max", series("torch_gradient_norm"))), _RANK),
+        many=True,
     ),
     lines(
         "Loss by rank",
         "short",
         "As logged, of the twenty ranks where it is largest. One that stays above the others points at its data.",
-        Query(most(20, by_rank("max", series("torch_loss"))), _RANK),
+        Query(most_at_end(20, by_rank("max", series("torch_loss"))), _RANK),
+        width=WHOLE,
+        many=True,
     ),
+]
+_GPU = [
     lines(
         "GPU memory by rank",
         "bytes",
         "The most memory that tensors took on the device, of the twenty ranks where it is largest.",
-        Query(most(20, by_rank("max", series("torch_memory_peak_bytes"), "device")), f"{_RANK} {{{{device}}}}"),
+        Query(most_at_end(20, by_rank("max", series("torch_memory_peak_bytes"), "device")), f"{_RANK} {{{{device}}}}"),
+        width=WHOLE,
+        many=True,
     ),
 ]

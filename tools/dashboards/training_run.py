@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tools.dashboards.frame import framed
+from tools.dashboards.frame import GPU, framed
 from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, stacked
 from tools.dashboards.queries import Query, by, by_run, grown, of_process, quantile, rate, series
 from tools.dashboards.shared import STEP_TIME, overhead, overhead_now, since_the_last_step, steps_in_detail
@@ -14,6 +14,11 @@ _STEPS = rate("torch_steps_total")
 _BUCKETS = rate("torch_step_duration_seconds_bucket")
 _DATA_WAIT = of_process(rate("torch_phase_time_seconds_total", 'phase="data"'), rate("torch_step_duration_seconds_sum"))
 _NOT_FINITE = f"({series('torch_loss_nonfinite_total')} + {series('torch_gradient_nonfinite_total')})"
+
+
+def logged(counter: str) -> str:
+    """Give what is logged in a second, over all ranks of a run, and nothing if the program logs none."""
+    return f"{by_run('sum', rate(counter))} > 0"
 
 
 def training_run() -> Dashboard:
@@ -27,7 +32,8 @@ def training_run() -> Dashboard:
             "Step time": _TIME,
             "Throughput": _THROUGHPUT,
             "Learning": _LEARNING,
-            "Memory and overhead": _COST,
+            "Overhead": _COST,
+            GPU: _GPU,
         },
     )
 
@@ -44,7 +50,7 @@ _GLANCE = [
         "Samples per second",
         "cps",
         "What the program logs with torchotel.log(samples=…), over all ranks.",
-        Query(by_run("sum", rate("torch_samples_total"))),
+        Query(logged("torch_samples_total")),
     ),
     number("Loss", "short", "As logged, the mean of the ranks.", Query(by_run("avg", series("torch_loss")))),
     number(
@@ -86,16 +92,6 @@ _TIME = [
         "without an evaluation, a checkpoint, a longer batch.",
         Query(by(["le"], "sum", _BUCKETS), "{{le}}", exemplars=True),
     ),
-    stacked(
-        "Step time by phase",
-        "s",
-        "On what the time of a step goes, the mean of the ranks. `other` is what lies between the phases: the "
-        "program's own code, logging, checkpoints. On a GPU a phase is what the host spends in it, waiting included.",
-        Query(
-            by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "phase"),
-            "{{torch_run_id}} {{phase}}",
-        ),
-    ),
     lines(
         "Data wait",
         "percentunit",
@@ -103,8 +99,22 @@ _TIME = [
         "waits most. One rank alone points at its disk or its host.",
         Query(by_run("avg", _DATA_WAIT), "{{torch_run_id}} mean"),
         Query(by_run("max", _DATA_WAIT), "{{torch_run_id}} worst rank"),
+        width=WHOLE,
         sparse=True,
     ),
+    stacked(
+        "Step time by phase: $run",
+        "s",
+        "On what the time of a step of this run goes, the mean of the ranks. `other` is what lies between the phases: "
+        "the program's own code, logging, checkpoints. On a GPU a phase is the host's time in it, with waiting.",
+        Query(
+            by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "phase"),
+            "{{phase}}",
+        ),
+        width=WHOLE,
+    )
+    .repeat("run")
+    .max_per_row(2),
 ]
 _THROUGHPUT = [
     lines(
@@ -118,8 +128,8 @@ _THROUGHPUT = [
         "Samples and tokens per second",
         "cps",
         "What the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
-        Query(by_run("sum", rate("torch_samples_total")), "{{torch_run_id}} samples"),
-        Query(by_run("sum", rate("torch_tokens_total")), "{{torch_run_id}} tokens"),
+        Query(logged("torch_samples_total"), "{{torch_run_id}} samples"),
+        Query(logged("torch_tokens_total"), "{{torch_run_id}} tokens"),
         width=THIRD,
     ),
     lines(
@@ -147,7 +157,7 @@ _LEARNING = [
     ),
     lines(
         "Gradient norm",
-        "short",
+        "sci",
         "L2 over all parameters, before clipping and unscaled, the largest of the ranks. By layer: dashboard Layers.",
         Query(by_run("max", series("torch_gradient_norm"))),
         width=THIRD,
@@ -169,6 +179,10 @@ _LEARNING = [
     ),
 ]
 _COST = [
+    overhead(),
+    steps_in_detail(),
+]
+_GPU = [
     lines(
         "GPU memory",
         "bytes",
@@ -179,6 +193,4 @@ _COST = [
         Query(by_run("max", series("torch_memory_peak_bytes"), "device"), "{{torch_run_id}} {{device}} peak"),
         width=WHOLE,
     ),
-    overhead(),
-    steps_in_detail(),
 ]
