@@ -41,7 +41,13 @@ def divide_some(model: nn.Module) -> None:
     last.grad /= WORLD
 
 
-CHANGES = [divide_in_place, divide_anew, replace_one_by_one, divide_some]
+def divide_in_inference_mode(model: nn.Module) -> None:
+    """Make gradients that have no version."""
+    with torch.inference_mode():
+        divide_anew(model)
+
+
+CHANGES = [divide_in_place, divide_anew, replace_one_by_one, divide_some, divide_in_inference_mode]
 
 
 @pytest.mark.parametrize("change", CHANGES)

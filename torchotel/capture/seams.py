@@ -9,7 +9,7 @@
 | `torch._C._functorch.get_unwrapped` | what a transform leaves to a backward outside of it | not told of it |
 | `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
 | `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
-| `Tensor._version` | whether gradients that were unscaled are so still | they stay so while they are kept |
+| `Tensor._version` | whether gradients changed in place since they were read or unscaled | changes are not noticed |
 | `clip_grad._group_tensors_by_device_and_dtype` | seeing when gradients are clipped | norms are those after clipping |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
 | `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
@@ -178,8 +178,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place."""
-    return getattr(tensor, "_version", 0)
+    """Return how often a tensor was changed in place; 0 for one that was made in inference mode."""
+    try:
+        return tensor._version
+    except (AttributeError, RuntimeError):
+        return 0
 
 
 def scale_of(scaler: Any, device: torch.device) -> torch.Tensor | None:
