@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
+from PIL import Image
 from prometheus_server import Prometheus, binary
 
 from tools.dashboard_pictures.browser import MODULES, Problem, bundle, draw
@@ -20,6 +21,15 @@ from tools.dashboard_pictures.scenarios import SCENARIOS, Scenario, scraped
 from tools.dashboards.generated import FOLDER
 
 BOARDS = sorted((FOLDER / "dashboards").glob("*.json"))
+_PAGES = {
+    "torchotel-training-one-1600-dark": "dashboard-training",
+    "torchotel-layers-one-1600-dark": "dashboard-layers",
+    "torchotel-ranks-two-ranks-1600-dark": "dashboard-ranks",
+    "torchotel-telemetry-one-1600-light": "dashboard-telemetry",
+}
+"""The pictures that stand in the pages, and their names there."""
+_IMAGES = Path(__file__).parents[2] / "docs" / "images"
+_PAGE_WIDTH = 1200
 WIDTHS, THEMES = (1600, 1100), ("dark", "light")
 
 
@@ -30,6 +40,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=120, help="how long is trained, and the range that is shown")
     parser.add_argument("--scenario", choices=[one.name for one in SCENARIOS], action="append", help="only this one")
     parser.add_argument("--board", choices=[path.stem for path in BOARDS], action="append", help="only this one")
+    parser.add_argument("--pages", action="store_true", help="also write the pictures that stand in docs/")
     chosen = parser.parse_args()
     if missing := _missing():
         parser.error(missing)
@@ -38,6 +49,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, scraped(scenarios, Path(scratch)) as prometheus:
         time.sleep(chosen.seconds)  # the range fills with values
         found = [*pictures(prometheus, scenarios, boards, chosen.to, chosen.seconds)]
+    if chosen.pages:
+        _write_pages(chosen.to)
     for picture, problem in found:
         print(f"{picture}: {problem.panel}: {problem.problem}: {problem.details}")
     return 1 if found else 0
@@ -59,6 +72,17 @@ def pictures(
                 for problem in draw(data, picture, Path(bundled), width=width, theme=theme):
                     if problem.problem != "empty" or problem.panel not in scenario.may_be_empty:
                         yield picture.name, problem
+
+
+def _write_pages(folder: Path) -> None:
+    """Write the pictures of the pages, smaller and with 256 colours."""
+    for drawn, page in _PAGES.items():
+        with Image.open(folder / f"{drawn}.png") as picture:
+            height = picture.height * _PAGE_WIDTH // picture.width
+            smaller = picture.convert("RGB").resize((_PAGE_WIDTH, height), Image.Resampling.LANCZOS)
+        # The median cut, which is the default, turns thin coloured lines grey; k-means keeps the backgrounds exact.
+        few = smaller.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE)
+        few.save(_IMAGES / f"{page}.png", optimize=True)
 
 
 def _missing() -> str | None:
