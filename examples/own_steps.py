@@ -6,7 +6,7 @@ A policy guesses digits, is told only whether it was right, and learns from its 
 By itself torchotel would see an evaluation and four steps in each iteration. `torchotel.step()` makes it one: in Jaeger
 (http://localhost:16686) each iteration is a trace, in which forward, backward and optimizer step come four times, the
 guessing in the first forward. `torch.log.reward` says how it went, at http://localhost:9464/metrics the gauge
-`torch_log{name="reward"}`.
+`torch_log{torch_log_name="reward"}`.
 """
 
 import sys

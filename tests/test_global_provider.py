@@ -165,14 +165,15 @@ def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiv
         assert sorted(child.name for child in call.children) == ["forward linear", "query"]
     headers = [{name.lower(): value for name, value in request.headers.items()} for request in server.requests]
     assert {one["authorization"] for one in headers} == {"Bearer x"}
-    services = {
-        entry.value.string_value
+    makers = {
+        (scope.scope.name == "torchotel", told["service.name"], told["telemetry.sdk.name"])
         for request in server.requests
         for resource in request.message.resource_spans
-        for entry in resource.resource.attributes
-        if entry.key == "service.name"
+        for told in [{entry.key: entry.value.string_value for entry in resource.resource.attributes}]
+        for scope in resource.scope_spans
     }
-    assert services == {"program"}
+    # "opentelemetry" is reserved for OpenTelemetry's SDKs, which made the program's spans and not ours.
+    assert makers == {(True, "program", "torchotel"), (False, "program", "opentelemetry")}
 
 
 def test_a_provider_of_ours_speaks_the_protocol_of_ours(tmp_path: Path, server: Receiver) -> None:

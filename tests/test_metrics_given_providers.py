@@ -78,7 +78,7 @@ def test_exemplars_are_those_of_a_given_tracer_provider() -> None:
     assert len(steps) == STEPS // 2
     assert scraped.exemplars
     assert scraped.exemplars <= {(f"{one.trace_id:032x}", f"{one.span_id:016x}") for one in steps if one}
-    assert value(scraped.series, "torchotel_spans_total", outcome="sampled_out")
+    assert value(scraped.series, "torchotel_spans_total", torchotel_outcome="sampled_out")
 
 
 class Alternating(Sampler):

@@ -65,10 +65,10 @@ def test_values_are_those_of_the_run(handle: Handle) -> None:
     assert (plain["torch_samples_total"], plain["torch_tokens_total"]) == (4 * STEPS, 10 * STEPS)
     assert (plain["torch_evaluations_total"], plain["torch_learning_rate"]) == (2, 0.125)
     assert (plain["torch_run_finished"], plain["torchotel_detail_ratio"]) == (0, 0.5)
-    assert value(series, "torch_log", name="accuracy") == 0.75
-    assert value(series, "torch_log", name="broken") is None
+    assert value(series, "torch_log", torch_log_name="accuracy") == 0.75
+    assert value(series, "torch_log", torch_log_name="broken") is None
     calls = {
-        (one["module"], one["direction"]): (one["type"], number)
+        (one["torch_module_path"], one["torch_direction"]): (one["torch_module_type"], number)
         for (name, labels), number in series.items()
         if name == "torch_module_calls_total"
         for one in [dict(labels)]
@@ -77,7 +77,7 @@ def test_values_are_those_of_the_run(handle: Handle) -> None:
     assert calls == {(path, way): (kind, STEPS // 2) for path, kind in types.items() for way in ("forward", "backward")}
     phases = sum(number for (name, _), number in series.items() if name == "torch_phase_time_seconds_total")
     assert phases == pytest.approx(plain["torch_step_duration_seconds_sum"])
-    spans = {dict(labels)["outcome"]: number for (name, labels), number in series.items() if "spans" in name}
+    spans = {dict(labels)["torchotel_outcome"]: number for (name, labels), number in series.items() if "spans" in name}
     assert spans == {
         "exported": handle.stats()["spans_exported"],
         "dropped_queue": 0,
@@ -134,7 +134,7 @@ def test_what_utf8_cannot_say_stops_no_way_out(server: Receiver, monkeypatch: py
         assert handle.flush()
         scraped = scrape(handle.prometheus_port)
     assert (scraped.target["service_name"], scraped.target["team"]) == ("tr?s", "caf?")
-    assert value(scraped.series, "torch_log", name="caf?") == 1
-    assert value(pushed_series(server.pushed[0].message), "torch_log", name="caf?") == 1
+    assert value(scraped.series, "torch_log", torch_log_name="caf?") == 1
+    assert value(pushed_series(server.pushed[0].message), "torch_log", torch_log_name="caf?") == 1
     attributes = {one.key: one.value for one in server.pushed[0].message.resource_metrics[0].resource.attributes}
     assert (attributes["service.name"].string_value, attributes["team"].string_value) == ("tr?s", "caf?")

@@ -123,6 +123,10 @@ EXCEPTION_MESSAGE = "exception.message"
 
 # Resource.
 
+SDK_NAME = "telemetry.sdk.name"
+"""string: torchotel where its own exporter made the spans; opentelemetry is reserved for OpenTelemetry's SDKs."""
+SDK_VERSION = "telemetry.sdk.version"
+"""string: version of it."""
 RUN_ID = "torch.run.id"
 """string: the run, the same on all ranks; as torch.rank."""
 RUN_GENERATION = "torch.run.generation"
@@ -138,7 +142,20 @@ TORCH_VERSION = "torch.version"
 CUDA_VERSION = "torch.cuda.version"
 """string: version of CUDA that torch was built for."""
 
-# Metrics, by their OpenTelemetry names; instruments.py has their kinds, units and labels.
+# Attributes of metrics alone; all others are those of spans.
+
+PHASE = "torch.phase"
+"""string: data | forward | backward | optimizer | other."""
+NONFINITE_KIND = "torch.nonfinite.kind"
+"""string: what of a step was not finite: loss | gradient."""
+GRADIENT_SCOPE = "torch.gradient.scope"
+"""string: all, the gradients of all parameters that this rank holds."""
+LOG_NAME = "torch.log.name"
+"""string: the keyword of `log()`."""
+OUTCOME = "torchotel.outcome"
+"""string: what became of a span: exported | dropped_queue | dropped_export | sampled_out."""
+
+# Metrics, by their OpenTelemetry names; instruments.py has their kinds, units and attributes.
 
 METRIC_STEP_DURATION = "torch.step.duration"
 """histogram, s: training steps."""
@@ -158,10 +175,8 @@ METRIC_GRADIENT_NORM = "torch.gradient.norm"
 """gauge: L2 norm of all gradients, before clipping and unscaled; of this rank's shard if parameters are sharded."""
 METRIC_TENSOR_GRADIENT_NORM = "torch.tensor.gradient.norm"
 """gauge: L2 norm of a watched tensor's gradient."""
-METRIC_GRADIENT_NONFINITE = "torch.gradient.nonfinite"
-"""counter: steps whose gradients were not all finite, of those looked at."""
-METRIC_LOSS_NONFINITE = "torch.loss.nonfinite"
-"""counter: steps whose loss was not finite, of those that logged one."""
+METRIC_STEP_NONFINITE = "torch.step.nonfinite"
+"""counter: steps whose loss or gradients were not all finite, of those looked at."""
 METRIC_STEPS = "torch.steps"
 """counter: training steps."""
 METRIC_SAMPLES = "torch.samples"

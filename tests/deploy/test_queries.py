@@ -19,15 +19,17 @@ MODULES = {"Model", "encoder", "decoder"}
 VALUES = {
     "torch_run_id": {RUN},
     "torch_rank": {"0", "1"},
-    "phase": {"data", "forward", "backward", "optimizer", "other"},
-    "model": {"Model"},
-    "module": MODULES,
-    "type": {"Model", "Linear"},
-    "direction": {"forward", "backward"},
-    "outcome": {"exported", "dropped_queue", "dropped_export", "sampled_out"},
+    "torch_phase": {"data", "forward", "backward", "optimizer", "other"},
+    "torch_model": {"Model"},
+    "torch_module_path": MODULES,
+    "torch_module_type": {"Model", "Linear"},
+    "torch_direction": {"forward", "backward"},
+    "torch_nonfinite_kind": {"loss", "gradient"},
+    "torch_gradient_scope": {"all"},
+    "torchotel_outcome": {"exported", "dropped_queue", "dropped_export", "sampled_out"},
     "error_type": {"503"},
-    "name": {"accuracy"},
-    "tensor": {"hidden"},
+    "torch_log_name": {"accuracy"},
+    "torch_tensor_name": {"hidden"},
     "job": {JOB},
 }
 """What a label may say here."""
@@ -94,7 +96,10 @@ def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
 def test_rows_of_layers_come_in_the_order_of_their_names(training: Trained) -> None:
     """As the panel says of them: Grafana draws rows in the order in which Prometheus gives the series."""
     (target,) = [one for one in targets() if one.panel == "Gradient norms by layer: $run"]
-    rows = [one["metric"]["module"] for one in until(partial(answer, training, target), lambda found: len(found) > 1)]
+    rows = [
+        one["metric"]["torch_module_path"]
+        for one in until(partial(answer, training, target), lambda found: len(found) > 1)
+    ]
     assert rows == sorted(rows) == ["decoder", "encoder"]
 
 
@@ -157,7 +162,9 @@ def test_a_span_leads_to_its_layer(training: Trained) -> None:
         shown = [target for target in targets() if target.dashboard == made["title"]]
         for target in (one for one in shown if one.panel not in GPU_PANELS | MAY_BE_EMPTY):
             found = until(partial(answer, training, target, **chosen), bool)
-            assert "module" not in chosen or {one["metric"].get("module", "encoder") for one in found} == {"encoder"}
+            assert "module" not in chosen or {one["metric"].get("torch_module_path", "encoder") for one in found} == {
+                "encoder"
+            }
     sources = yaml.safe_load((FOLDER / "provisioning/datasources/torchotel.yaml").read_text())["datasources"]
     ways = sources[1]["jsonData"]["tracesToMetrics"]
     for query in ways["queries"]:

@@ -11,16 +11,15 @@ from prometheus_server import binary
 
 PROMTOOL = binary("promtool")
 AT = "71m"
-LAYER = ', model="Model", module="encoder", type="Linear", direction="forward"'
+LAYER = ', torch_model="Model", torch_module_path="encoder", torch_module_type="Linear", torch_direction="forward"'
 COUNTERS = [
     "torch_steps_total{%s}",
-    "torch_loss_nonfinite_total{%s}",
-    "torch_gradient_nonfinite_total{%s}",
+    "torch_step_nonfinite_total{%s}",
     "torch_step_duration_seconds_sum{%s}",
     "torch_step_duration_seconds_count{%s}",
-    'torch_phase_time_seconds_total{%s, phase="forward"}',
-    'torchotel_spans_total{%s, outcome="exported"}',
-    'torchotel_spans_total{%s, outcome="dropped_queue"}',
+    'torch_phase_time_seconds_total{%s, torch_phase="forward"}',
+    'torchotel_spans_total{%s, torchotel_outcome="exported"}',
+    'torchotel_spans_total{%s, torchotel_outcome="dropped_queue"}',
     f"torch_module_time_seconds_total{{%s{LAYER}}}",
     f"torch_module_calls_total{{%s{LAYER}}}",
 ]

@@ -48,7 +48,11 @@ def handle(chain: Chain, tmp_path: Path) -> Handle:
 def counted(handle: Handle) -> dict[str, float]:
     """Give what a scrape says of spans, zeros left out, when none is on its way; the handle must say the same."""
     series = scrape(handle.prometheus_port).series.items()
-    told = {dict(labels)["outcome"]: number for (name, labels), number in series if name == "torchotel_spans_total"}
+    told = {
+        dict(labels)["torchotel_outcome"]: number
+        for (name, labels), number in series
+        if name == "torchotel_spans_total"
+    }
     stats = handle.stats()
     assert told["exported"] == stats["spans_exported"]
     assert told["dropped_queue"] + told["dropped_export"] == stats["spans_dropped"]

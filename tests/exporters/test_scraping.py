@@ -244,7 +244,7 @@ def test_dropped_traces_are_no_exemplars() -> None:
     assert value(answer.series, "torch_step_duration_seconds_count") == 3
     assert not answer.exemplars
     recorded = handle.stats()["spans_recorded"]
-    assert value(answer.series, "torchotel_spans_total", outcome="dropped_export") == recorded > 0
+    assert value(answer.series, "torchotel_spans_total", torchotel_outcome="dropped_export") == recorded > 0
     assert value(answer.series, "torchotel_export_errors_total", error_type="400") == 1
 
 

@@ -30,16 +30,15 @@ from torchotel.telemetry.timing import CallTimer, Timed
 MS = 1_000_000
 CONVENTIONS = """
 torch.step.duration torch_step_duration_seconds histogram s
-torch.phase.time torch_phase_time_seconds_total counter s phase
-torch.module.time torch_module_time_seconds_total counter s model module type direction
-torch.module.calls torch_module_calls_total counter {call} model module type direction
-torch.module.duration torch_module_duration_seconds histogram s model module type direction
-torch.module.device_time torch_module_device_time_seconds_total counter s model module type direction
-torch.module.gradient.norm torch_module_gradient_norm gauge - model module
-torch.gradient.norm torch_gradient_norm gauge -
-torch.tensor.gradient.norm torch_tensor_gradient_norm gauge - tensor
-torch.gradient.nonfinite torch_gradient_nonfinite_total counter {step}
-torch.loss.nonfinite torch_loss_nonfinite_total counter {step}
+torch.phase.time torch_phase_time_seconds_total counter s torch.phase
+torch.module.time torch_module_time_seconds_total counter s MODULE
+torch.module.calls torch_module_calls_total counter {call} MODULE
+torch.module.duration torch_module_duration_seconds histogram s MODULE
+torch.module.device_time torch_module_device_time_seconds_total counter s MODULE
+torch.module.gradient.norm torch_module_gradient_norm gauge - torch.model torch.module.path torch.gradient.scope
+torch.gradient.norm torch_gradient_norm gauge - torch.gradient.scope
+torch.tensor.gradient.norm torch_tensor_gradient_norm gauge - torch.tensor.name
+torch.step.nonfinite torch_step_nonfinite_total counter {step} torch.nonfinite.kind
 torch.steps torch_steps_total counter {step}
 torch.samples torch_samples_total counter {sample}
 torch.evaluations torch_evaluations_total counter {evaluation}
@@ -48,17 +47,17 @@ torch.learning_rate torch_learning_rate gauge -
 torch.step.last_end.time torch_step_last_end_time_seconds gauge s
 torch.run.finished torch_run_finished gauge -
 torch.tokens torch_tokens_total counter {token}
-torch.log torch_log gauge - name
+torch.log torch_log gauge - torch.log.name
 torch.evaluation.time torch_evaluation_time_seconds_total counter s
-torch.memory.allocated torch_memory_allocated_bytes gauge By device
-torch.memory.reserved torch_memory_reserved_bytes gauge By device
-torch.memory.peak torch_memory_peak_bytes gauge By device
-torchotel.spans torchotel_spans_total counter {span} outcome
+torch.memory.allocated torch_memory_allocated_bytes gauge By torch.device
+torch.memory.reserved torch_memory_reserved_bytes gauge By torch.device
+torch.memory.peak torch_memory_peak_bytes gauge By torch.device
+torchotel.spans torchotel_spans_total counter {span} torchotel.outcome
 torchotel.export.errors torchotel_export_errors_total counter {error} error.type
 torchotel.overhead.ratio torchotel_overhead_ratio gauge 1
 torchotel.detail.ratio torchotel_detail_ratio gauge 1
 """
-"""Every row: both names, kind, unit, labels."""
+"""Every row: both names, kind, unit, labels; MODULE stands for those of module calls."""
 
 
 def row(instrument: Instrument) -> str:
@@ -67,11 +66,20 @@ def row(instrument: Instrument) -> str:
 
 
 def test_the_table_has_the_rows_of_the_conventions() -> None:
-    assert [row(instrument) for instrument in table.TABLE] == CONVENTIONS.strip().splitlines()
+    module = "torch.model torch.module.path torch.module.type torch.direction"
+    expected = CONVENTIONS.replace("MODULE", module).strip().splitlines()
+    assert [row(instrument) for instrument in table.TABLE] == expected
     for instrument in table.TABLE:
         assert re.fullmatch(r"[A-Z1].*\.", instrument.description)
         assert list(instrument.bounds) == sorted(set(instrument.bounds))
         assert bool(instrument.bounds) == (instrument.kind == "histogram")
+
+
+def test_names_follow_the_rules_of_opentelemetry() -> None:
+    """Attributes have a namespace, and no metric is the namespace of another (specification, "Naming")."""
+    metrics = {instrument.name for instrument in table.TABLE}
+    assert all("." in attribute for instrument in table.TABLE for attribute in instrument.labels)
+    assert [(one, other) for one in metrics for other in metrics if other.startswith(f"{one}.")] == []
 
 
 def metrics(**settings: Any) -> Metrics:
@@ -114,6 +122,8 @@ def test_counters_start_at_zero() -> None:
         expected: dict[tuple[str, ...], float] = {(): 0.0} if plain else {}
         if instrument is table.PHASE_TIME:
             expected = {(phase,): 0.0 for phase in ("data", "forward", "backward", "optimizer", "other")}
+        if instrument is table.STEP_NONFINITE:
+            expected = {("loss",): 0, ("gradient",): 0}
         if instrument is table.SPANS:
             expected = {("exported",): 3, ("dropped_queue",): 0, ("dropped_export",): 0, ("sampled_out",): 0}
         if instrument is table.EXPORT_ERRORS:
@@ -201,18 +211,18 @@ def test_a_loss_that_is_no_number_is_counted_and_not_shown() -> None:
     found.add(unit(7, values={"loss": math.nan}), Timed(), None)
     found.log(Log(7, 0, {"loss": math.inf}))
     assert values(found, table.LOSS) == {}
-    assert values(found, table.LOSS_NONFINITE) == {(): 1}
+    assert values(found, table.STEP_NONFINITE)["loss",] == 1
     found.add(unit(8, values={"loss": 0.5}), Timed(), None)
     assert values(found, table.LOSS) == {(): 0.5}
-    assert values(found, table.LOSS_NONFINITE) == {(): 1}
+    assert values(found, table.STEP_NONFINITE)["loss",] == 1
 
 
 def test_gradients_and_memory_are_as_they_were_last() -> None:
     good, bad = (ModuleInfo("Net", path, "Linear", 4, 1) for path in ("good", "bad"))
     found = metrics()
     found.add(unit(gradients=GradientNorms(5.0, ((good, 3.0), (bad, 4.0)))), Timed(), None)
-    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good"): 3.0, ("Net", "bad"): 4.0}
-    assert values(found, table.GRADIENT_NONFINITE) == {(): 0}
+    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good", "all"): 3.0, ("Net", "bad", "all"): 4.0}
+    assert values(found, table.STEP_NONFINITE)["gradient",] == 0
     found.add(
         unit(
             gradients=GradientNorms(math.nan, ((good, 1.0), (bad, math.nan))),
@@ -223,8 +233,8 @@ def test_gradients_and_memory_are_as_they_were_last() -> None:
         None,
     )
     assert values(found, table.GRADIENT_NORM) == {}
-    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good"): 1.0}
-    assert values(found, table.GRADIENT_NONFINITE) == {(): 1}
+    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good", "all"): 1.0}
+    assert values(found, table.STEP_NONFINITE)["gradient",] == 1
     assert values(found, table.TENSOR_GRADIENT_NORM) == {("probs",): 5.0}
     memory = (table.MEMORY_ALLOCATED, table.MEMORY_RESERVED, table.MEMORY_PEAK)
     assert [values(found, one) for one in memory] == [{("cuda:0",): number} for number in (1, 2, 3)]

@@ -22,10 +22,10 @@ from tools.dashboards.queries import (
 )
 
 UID = "torchotel-layers"
-_CHOSEN = 'module=~"$module"'
-_LAYER = ("model", "module")
-_NAME = "{{module}} {{model}} {{torch_run_id}}"
-_CALL = (*_LAYER, "type", "direction")
+_CHOSEN = 'torch_module_path=~"$module"'
+_LAYER = ("torch_model", "torch_module_path")
+_NAME = "{{torch_module_path}} {{torch_model}} {{torch_run_id}}"
+_CALL = (*_LAYER, "torch_module_type", "torch_direction")
 _NORM = series("torch_module_gradient_norm", _CHOSEN)
 _NORMS = by_run("max", _NORM, *_LAYER)
 _LAST_NORMS = latest("max", _NORM, *_LAYER)
@@ -34,7 +34,7 @@ _AGAINST_MEDIAN = against_median("max", _NORM, *_LAYER)
 
 def layers() -> Dashboard:
     """Make the dashboard that a link from a module's span leads to."""
-    names = f"label_values({series('torch_module_calls_total')}, module)"
+    names = f"label_values({series('torch_module_calls_total')}, torch_module_path)"
     return framed(
         UID,
         "Layers",
@@ -45,7 +45,7 @@ def layers() -> Dashboard:
 
 
 def _time_of_call(direction: str) -> str:
-    matchers = _CHOSEN, f'direction="{direction}"'
+    matchers = _CHOSEN, f'torch_direction="{direction}"'
     times = by_run("sum", rate("torch_module_time_seconds_total", *matchers), *_LAYER)
     return most_at_end(15, ratio(times, by_run("sum", rate("torch_module_calls_total", *matchers), *_LAYER)))
 
@@ -95,7 +95,7 @@ _GRADIENTS = [
         "over green to dark red, 10³ and more: layers that turn blue have vanishing gradients, layers that turn red "
         "exploding ones. From the top, rows are in the order of their names as text: layers.10 before layers.2. At "
         "most the sixty layers with the largest norms at the end; a norm of 0 is left out.",
-        Query(most_at_end(60, f"log10({_NORMS} > 0)"), "{{module}} {{model}}"),
+        Query(most_at_end(60, f"log10({_NORMS} > 0)"), "{{torch_module_path}} {{torch_model}}"),
         low=-6,
         high=3,
     ),
@@ -134,7 +134,10 @@ _GRADIENTS = [
         "Watched tensors",
         "sci",
         "Norms of the gradients of intermediate tensors that the program watches with torchotel.watch.",
-        Query(by_run("max", series("torch_tensor_gradient_norm"), "tensor"), "{{torch_run_id}} {{tensor}}"),
+        Query(
+            by_run("max", series("torch_tensor_gradient_norm"), "torch_tensor_name"),
+            "{{torch_run_id}} {{torch_tensor_name}}",
+        ),
         width=WHOLE,
         log=True,
     ),
@@ -148,11 +151,11 @@ _GPU = [
             most_at_end(
                 15,
                 ratio(
-                    by_run("sum", rate("torch_module_device_time_seconds_total", _CHOSEN), *_LAYER, "direction"),
-                    by_run("sum", rate("torch_module_calls_total", _CHOSEN), *_LAYER, "direction"),
+                    by_run("sum", rate("torch_module_device_time_seconds_total", _CHOSEN), *_LAYER, "torch_direction"),
+                    by_run("sum", rate("torch_module_calls_total", _CHOSEN), *_LAYER, "torch_direction"),
                 ),
             ),
-            f"{_NAME} {{{{direction}}}}",
+            f"{_NAME} {{{{torch_direction}}}}",
         ),
         width=WHOLE,
         sparse=True,

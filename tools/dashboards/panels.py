@@ -195,8 +195,18 @@ def bars(title: str, unit: str, description: str, expr: str, x: str, parts: str,
     return panel.x_field(f"{x}\\{parts}").stacking(common_models.StackingMode.NORMAL).legend(_legend())
 
 
-_LABELS = {"torch_run_id": "run", "torch_rank": "rank", "host_name": "host"}
-_FIRST, _LAST = ("module", "type", "direction", "torch_rank", "host_name"), ("model", "torch_run_id")
+_LABELS = {
+    "torch_run_id": "run",
+    "torch_rank": "rank",
+    "host_name": "host",
+    "torch_model": "model",
+    "torch_module_path": "module",
+    "torch_module_type": "type",
+    "torch_direction": "direction",
+}
+"""Names of columns by labels."""
+_FIRST = ("torch_module_path", "torch_module_type", "torch_direction", "torch_rank", "host_name")
+_LAST = ("torch_model", "torch_run_id")
 """Labels before and after the numbers of a table: what a row is about comes first."""
 _DECIMALS = {"sci": 2}
 """Of units that Grafana shows with all digits."""

@@ -24,13 +24,13 @@ from tools.dashboards.shared import QUIET, STEP_TIME, since_the_last_step
 UID = "torchotel-ranks"
 _RANK = "{{torch_run_id}} rank {{torch_rank}}"
 _STEPS = rate("torch_steps_total")
-_OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'phase!="backward"'), _STEPS))
+_OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'torch_phase!="backward"'), _STEPS))
 _LATE = " - ".join(f"{how} by (torch_run_id) ({_OWN})" for how in ("max", "avg"))
 _OTHERS = f"clamp_min(1 - 1 / count by (torch_run_id) ({_OWN}), 0.5)"  # (max - avg) / (1 - 1 / count): 0 of one rank
 _SKEW = f"({_LATE}) / {_OTHERS} / ({by_run('avg', STEP_TIME)} > 0)"
 _STEPS_SHOWN = grown("sum", series("torch_steps_total"), "torch_rank")
-_PHASES_SHOWN = grown("sum", series("torch_phase_time_seconds_total"), "torch_rank", "phase")
-_OWN_TIME_SHOWN = grown("sum", series("torch_phase_time_seconds_total", 'phase!="backward"'), "torch_rank")
+_PHASES_SHOWN = grown("sum", series("torch_phase_time_seconds_total"), "torch_rank", "torch_phase")
+_OWN_TIME_SHOWN = grown("sum", series("torch_phase_time_seconds_total", 'torch_phase!="backward"'), "torch_rank")
 _HOST = "torch_rank", "host_name"
 _SLOWEST = most(
     16,
@@ -104,7 +104,7 @@ _RANKS = [
         f"{_PHASES_SHOWN} / on (torch_run_id, torch_rank) group_left () ({_STEPS_SHOWN} > 0) "
         f"and on (torch_run_id, torch_rank) {most(32, ratio(_OWN_TIME_SHOWN, _STEPS_SHOWN))}",
         x="torch_rank",
-        parts="phase",
+        parts="torch_phase",
         width=WHOLE,
     ),
     listed(

@@ -10,7 +10,7 @@ from tools.dashboards.queries import Query, by_run, grown, rate, series
 from tools.dashboards.shared import overhead, overhead_now, steps_in_detail
 
 UID = "torchotel-telemetry"
-_DROPPED = 'outcome=~"dropped_.+"'
+_DROPPED = 'torchotel_outcome=~"dropped_.+"'
 
 
 def telemetry_health() -> Dashboard:
@@ -28,7 +28,7 @@ _GLANCE = [
         "Spans exported",
         "short",
         "In the range shown.",
-        Query(grown("sum", series("torchotel_spans_total", 'outcome="exported"'))),
+        Query(grown("sum", series("torchotel_spans_total", 'torchotel_outcome="exported"'))),
     ),
     number(
         "Spans dropped",
@@ -52,7 +52,9 @@ _TRACES = [
         "cps",
         "Spans a second. `sampled_out` is OTEL_TRACES_SAMPLER's decision, dropped_queue a worker that can't keep up, "
         "dropped_export an endpoint that fails for too long.",
-        Query(by_run("sum", rate("torchotel_spans_total"), "outcome"), "{{torch_run_id}} {{outcome}}"),
+        Query(
+            by_run("sum", rate("torchotel_spans_total"), "torchotel_outcome"), "{{torch_run_id}} {{torchotel_outcome}}"
+        ),
     ),
     lines(
         "Export errors",

@@ -12,8 +12,10 @@ from tools.dashboards.shared import STEP_TIME, overhead, overhead_now, since_the
 UID = "torchotel-training"
 _STEPS = rate("torch_steps_total")
 _BUCKETS = rate("torch_step_duration_seconds_bucket")
-_DATA_WAIT = of_process(rate("torch_phase_time_seconds_total", 'phase="data"'), rate("torch_step_duration_seconds_sum"))
-_NOT_FINITE = f"({series('torch_loss_nonfinite_total')} + {series('torch_gradient_nonfinite_total')})"
+_DATA_WAIT = of_process(
+    rate("torch_phase_time_seconds_total", 'torch_phase="data"'), rate("torch_step_duration_seconds_sum")
+)
+_NOT_FINITE = series("torch_step_nonfinite_total")
 
 
 def logged(counter: str) -> str:
@@ -108,8 +110,8 @@ _TIME = [
         "On what the time of a step of this run goes, the mean of the ranks. `other` is what lies between the phases: "
         "the program's own code, logging, checkpoints. On a GPU a phase is the host's time in it, with waiting.",
         Query(
-            by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "phase"),
-            "{{phase}}",
+            by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "torch_phase"),
+            "{{torch_phase}}",
         ),
         width=WHOLE,
     )
@@ -168,14 +170,16 @@ _LEARNING = [
         "cps",
         "Steps a second whose loss or gradients were NaN or infinite, of those looked at. With a GradScaler a "
         "gradient overflows now and then, and it skips that step.",
-        Query(by_run("sum", rate("torch_loss_nonfinite_total")), "{{torch_run_id}} loss"),
-        Query(by_run("sum", rate("torch_gradient_nonfinite_total")), "{{torch_run_id}} gradients"),
+        Query(
+            by_run("sum", rate("torch_step_nonfinite_total"), "torch_nonfinite_kind"),
+            "{{torch_run_id}} {{torch_nonfinite_kind}}",
+        ),
     ),
     lines(
         "Logged values",
         "short",
         "What the program logs under names of its own, the mean of the ranks.",
-        Query(by_run("avg", series("torch_log"), "name"), "{{torch_run_id}} {{name}}"),
+        Query(by_run("avg", series("torch_log"), "torch_log_name"), "{{torch_run_id}} {{torch_log_name}}"),
     ),
 ]
 _COST = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from torchotel import _names
 from torchotel.exporters.otlp import wire
-from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events
+from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events, span_resource
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.spans import (
     Attributes,
@@ -41,8 +41,9 @@ class JsonEncoder:
         self._rest = rest
         self._since_rest = 0
         self._known = TemplateCache(_template)
+        described = _attributes(span_resource(resource, version))[1:]
         self._before = (
-            f'{{"resourceSpans":[{{"resource":{{"attributes":[{_attributes(resource)[1:]}]}},"scopeSpans":[{{'
+            f'{{"resourceSpans":[{{"resource":{{"attributes":[{described}]}},"scopeSpans":[{{'
             f'"scope":{{"name":{_quote(_names.SCOPE)},"version":{_quote(version)}}},"spans":['
         )
         schema = f'"schemaUrl":{_quote(_names.SCHEMA_URL)}'

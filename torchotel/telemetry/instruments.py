@@ -10,7 +10,7 @@ from torchotel import _names as names
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
 MODULE_BOUNDS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
 _SUFFIXES = {"s": "seconds", "By": "bytes", "1": "ratio"}
-_MODULE = ("model", "module", "type", "direction")
+_MODULE = (names.MODEL, names.MODULE_PATH, names.MODULE_TYPE, names.DIRECTION)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ STEP_DURATION = Instrument(
     names.METRIC_STEP_DURATION, "histogram", "s", (), "Duration of training steps.", STEP_BOUNDS_S
 )
 PHASE_TIME = Instrument(
-    names.METRIC_PHASE_TIME, "counter", "s", ("phase",), "Self time of the phases of training steps."
+    names.METRIC_PHASE_TIME, "counter", "s", (names.PHASE,), "Self time of the phases of training steps."
 )
 MODULE_TIME = Instrument(names.METRIC_MODULE_TIME, "counter", "s", _MODULE, "Time of module calls in detailed steps.")
 MODULE_CALLS = Instrument(names.METRIC_MODULE_CALLS, "counter", "{call}", _MODULE, "Module calls in detailed steps.")
@@ -62,7 +62,7 @@ MODULE_GRADIENT_NORM = Instrument(
     names.METRIC_MODULE_GRADIENT_NORM,
     "gauge",
     "",
-    ("model", "module"),
+    (names.MODEL, names.MODULE_PATH, names.GRADIENT_SCOPE),
     "L2 norm of the gradients of a module's own parameters, before clipping and unscaled; of this rank's shard if they "
     "are sharded.",
 )
@@ -70,21 +70,18 @@ GRADIENT_NORM = Instrument(
     names.METRIC_GRADIENT_NORM,
     "gauge",
     "",
-    (),
+    (names.GRADIENT_SCOPE,),
     "L2 norm of all gradients, before clipping and unscaled; of this rank's shard if parameters are sharded.",
 )
 TENSOR_GRADIENT_NORM = Instrument(
-    names.METRIC_TENSOR_GRADIENT_NORM, "gauge", "", ("tensor",), "L2 norm of the gradient of a watched tensor."
+    names.METRIC_TENSOR_GRADIENT_NORM, "gauge", "", (names.TENSOR_NAME,), "L2 norm of the gradient of a watched tensor."
 )
-GRADIENT_NONFINITE = Instrument(
-    names.METRIC_GRADIENT_NONFINITE,
+STEP_NONFINITE = Instrument(
+    names.METRIC_STEP_NONFINITE,
     "counter",
     "{step}",
-    (),
-    "Steps with a NaN or infinite gradient, of those looked at.",
-)
-LOSS_NONFINITE = Instrument(
-    names.METRIC_LOSS_NONFINITE, "counter", "{step}", (), "Steps with a NaN or infinite loss, of those that logged one."
+    (names.NONFINITE_KIND,),
+    "Steps with a NaN or infinite loss or gradient, of those looked at.",
 )
 STEPS = Instrument(names.METRIC_STEPS, "counter", "{step}", (), "Training steps.")
 SAMPLES = Instrument(names.METRIC_SAMPLES, "counter", "{sample}", (), "Samples, as logged.")
@@ -104,16 +101,16 @@ RUN_FINISHED = Instrument(
     "1 after a normal end of the run, also by `sys.exit(n)` in a plain script, else 0.",
 )
 TOKENS = Instrument(names.METRIC_TOKENS, "counter", "{token}", (), "Tokens, as logged.")
-LOG = Instrument(names.METRIC_LOG, "gauge", "", ("name",), "Values logged under names of the program's own.")
+LOG = Instrument(names.METRIC_LOG, "gauge", "", (names.LOG_NAME,), "Values logged under names of the program's own.")
 EVALUATION_TIME = Instrument(names.METRIC_EVALUATION_TIME, "counter", "s", (), "Time of evaluations.")
 MEMORY_ALLOCATED = Instrument(
-    names.METRIC_MEMORY_ALLOCATED, "gauge", "By", ("device",), "Device memory of tensors at the end of a step."
+    names.METRIC_MEMORY_ALLOCATED, "gauge", "By", (names.DEVICE,), "Device memory of tensors at the end of a step."
 )
 MEMORY_RESERVED = Instrument(
-    names.METRIC_MEMORY_RESERVED, "gauge", "By", ("device",), "Device memory of the allocator at the end of a step."
+    names.METRIC_MEMORY_RESERVED, "gauge", "By", (names.DEVICE,), "Device memory of the allocator at the end of a step."
 )
-MEMORY_PEAK = Instrument(names.METRIC_MEMORY_PEAK, "gauge", "By", ("device",), "Most device memory of tensors.")
-SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", ("outcome",), "Spans by what became of them.")
+MEMORY_PEAK = Instrument(names.METRIC_MEMORY_PEAK, "gauge", "By", (names.DEVICE,), "Most device memory of tensors.")
+SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", (names.OUTCOME,), "Spans by what became of them.")
 EXPORT_ERRORS = Instrument(
     names.METRIC_EXPORT_ERRORS, "counter", "{error}", (names.ERROR_TYPE,), "Failed attempts to export."
 )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
 GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}
 COUNTERS = {"samples": table.SAMPLES, "tokens": table.TOKENS}
+ALL_PARAMETERS = "all"
+"""The scope of gradient norms."""
+_LOSS_KIND, _GRADIENT_KIND = ("loss",), ("gradient",)
 LATER = frozenset({"epoch"})
 """Known values that are no metric."""
 
@@ -147,6 +150,8 @@ class Metrics:
                 self._numbers.add(instrument, 0)
         for phase in (*PHASES, "other"):
             self._numbers.add(table.PHASE_TIME, 0, (phase,))
+        for kind in (_LOSS_KIND, _GRADIENT_KIND):
+            self._numbers.add(table.STEP_NONFINITE, 0, kind)
         self._numbers.buckets(table.STEP_DURATION)
         self._numbers.set(table.RUN_FINISHED, 0)
 
@@ -190,19 +195,19 @@ class Metrics:
                 self._numbers.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
             if name == "loss" and not isfinite(number) and step != self._bad_loss:
                 self._bad_loss = step
-                self._numbers.add(table.LOSS_NONFINITE, 1)
+                self._numbers.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
 
     def _add_readings(self, unit: Unit) -> None:
         """Take gradient norms and memory, which are as they were at the end of the step."""
         if (norms := unit.gradients) is not None:
-            self._numbers.set(table.GRADIENT_NORM, norms.total)
+            self._numbers.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
             finite = isfinite(norms.total)
             for module, norm in self._sliced(norms.modules):
-                labels = self._labels[module][0][:2]
+                labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
                 self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MOST_MODULES)
                 finite = finite and isfinite(norm)
             if not finite:
-                self._numbers.add(table.GRADIENT_NONFINITE, 1)
+                self._numbers.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)
         for tensor in unit.tensor_gradients:
             if tensor.norm is not None:
                 self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))  # so does `watch`
