@@ -31,7 +31,7 @@ def test_steps_in_the_block_are_not_recorded() -> None:
     assert (stats["steps"], stats["evaluations"], stats["internal_errors"]) == (2, 0, 0)
 
 
-@pytest.mark.parametrize("key", [_SUPPRESS_INSTRUMENTATION_KEY, "suppress_instrumentation"])
+@pytest.mark.parametrize("key", [_SUPPRESS_INSTRUMENTATION_KEY, "suppress_instrumentation"], ids=["random", "plain"])
 def test_either_key_of_the_context_is_heeded(key: str) -> None:
     """The API has one, and opentelemetry-instrumentation sets both."""
     model = torch.nn.Linear(2, 2)
