@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import table
 
 from tools.dashboards.panels import SOURCE
 from tools.dashboards.queries import series
@@ -58,6 +59,8 @@ def framed(
     built = made.build()
     for number, panel_or_row in enumerate(_all(built), 1):
         panel_or_row.id_val = number
+        if isinstance(panel_or_row, models.Panel) and isinstance(panel_or_row.options, table.Options):
+            panel_or_row.options.footer = None  # the library writes it always, and Grafana 12.2 removed it
     return built
 
 
