@@ -11,8 +11,9 @@ TIMEOUT_S = 900  # a limit for what hangs, not for what a busy machine does slow
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Take this process's environment without its settings of telemetry."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TORCHOTEL_"))}
+    """Take this process's environment without settings of telemetry and the width of its terminal."""
+    others = ("OTEL_", "TORCHOTEL_", "COLUMNS")  # the last one wraps what commands print
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return {**kept, **ANY_PORT, **more}
 
 

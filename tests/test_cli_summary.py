@@ -48,7 +48,7 @@ def test_needs_neither_torch_nor_opentelemetry(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", [[], ["nothing"], ["summary", "--top", "x"], ["demo", "--epochs"]])
+@pytest.mark.parametrize("words", [["nothing"], ["summary", "--top", "x"], ["demo", "--epochs"]])
 def test_exits_with_two_on_a_wrong_use(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)

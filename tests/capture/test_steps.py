@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from torchotel._records import SpanReference
+from torchotel._records import Error, SpanReference
 from torchotel.capture.parts import Part
-from torchotel.capture.steps import MOST_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
+from torchotel.capture.steps import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
 
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
 
@@ -136,13 +136,63 @@ def test_validation_with_gradients_on() -> None:
 
 
 def test_serving_with_gradients_on() -> None:
-    """Another user's span begins another evaluation, and so do very many forwards."""
+    """Another user's span begins another evaluation, and so do very many forwards of a thread that never trains."""
     program = Program()
     for request in range(3):
         program.user_span = SpanReference(1, request + 1, sampled=True)
         program.play("FF")
     assert len(program.end()) == 3
-    assert len(Program().play("F" * (MOST_FORWARDS + 1)).end()) == 2
+    assert len(Program().play("F" * (MAX_FORWARDS + 1)).end()) == 2
+
+
+@pytest.mark.parametrize("forwards", ["FF", "Ff", "fF", "ff", "FfF"])
+def test_requests_share_no_evaluation(forwards: str) -> None:
+    """Whichever of them forget to switch gradients off; each under a span of its own."""
+    program = Program()
+    for request, forward in enumerate(forwards):
+        program.user_span = SpanReference(1, request + 1, sampled=True)
+        program.play(forward)
+    assert program.end() == [("evaluation", "")] * len(forwards)
+
+
+def test_a_target_network_is_part_of_the_step() -> None:
+    """It runs without gradients between the forward and its backward, under the same span of the user's or none."""
+    program = Program().play("FfBO FfBO")
+    program.user_span = SpanReference(1, 1, sampled=True)
+    assert program.play("FfBO").end() == _steps("FBO", "FBO", "FBO")
+
+
+def test_an_episode_of_many_forwards_is_one_step() -> None:
+    """Reinforcement learning runs its policy thousands of times before a backward."""
+    assert Program().play(("F" * 3000 + "BO") * 2).end() == _steps("FBO", "FBO")
+
+
+def test_validation_in_evaluation_mode_is_no_part_of_the_next_step() -> None:
+    """Without `no_grad` and without a loader, the mode of the model tells; a teacher in that mode is another model."""
+    program, student, teacher = Program(), 1, 2
+
+    def forward(model: int, *, training: bool) -> None:
+        program.machine.forward_begins(program._tick(), grad=True, model=model, training=training)
+        program.machine.forward_ends(program._tick())
+
+    for _ in range(2):
+        forward(teacher, training=False)
+        forward(student, training=True)
+        program.play("BO")
+    for _ in range(3):
+        forward(student, training=False)
+    forward(student, training=True)
+    program.play("BO")
+    assert program.end() == [*_steps("FBO", "FBO"), ("evaluation", ""), *_steps("FBO")]
+
+
+def test_a_fetch_that_failed_is_handed_over() -> None:
+    """With its error: the program may end there."""
+    handed: list[Part] = []
+    machine = StepMachine(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    machine.fetch_failed(10, 20, Error("ValueError", "no file"))
+    (part,) = handed
+    assert (part.start_ns, part.end_ns, part.error) == (10, 20, Error("ValueError", "no file"))
 
 
 def test_parameters_updated_by_hand() -> None:

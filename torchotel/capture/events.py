@@ -109,7 +109,7 @@ class Events:
         else:
             thread.in_fetch += 1
 
-    def _fetch_ends(self, outcome: str) -> None:
+    def _fetch_ends(self, outcome: str, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
         thread = self._capture.here.thread
         if not thread.in_fetch:
@@ -122,7 +122,8 @@ class Events:
         elif outcome == "ended":
             thread.machine.iterator_ended(thread.fetch_start_ns, now_ns)
         else:
-            thread.machine.fetch_failed(thread.fetch_start_ns, now_ns)
+            error = self._capture.errors.read(exception)
+            thread.machine.fetch_failed(thread.fetch_start_ns, now_ns, error)
         self._capture.live.leave_step(thread)
         self._capture.hooks.arm()
 

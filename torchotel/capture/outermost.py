@@ -118,7 +118,8 @@ class Outermost:
         if thread.machine.stepping:
             capture.events.settle_optimizer(thread)
         grad = torch.is_grad_enabled()
-        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad)
+        model, training = id(module), getattr(module, "training", True)  # a subclass may have taken it away
+        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=model, training=training)
         if grad:
             capture.gradients.note_model(part, module)
         thread.in_forward = thread.forwards = True

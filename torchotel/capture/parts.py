@@ -87,6 +87,8 @@ class Part:
     """Another thread compiled."""
     opened_without_grad: bool = False
     """Opened by a forward with gradients off: an evaluation that ends with it."""
+    evaluated: set[int] = field(default_factory=set)
+    """The `id()`s of outermost modules that ran in evaluation mode with gradients on."""
     models: dict[int, weakref.ref[Module]] = field(default_factory=dict)
     """The outermost modules that ran with gradients on, by `id()`."""
     forward_start_ns: int | None = None

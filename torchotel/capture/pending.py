@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 
-from torchotel._records import SpanReference
+from torchotel._records import Error, SpanReference
 from torchotel.capture.parts import Identity, Part
 
 
@@ -94,11 +94,12 @@ class PendingStep:
         elif part.identity.reference is not None and not self._shared(part):
             self._emit("data", [part])
 
-    def fetch_ended(self, start_ns: int, end_ns: int) -> None:
-        """Close a fetch that opened nothing; where its ids were given out it is there all the same."""
+    def fetch_ended(self, start_ns: int, end_ns: int, error: Error | None = None) -> None:
+        """Close a fetch that opened nothing; it is handed over if its ids were given out, or if it failed."""
         identity, self.next = self.next, Identity()
-        if identity.reference is not None:
-            self._emit("data", [Part(start_ns, end_ns, fetched=True, identity=identity)])
+        if identity.reference is not None or error is not None:
+            part = Part(start_ns, end_ns, fetched=True, user_span=self.user_span(), identity=identity, error=error)
+            self._emit("data", [part])
 
     def _shared(self, part: Part) -> bool:
         """Tell whether a step that goes on has the part's ids too."""

@@ -401,9 +401,12 @@ def around_backward(begin: Callable[[Any], None], end: Callable[..., None]) -> U
 
 def around_fetch(
     begin: Callable[[], None],
-    end: Callable[[str], None],
+    end: Callable[[str, BaseException | None], None],
 ) -> Undo:
-    """Call `begin` and `end` around each fetch; `end` gets "made", "fetched", "ended" or "failed"."""
+    """Call `begin` and `end` around each fetch.
+
+    `end` gets "made", "fetched", "ended" or "failed", and the exception of a fetch that failed.
+    """
 
     def make(outcome: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def wrap(fetch: Callable[..., Any]) -> Callable[..., Any]:
@@ -413,12 +416,12 @@ def around_fetch(
                 try:
                     result = fetch(self)
                 except StopIteration:
-                    end("ended")
+                    end("ended", None)
                     raise
-                except BaseException:
-                    end("failed")
+                except BaseException as error:
+                    end("failed", error)
                     raise
-                end(outcome)
+                end(outcome, None)
                 return result
 
             return timed

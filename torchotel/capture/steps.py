@@ -12,7 +12,7 @@ from torchotel.capture.parts import Identity, Part, new_phase
 from torchotel.capture.pending import PendingStep
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
-MOST_FORWARDS = 1024  # forwards without a backward after which they count as an evaluation
+MAX_FORWARDS = 1 << 16  # of a part on a thread that has never trained: it serves, and hands over an evaluation then
 MOST_FETCHES = 1024  # fetches that a step which only fetches keeps
 IN_BACKWARD = "in backward"  # stands for all optimizers that step inside a backward
 
@@ -64,9 +64,9 @@ class StepMachine:
         part.phases.append(Phase("data", start_ns, end_ns))
         part.end_ns = end_ns
 
-    def fetch_failed(self, start_ns: int, end_ns: int) -> None:
-        """Take in a fetch that raised."""
-        self._pending.fetch_ended(start_ns, end_ns)
+    def fetch_failed(self, start_ns: int, end_ns: int, error: Error | None) -> None:
+        """Take in a fetch that raised: it is handed over, since no step may follow that could show the error."""
+        self._pending.fetch_ended(start_ns, end_ns, error)
 
     def iterator_ended(self, start_ns: int = 0, end_ns: int = 0) -> None:
         """Take in a fetch that found its iterator at the end."""
@@ -78,11 +78,23 @@ class StepMachine:
         self.hand_over_finished()
         self._pending.fetch_ended(start_ns, end_ns)
 
-    def forward_begins(self, now_ns: int, *, grad: bool) -> Part:
-        """Take in the start of an outermost forward; return the part that it belongs to."""
+    def forward_begins(self, now_ns: int, *, grad: bool, model: int = 0, training: bool = True) -> Part:
+        """Take in the start of an outermost forward; return the part that it belongs to.
+
+        Args:
+            now_ns: When it starts.
+            grad: Whether gradients are on.
+            model: The `id()` of the outermost module.
+            training: Whether that is in training mode.
+        """
         part = self._pending.open
+        if part is not None and not (self.stepping or part.explicit) and training and model in part.evaluated:
+            self._end_validation(part)
+            part = self._pending.open
         if part is None or not (self.stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad)
+        if not training and grad:
+            part.evaluated.add(model)
         if not grad:
             self._ahead = None
             if not part.explicit:
@@ -275,10 +287,16 @@ class StepMachine:
             self._pending.close_open()
             part = self._pending.begin(now_ns)
             part.opened_without_grad = True
-        elif grad and (part.backwards or self._is_another_evaluation(part)):
+        elif (grad and part.backwards) or ((grad or not part.trained) and self._is_another_evaluation(part)):
             self._pending.close_open()
             part = self._pending.begin(now_ns)
+            part.opened_without_grad = not grad
         return part
+
+    def _end_validation(self, part: Part) -> None:
+        """Close a part of forwards in evaluation mode, whose model now trains again: no backward follows them."""
+        if part.forwards and not part.trained:
+            self._pending.close_open()
 
     def _take_in_ahead(self, part: Part, ahead: Part) -> None:
         """Give a step what was fetched for it before its iterator ended, as Trainer does where it accumulates.
@@ -295,12 +313,13 @@ class StepMachine:
             first.phases, first.start_ns = ahead.phases + first.phases, ahead.start_ns
 
     def _is_another_evaluation(self, part: Part) -> bool:
-        """Tell whether a part that only forwards belongs to another request, or has grown too long to be a step."""
+        """Tell whether a part that only forwards belongs to another request, or to one that serves for ever."""
         if not part.forwards:
             return False
         user_span, own = self._pending.user_span(), part.identity.reference
         inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
-        return part.forwards >= MOST_FORWARDS or not (inside or part.user_span == user_span)
+        serves = part.forwards >= MAX_FORWARDS and not (self._optimizer_seen or self._backwards)
+        return serves or not (inside or part.user_span == user_span)
 
     def _begin_after_step(self, now_ns: int) -> Part:
         """Open a part by other than a fetch, after a finished one or at the very first.

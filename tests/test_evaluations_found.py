@@ -1,0 +1,89 @@
+"""Evaluations that nobody marks with `no_grad`, and fetches that fail: what a real program shows of them."""
+
+import pytest
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from torchotel.testing import capture
+
+ROWS = torch.ones(2, 4)
+
+
+def test_a_request_without_no_grad_swallows_no_other() -> None:
+    """Each request has its own layers, and an error is in the trace of the request that failed."""
+    model, tracer = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).eval(), TracerProvider().get_tracer("requests")
+    with capture() as captured:
+        with tracer.start_as_current_span("forgot") as forgot:
+            model(ROWS)
+        requests = []
+        for rows in (ROWS, torch.ones(2, 5), ROWS):
+            with tracer.start_as_current_span("right") as span, torch.inference_mode():
+                requests.append(span.get_span_context())
+                try:
+                    model(rows)
+                except RuntimeError as error:
+                    assert "shapes" in str(error)  # noqa: PT017  # the loop goes on
+        with tracer.start_as_current_span("train"):
+            model(ROWS).sum().backward()
+    evaluations = [root for root in captured.roots if root.name == "torch.evaluation"]
+    first, *others = evaluations
+    assert [link.span_id for link in first.links] == [forgot.get_span_context().span_id]
+    assert [one.trace_id for one in others] == [request.trace_id for request in requests]
+    assert [one.error is not None for one in evaluations] == [False, False, True, False]
+    assert [len(one.find_all("forward 0")) for one in evaluations] == [1, 1, 1, 1]
+
+
+def test_validation_in_evaluation_mode_is_no_part_of_a_step() -> None:
+    """Neither `no_grad` nor a DataLoader says so; the step has one forward, as every other."""
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        model(ROWS).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with capture() as captured:
+        train()
+        train()
+        model.eval()
+        for _ in range(3):
+            model(ROWS).sum().item()
+        model.train()
+        train()
+    assert [len(step.find_all("forward 0")) for step in captured.steps] == [1, 1, 1]
+    (evaluation,) = [root for root in captured.roots if root.name == "torch.evaluation"]
+    assert len(evaluation.find_all("forward 0")) == 3
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index >= 4:
+            raise KeyError(f"row {index}")
+        return torch.ones(4)
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_raises_is_seen(workers: int) -> None:
+    """As a failed `torch.data`, which a search for the error's type finds; the steps before it are whole."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        for rows in DataLoader(Rows(), batch_size=2, num_workers=workers):
+            model(rows).sum().backward()
+            optimizer.step()
+
+    with capture() as captured, pytest.raises(KeyError, match="row 4"):
+        train()
+    (failed,) = [root for root in captured.roots if root.error is not None]
+    assert failed.name == "torch.data"
+    assert failed.attributes["error.type"] == "KeyError"
+    assert failed.attributes["torch.kept.reason"] == "error"
+    assert len(captured.steps) == 2
+    assert all(step.error is None for step in captured.steps)
