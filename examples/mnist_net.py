@@ -48,7 +48,7 @@ def train(net: Net) -> None:
 
 def show(span: SpanLine, spans: list[SpanLine], depth: int = 0) -> None:
     """Print a span and all below it, each with its time."""
-    print(f"{'  ' * depth}{span.name:<{44 - 2 * depth}} {(span.end_ns - span.start_ns) / 1e6:8.2f} ms")
+    print(f"{'  ' * depth}{span.name:<{44 - 2 * depth}} {(span.end_ns - span.start_ns) / 1e6:8.3f} ms")
     for child in spans:
         if child.parent_id == span.span_id:
             show(child, spans, depth + 1)
