@@ -19,19 +19,25 @@ step         200.0 ms  200.0 ms  290.0 ms  100.0%
   optimizer  20.00 ms  20.00 ms  29.00 ms   10.0%
   other      20.00 ms  20.00 ms  29.00 ms   10.0%
 
+NaN or infinite first at step 1
+  first in      the loss
+  first layers  fc (gradients of step 1)
+  loss before   2 at step 0
+  norm before   5 at step 0, of all gradients
+
 NaN or infinite  steps
 loss                 1
 gradient fc          1
 
-logged    first  last  smallest  largest  steps
-loss          2     2         2        2      1
-lr          0.5  0.25      0.25      0.5      2
-accuracy   0.75  0.75      0.75     0.75      1
+logged    first        last  smallest  largest  steps
+loss          2  NaN or Inf         2        2      1
+lr          0.5        0.25      0.25      0.5      2
+accuracy   0.75        0.75      0.75     0.75      1
 
-gradient norm   first  last  smallest  largest  steps
-all parameters      5     5         5        5      1
-conv                4     2         2        4      2
-fc                  3     3         3        3      1
+gradient norm   first        last  smallest  largest  steps
+all parameters      5  NaN or Inf         5        5      1
+conv                4           2         2        4      2
+fc                  3  NaN or Inf         3        3      1
 
 no layer times: no step was recorded in detail"""
 
@@ -64,7 +70,7 @@ def test_follows_numbers_over_the_run(tmp_path: Path) -> None:
     tracked = _summary(tmp_path / "run").tracked
     assert tracked.totals == {"samples": 8}
     assert tracked.nonfinite == {"loss": 1, "gradient fc": 1}
-    assert tracked.gradient == Track("all parameters", 1, 5.0, 5.0, 5.0, 5.0)
+    assert tracked.gradient == Track("all parameters", 1, 5.0, None, 5.0, 5.0)
     assert tracked.values[1] == Track("lr", 2, 0.5, 0.25, 0.25, 0.5)
     assert [layer.name for layer in tracked.layers] == ["conv", "fc"]
 

@@ -4,10 +4,12 @@ from torchotel.report.info import RunError
 from torchotel.report.read import RequestLine, Run, SpanLine, UnitLine, open_run
 from torchotel.report.summary import LayerTime, PhaseTime, Summary, summarise
 from torchotel.report.tables import render
-from torchotel.report.tracked import Track, Tracked
+from torchotel.report.tracked import At, Onset, Track, Tracked
 
 __all__ = [
+    "At",
     "LayerTime",
+    "Onset",
     "PhaseTime",
     "RequestLine",
     "Run",

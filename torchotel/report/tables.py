@@ -5,7 +5,7 @@ from typing import Any
 
 from torchotel._text import cut, duration
 from torchotel.report.summary import LayerTime, Summary
-from torchotel.report.tracked import Track, Tracked
+from torchotel.report.tracked import NOT_FINITE, Onset, Track, Tracked
 
 MOST_CELL = 120
 """Characters of a cell: names may be a stranger's."""
@@ -79,6 +79,8 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
 def _tracked(tracked: Tracked, top: int) -> list[str]:
     """Lay out what was logged and the norms; what went NaN or infinite stands before them."""
     parts = []
+    if tracked.onset is not None:
+        parts.append(_onset(tracked.onset))
     if tracked.nonfinite:
         rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[: max(top, 10)]]
         parts.append(table(("NaN or infinite", "steps"), rows, left=1))
@@ -89,10 +91,29 @@ def _tracked(tracked: Tracked, top: int) -> list[str]:
     return parts
 
 
+def _onset(onset: Onset) -> str:
+    """State the step at which NaN or infinity began, and the values before it."""
+    rows = [("first in", "the loss" if onset.loss else "the gradients")]
+    if onset.layers:
+        rows.append(("first layers", f"{onset.first_layers()} (gradients of step {onset.layers_step:,})"))
+    if onset.loss_here is not None:
+        rows.append(("loss then", f"{onset.loss_here:.4g}"))
+    if onset.loss_before is not None:
+        rows.append(("loss before", str(onset.loss_before)))
+    if onset.gradient_norm_before is not None:
+        rows.append(("norm before", f"{onset.gradient_norm_before}, of all gradients"))
+    lines = [f"NaN or infinite first at {onset.kind} {onset.number:,}"]
+    return "\n".join([*lines, *(f"  {name:<14}{cut(text, MOST_HEAD)}" for name, text in rows)])
+
+
 def _tracks(title: str, tracks: Sequence[Track]) -> str:
     head = (title, "first", "last", "smallest", "largest", "steps")
-    rows = [(track.name, *(f"{value:.4g}" for value in track[2:]), f"{track.steps:,}") for track in tracks]
+    rows = [(track.name, *(_number(value) for value in track[2:]), f"{track.steps:,}") for track in tracks]
     return table(head, rows, left=1)
+
+
+def _number(value: float | None) -> str:
+    return NOT_FINITE if value is None else f"{value:.4g}"
 
 
 def _layers(layers: Sequence[LayerTime], top: int) -> str:

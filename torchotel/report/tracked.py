@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from torchotel._text import cut
 from torchotel.report.read import UnitLine
 
 COUNTED = ("samples", "tokens")
@@ -17,15 +18,63 @@ FIRST = ("loss", "lr", "epoch")
 """Logged values that stand before the others, which follow in the order of their names."""
 
 
+NOT_FINITE = "NaN or Inf"
+"""In place of a number: a run file has null for both."""
+
+_LOSS, _ALL = "loss", "all parameters"
+_GRADIENT = "gradient "
+"""Before the path of a layer in `torch.nonfinite`."""
+_SHOWN_LAYERS = 3
+
+
 class Track(NamedTuple):
-    """A number over the steps that said it."""
+    """A number over the steps that have it."""
 
     name: str
     steps: int
+    """Those in which it was finite."""
     first: float
-    last: float
+    last: float | None
+    """None: NaN or infinite."""
     smallest: float
     largest: float
+
+
+class At(NamedTuple):
+    """A number and the step that it is of."""
+
+    step: int
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} at step {self.step:,}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """The first step with a loss or a gradient that is NaN or infinite, and the values before that step."""
+
+    kind: str
+    """step | evaluation."""
+    number: int
+    loss: bool
+    """Whether the loss of this step was NaN or infinite."""
+    loss_here: float | None
+    """The loss of this step if it was finite."""
+    loss_before: At | None
+    """The last finite loss of the steps before."""
+    gradient_norm_before: At | None
+    """The last finite norm of all gradients of the steps before."""
+    layers: Sequence[str] = ()
+    """The first layers with such gradients, in backward order; paths."""
+    layers_step: int = 0
+    """The step of `layers`: not every step has gradient norms."""
+
+    def first_layers(self) -> str:
+        """Name the first layers in one line; empty if no gradient was NaN or infinite."""
+        names = ", ".join(cut(path) for path in self.layers[:_SHOWN_LAYERS])
+        more = len(self.layers) - _SHOWN_LAYERS
+        return names + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +90,8 @@ class Tracked:
     """The norms of the layers, the largest first."""
     nonfinite: Mapping[str, int]
     """In how many steps what was NaN or infinite; steps name their first ones only."""
+    onset: Onset | None = None
+    """None: nothing was NaN or infinite."""
 
 
 @dataclass(slots=True)
@@ -49,27 +100,45 @@ class Tracks:
 
     totals: Counter[str] = field(default_factory=Counter)
     nonfinite: Counter[str] = field(default_factory=Counter)
+    _onset: Onset | None = None
+    _finite: dict[str, At] = field(default_factory=dict)
+    """The last finite value of each name."""
     _values: dict[str, Track] = field(default_factory=dict)
     _gradient: dict[str, Track] = field(default_factory=dict)
     _layers: dict[str, Track] = field(default_factory=dict)
 
     def add(self, line: UnitLine) -> None:
         """Take in a step, an evaluation, or what was logged when its step was gone."""
+        nonfinite = line.nonfinite or ((_LOSS,) if line.values.get(_LOSS, "") is None else ())
+        if nonfinite:
+            self._add_nonfinite(line, nonfinite)
+        self._add_values(line)
+        if line.gradient_norm is not None:
+            _extend(self._gradient, _ALL, line.gradient_norm)
+            self._finite[_ALL] = At(line.number, line.gradient_norm)
+        elif line.gradient_norms and _ALL in self._gradient:
+            self._gradient[_ALL] = self._gradient[_ALL]._replace(last=None)
+        several = len(line.gradient_norms) > 1
+        for model, norms in line.gradient_norms.items():
+            for path, norm in norms.items():
+                name = f"{model}: {path}" if several else path
+                if norm is not None:
+                    _extend(self._layers, name, norm)
+                elif name in self._layers:
+                    self._layers[name] = self._layers[name]._replace(last=None)
+        self.nonfinite.update(nonfinite)
+
+    def _add_values(self, line: UnitLine) -> None:
         for name, value in line.values.items():
+            if value is None and name in self._values:
+                self._values[name] = self._values[name]._replace(last=None)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if name in COUNTED:
                 self.totals[name] += min(value, MOST_COUNTED)  # type: ignore[assignment] # whole but in a file of a stranger's
             else:
                 _extend(self._values, name, value)
-        if line.gradient_norm is not None:
-            _extend(self._gradient, "all parameters", line.gradient_norm)
-        several = len(line.gradient_norms) > 1
-        for model, norms in line.gradient_norms.items():
-            for path, norm in norms.items():
-                if norm is not None:
-                    _extend(self._layers, f"{model}: {path}" if several else path, norm)
-        self.nonfinite.update(line.nonfinite)
+                self._finite[name] = At(line.number, value)
 
     def result(self) -> Tracked:
         """Return what came of it."""
@@ -80,7 +149,24 @@ class Tracks:
             gradient=next(iter(self._gradient.values()), None),
             layers=sorted(self._layers.values(), key=lambda track: (-track.largest, track.name)),
             nonfinite=dict(self.nonfinite.most_common()),
+            onset=self._onset,
         )
+
+    def _add_nonfinite(self, line: UnitLine, names: Sequence[str]) -> None:
+        """Note the first line with such values, and the first that names layers."""
+        if self._onset is None:
+            loss = line.values.get(_LOSS)
+            self._onset = Onset(
+                kind="evaluation" if line.kind == "evaluation" else "step",
+                number=line.number,
+                loss=_LOSS in names,
+                loss_here=loss if isinstance(loss, int | float) else None,
+                loss_before=self._finite.get(_LOSS),
+                gradient_norm_before=self._finite.get(_ALL),
+            )
+        layers = [name.removeprefix(_GRADIENT) for name in names if name.startswith(_GRADIENT)]
+        if layers and not self._onset.layers:
+            self._onset = replace(self._onset, layers=layers, layers_step=line.number)
 
 
 def _extend(tracks: dict[str, Track], name: str, value: float) -> None:

@@ -10,6 +10,7 @@ from torchotel.report.page.series import StepTime
 from torchotel.report.page.text import count, duration, percent, shown
 from torchotel.report.summary import PHASES, LayerTime
 from torchotel.report.times import WARM_UP_STEPS
+from torchotel.report.tracked import Onset
 
 DATA_SHARE = 0.1
 OPTIMIZER_SHARE = 0.2
@@ -23,9 +24,12 @@ VANISHING = 1e-4
 SPIKE = 20.0
 """Times the median norm."""
 FEW_DETAILED = 5
+GROWN = 5.0
+"""Times the median loss."""
 BROKEN = 2
 """Weight from which on the run itself is in question, not its speed."""
 
+_LOSS = "loss"
 _FEWEST_STEPS = 20
 """Below that, shares of the first steps say little about the rest."""
 
@@ -57,17 +61,61 @@ def phase_shares(steps: Sequence[StepTime]) -> dict[str, float]:
     return {name: sum(step.phases_s[place] for step in steps) / whole_s for place, name in enumerate(PHASES)}
 
 
-def _broken(content: Content) -> Iterator[Advice]:
-    summary = content.summary
-    if summary.tracked.nonfinite:
-        first, steps = next(iter(summary.tracked.nonfinite.items()))
-        yield Advice(
-            4,
-            "Something went NaN or infinite",
-            f"<code>{shown(first)}</code> in {count(steps, 'step')}{_and_more(len(summary.tracked.nonfinite) - 1)}. "
-            "Look at the first crosses in the gradient norms: there it began. Lower the learning rate, clip gradients "
-            "(<code>clip_grad_norm_</code>), or look for a log, root or division of zero in that layer.",
+def _nonfinite(content: Content) -> Iterator[Advice]:
+    onset = content.summary.tracked.onset
+    if onset is None:
+        return
+    words = ["The loss was NaN or infinite." if onset.loss else "A gradient was NaN or infinite."]
+    if onset.layers:
+        words.append(f"The first layers: <b>{shown(onset.first_layers(), 300)}</b>{_of_step(onset)}.")
+    elif content.info.get("finished") is not False:
+        words.append("No gradient norm was recorded after it: <code>gradient_norms=True</code> names the layers.")
+    before = [("loss", onset.loss_before), ("norm of all gradients", onset.gradient_norm_before)]
+    values = " and ".join(f"a {name} of {at}" for name, at in before if at is not None)
+    if values:
+        words.append(f"The last finite values before: {values}.")
+    words.append(_cause(content, onset))
+    if any(math.isinf(norm) for row in content.series.norms.values() for norm in row):
+        words.append('Crosses in the <a href="#norms">gradient norms by layer</a> mark such gradients.')
+    yield Advice(4, f"NaN or infinity began at {onset.kind} {onset.number:,}", " ".join(words))
+
+
+def _of_step(onset: Onset) -> str:
+    return "" if onset.layers_step == onset.number else f" (by the gradients of step {onset.layers_step:,})"
+
+
+def _cause(content: Content, onset: Onset) -> str:
+    """Say where to look: in the backward, in the growth of the loss, or in the batch."""
+    if not onset.loss:
+        loss = f" ({onset.loss_here:.4g})" if onset.loss_here is not None else ""
+        return (
+            f"The loss of that step was not{loss}, so the backward made it: look for a log, a root or a division of "
+            "zero before that layer. In half precision <code>GradScaler</code> leaves such steps out, and a few are "
+            "normal."
         )
+    if onset.loss_before is None:
+        return "No loss before it was finite: check the inputs, the labels and the initial parameters."
+    numbers, losses = content.series.logged.get(_LOSS, ((), ()))
+    before = [loss for number, loss in zip(numbers, losses, strict=True) if number < onset.number]
+    typical = median(before) if before else math.inf
+    if onset.loss_before.value > GROWN * typical:
+        return (
+            f"The loss had grown to {onset.loss_before.value / typical:,.0f} times its median ({typical:.3g}): lower "
+            "the learning rate, or clip gradients (<code>clip_grad_norm_</code>)."
+        )
+    # Gradients that are not finite spoil the parameters, and the next loss shows it.
+    norm = onset.gradient_norm_before
+    seen = onset.kind == "evaluation" or (norm is not None and norm.step == onset.number - 1)
+    batches = f"batch of {onset.kind}" if seen else f"batches of steps {onset.number - 1:,} and"
+    return (
+        f"The loss before was usual for this run, so check the {batches} {onset.number:,} first "
+        "(<code>torch.isfinite(batch).all()</code>, labels out of range). If it is sound, "
+        "<code>torch.autograd.set_detect_anomaly(True)</code> names the operation."
+    )
+
+
+def _failed(content: Content) -> Iterator[Advice]:
+    summary = content.summary
     if summary.errors:
         kinds = ", ".join(f"{steps:,} {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
         first = f" The first one said: <code>{shown(summary.first_error, 300)}</code>." if summary.first_error else ""
@@ -77,16 +125,15 @@ def _broken(content: Content) -> Iterator[Advice]:
             f"{kinds}.{first} In a trace, failed spans are those with <code>error.type</code>, and the innermost of "
             "them is the module that raised.",
         )
+
+
+def _unfinished(content: Content) -> Iterator[Advice]:
     if content.info.get("finished") is False:
         yield Advice(
             BROKEN,
             "The run has not ended",
             "It still goes on, or was cut short: this page shows what was written so far.",
         )
-
-
-def _and_more(names: int) -> str:
-    return f", and {count(names, 'more name')}" if names else ""
 
 
 def _waiting(content: Content) -> Iterator[Advice]:
@@ -236,7 +283,9 @@ def _detail(content: Content) -> Iterator[Advice]:
 
 
 _RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
-    _broken,
+    _nonfinite,
+    _failed,
+    _unfinished,
     _waiting,
     _other,
     _outliers,

@@ -8,6 +8,7 @@ from torchotel.report.page.advice import BROKEN, Advice, advise, later, phase_sh
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, cut, duration, percent, shown, size
 from torchotel.report.summary import PHASES
+from torchotel.report.tracked import NOT_FINITE
 
 _MOST_ADVICE = 8
 
@@ -84,7 +85,10 @@ def _tiles(content: Content) -> str:
         tiles.append(("throughput", f"{1 / summary.phases[0].mean_s:,.3g}/s", "steps"))
     loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
     if loss is not None:
-        tiles.append(("last loss", f"{loss.last:.4g}", f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
+        last = NOT_FINITE if loss.last is None else f"{loss.last:.4g}"
+        tiles.append(("last loss", last, f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
+    elif "loss" in summary.tracked.nonfinite:
+        tiles.append(("last loss", NOT_FINITE, "never finite"))
     if summary.phases:
         share = phase_shares(later(content))["data"]
         # Even a loader that is always ready takes some time.

@@ -1,0 +1,47 @@
+"""Real small trainings, recorded, and what their pages are made from."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchotel
+from torchotel.report import open_run
+from torchotel.report.page import Content, gather
+from torchotel.report.page.advice import Advice, advise
+
+
+def recorded(folder: Path, program: Callable[[], object], **settings: Any) -> Content:
+    """Run a program with a recording; an exception that it raises ends it."""
+    quiet = {"traces_exporter": "none", "metrics_exporter": "none"}
+    with torchotel.instrument(record=folder / "run", **{**quiet, **settings}):
+        try:
+            program()
+        except (RuntimeError, ValueError) as error:
+            error.with_traceback(None)
+    return gather(open_run(folder / "run"))
+
+
+def train(
+    model: nn.Module,
+    steps: int,
+    *,
+    lr: float = 0.01,
+    batch: Callable[[int], torch.Tensor] = lambda _: torch.rand(4, 8),
+    loss: Callable[[int, torch.Tensor], torch.Tensor] = lambda _, output: output.pow(2).mean(),
+) -> None:
+    """Train a model; `batch` makes the input of a step, and `loss` its loss of the output."""
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for step in range(steps):
+        optimizer.zero_grad()
+        made = loss(step, model(batch(step)))
+        made.backward()
+        optimizer.step()
+        torchotel.log(loss=made)
+
+
+def advice(content: Content, title: str) -> Advice | None:
+    """Return the advice whose title contains a text."""
+    return next((one for one in advise(content) if title in one.title), None)
