@@ -51,8 +51,12 @@ class Seen:
         self.parent: Seen | None = None
 
     def tree(self) -> Any:
-        """Give the names below this span: a name, or (name, [children])."""
-        return (self.name, [child.tree() for child in self.children]) if self.children else self.name
+        """Give the names below this span: a name, or (name, [children]).
+
+        `torch.between` is left out: every step but a thread's first has it, and it has tests of its own.
+        """
+        below = [child.tree() for child in self.children if child.name != "torch.between"]
+        return (self.name, below) if below else self.name
 
     def walk(self) -> Iterator["Seen"]:
         """Yield this span and all below it."""
@@ -96,7 +100,8 @@ def roots(spans: Iterable[Span]) -> list[Seen]:
 
 def tree(span: CapturedSpan) -> Any:
     """Give the names below a span that was captured, as `Seen.tree` does of one that arrived."""
-    return (span.name, [tree(child) for child in span.children]) if span.children else span.name
+    below = [tree(child) for child in span.children if child.name != "torch.between"]
+    return (span.name, below) if below else span.name
 
 
 class Run:

@@ -30,7 +30,11 @@ def test_an_explicit_step_is_what_its_block_holds() -> None:
     phases = ["torch.forward", "torch.backward", "torch.optimizer.step"]
     inside = ["torch.data", *phases, *phases, "torch.forward"]
     seen = [[child.name for child in step.children] for step in run.steps]
-    assert seen == [["torch.data", *inside], inside, phases]  # the first fetch makes the iterator
+    assert seen == [
+        ["torch.data", *inside],  # the first fetch makes the iterator
+        ["torch.between", *inside],
+        ["torch.between", *phases],
+    ]
     assert [step.attributes.get("torch.epoch") for step in run.steps] == [0, 1, None]
     assert len(run.evaluations) == 1
 
@@ -46,7 +50,7 @@ def test_explicit_steps_that_hold_little() -> None:
         with torchotel.step(), torchotel.step(epoch=2):
             loop.step()
         loop.step()
-    assert [len(step.children) for step in run.steps] == [0, 1, 3, 3]
+    assert [len(step.children) for step in run.steps] == [0, 2, 4, 4]
     assert run.steps[2].attributes["torch.epoch"] == 2
     assert run.evaluations == []
 
@@ -63,7 +67,7 @@ def test_a_function_may_be_an_explicit_step() -> None:
     with recorded() as run:
         twice()
         twice()
-    assert [len(step.children) for step in run.steps] == [6, 6]
+    assert [len(step.children) for step in run.steps] == [6, 7]
     assert run.steps[1].attributes["torch.log.phase"] == "warm"
 
 

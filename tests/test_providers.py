@@ -43,11 +43,11 @@ def test_a_given_provider_gets_all(provider: TracerProvider, kept: InMemorySpanE
     assert handle.flush()
     spans = kept.get_finished_spans()
     stats = handle.stats()
-    assert len(spans) == stats["spans_recorded"] == stats["spans_exported"] == 31
+    assert len(spans) == stats["spans_recorded"] == stats["spans_exported"] == 33
     handle.shutdown()
     provider.get_tracer("user").start_span("later").end()
     provider.force_flush()
-    assert [span.name for span in kept.get_finished_spans()[31:]] == ["later"]
+    assert [span.name for span in kept.get_finished_spans()[33:]] == ["later"]
     assert server.requests == []
 
 

@@ -116,7 +116,7 @@ def test_auto_stays_within_its_budget() -> None:
 
 
 def test_detail_costs_what_the_worker_takes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every fourth step has ten spans, the others four; where each takes a second, that is all the time there is."""
+    """Every fourth step has eleven spans, the others five; if each takes a second, that is all the time there is."""
     build, now_ns = TraceBuilder.build, 0
 
     def slow(builder: TraceBuilder, *args: Any) -> Trace:
@@ -130,7 +130,7 @@ def test_detail_costs_what_the_worker_takes_as_well(monkeypatch: pytest.MonkeyPa
     with recorded(4) as run:
         train(28)
     ratio = run.handle.stats()["overhead_ratio"]
-    assert ratio == pytest.approx((10 / 4 - 1) * 6 / 27, rel=0.1), "the first step, which warms up, does not count"
+    assert ratio == pytest.approx((11 / 5 - 1) * 6 / 27, rel=0.1), "the first step, which warms up, does not count"
 
 
 def test_ids_and_the_programs_random_numbers() -> None:

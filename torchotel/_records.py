@@ -120,7 +120,7 @@ class DeviceTimes(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A stretch of a step: data, forward, backward or optimizer; nested ones follow the one that holds them."""
+    """A stretch of a step: between, data, forward, backward or optimizer; nested ones follow their parent."""
 
     kind: str
     start_ns: int
@@ -207,6 +207,7 @@ class Unit:
     number: int
     """Each kind is counted from 0, for itself, over the process."""
     start_ns: int
+    """Of a step: the end of the step before, later by the time of evaluations since; of the first: its first event."""
     end_ns: int
     unix_offset_ns: int
     """Added to a time of this record it gives unix time."""
@@ -235,10 +236,18 @@ class Unit:
     tensor_gradients: Sequence[TensorGradient] = ()
     memory: Sequence[DeviceMemory] = ()
     device_times: Sequence[DeviceTimes] = ()
+    gap_ns: int = 0
+    """Time since the step before that is not part of the step: over a minute, or capture was paused in it."""
     folded: int = 0
     """Evaluations that this one stands for."""
     folded_ns: int = 0
     """Their time."""
+
+    @property
+    def between_ns(self) -> int:
+        """Time from the end of the step before to this step's first event, as far as it is part of the step."""
+        first = self.phases[0] if self.phases else None
+        return first.end_ns - first.start_ns if first is not None and first.kind == "between" else 0
 
     def span_estimate(self) -> int:
         """Count the spans that this record would make, to weigh it before it is built."""

@@ -5,11 +5,12 @@ optimizers, `s` a step that GradScaler left out, `(…)` what happens inside opt
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
-from torchotel._records import Error, SpanReference
-from torchotel.capture.parts import Part
+from torchotel._records import Error, SpanReference, Unit
+from torchotel.capture.parts import MAX_BETWEEN_NS, Part, join
 from torchotel.capture.steps import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
 
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
@@ -21,6 +22,9 @@ class Program:
     def __init__(self) -> None:
         self.handed: list[tuple[str, str]] = []
         self.times: list[tuple[int, int]] = []
+        """First and last event of what was handed over."""
+        self.units: list[Unit] = []
+        """Records of it."""
         self.now = 0
         self.user_span: SpanReference | None = None
         self.machine = StepMachine(lambda _: None, self._emit, lambda: self.user_span)
@@ -72,6 +76,7 @@ class Program:
         phases = "".join(LETTERS[phase.kind] for part in parts for phase in part.phases)
         self.handed.append((kind, phases))
         self.times.append((parts[0].start_ns, max(part.end_ns for part in parts)))
+        self.units.append(join(kind, len(self.units), parts, 0, None, 0))
 
 
 def _steps(*phases: str) -> list[tuple[str, str]]:
@@ -107,6 +112,66 @@ def test_one_step_for_each_step_of_the_program(name: str, events: str, steps: li
     """Each program of the table gives the steps that its author would count."""
     del name
     assert Program().play(events).end() == _steps(*steps)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        "DFBO DFBO . Df Df . DFBO DFBO .",
+        "FBO FBO f f FBO",
+        "FBFBO f FBFBO",
+        "DFBFBOFBP f DFBFBOFBP .",
+        "FBOFBP f f FBOFBP FBOFBP",
+        "DDDD FBFBFBFBO DDDD FBFBFBFBO .",
+        "(FBFBFB) f (FBFB)",
+        "DF[OPQ] DF[OPQ] .",
+        "DFB DFB DFB",
+        "DFBO . DDD . DFBO",
+    ],
+)
+def test_every_moment_of_a_training_is_in_a_step_or_an_evaluation(events: str) -> None:
+    """A step starts where the one before ended, later by the evaluations since."""
+    program = Program().play(events)
+    program.end()
+    steps = [unit for unit in program.units if unit.kind == "step"]
+    for before, after in pairwise(steps):
+        evaluated = [unit for unit in program.units if unit.kind == "evaluation" and unit.start_ns >= before.end_ns]
+        lasted = sum(unit.end_ns - unit.start_ns for unit in evaluated if unit.end_ns <= after.end_ns)
+        assert after.start_ns == before.end_ns + lasted
+        assert (after.phases[0].kind, after.phases[0].start_ns) == ("between", after.start_ns)
+    assert steps[0].phases[0].kind != "between"
+
+
+def test_a_long_gap_is_not_part_of_the_step() -> None:
+    """A night in a notebook is no step time, and the step says how long it was."""
+    program = Program().play("FBO")
+    program.now += MAX_BETWEEN_NS
+    program.play("FBO FBO").end()
+    assert [unit.end_ns - unit.start_ns for unit in program.units] == [50, 50, 60]
+    assert [unit.gap_ns for unit in program.units] == [0, MAX_BETWEEN_NS + 10, 0]
+
+
+def test_a_pause_is_not_part_of_the_step() -> None:
+    """What runs while capture is paused is not seen, so nothing can be said of it."""
+    program = Program().play("FBO")
+    program.machine.end()
+    program.play("FBO FBO").end()
+    assert [unit.between_ns for unit in program.units] == [0, 0, 10]
+    assert [unit.gap_ns for unit in program.units] == [0, 10, 0]
+
+
+def test_a_step_that_is_current_starts_where_the_one_before_ended() -> None:
+    """Its span may be asked for before anything of it is handed over, by a fetch above all."""
+    program = Program().play("DFBO")
+    machine = program.machine
+    current = machine.current(200)
+    assert current is not None
+    assert current[1] == program.now
+    ended = program.now
+    machine.fetched(200, 210)
+    current = machine.current(None)
+    assert current is not None
+    assert current[1] == ended
 
 
 def test_validation_between_epochs() -> None:

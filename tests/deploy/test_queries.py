@@ -19,7 +19,7 @@ MODULES = {"Model", "encoder", "decoder"}
 VALUES = {
     "torch_run_id": {RUN},
     "torch_rank": {"0", "1"},
-    "torch_phase": {"data", "forward", "backward", "optimizer", "other"},
+    "torch_phase": {"between", "data", "forward", "backward", "optimizer", "other"},
     "torch_model": {"Model"},
     "torch_module_path": MODULES,
     "torch_module_type": {"Model", "Linear"},

@@ -12,7 +12,7 @@ from torchotel.report.summary import quantile
 LAID_OUT = """\
 run         run-1
 model       Net, 3 modules, 1,200 parameters
-steps       2, 1 of them in detail
+steps       2, 1 of them in detail, 6.667 a second
 evaluations 1
 
 step time        mean       p50       p95   share

@@ -121,7 +121,7 @@ def test_counters_start_at_zero() -> None:
         plain = instrument.kind == "counter" and not instrument.labels
         expected: dict[tuple[str, ...], float] = {(): 0.0} if plain else {}
         if instrument is table.PHASE_TIME:
-            expected = {(phase,): 0.0 for phase in ("data", "forward", "backward", "optimizer", "other")}
+            expected = {(phase,): 0.0 for phase in ("between", "data", "forward", "backward", "optimizer", "other")}
         if instrument is table.STEP_NONFINITE:
             expected = {("loss",): 0, ("gradient",): 0}
         if instrument is table.SPANS:

@@ -107,8 +107,9 @@ _TIME = [
     stacked(
         "Step time by phase: $run",
         "s",
-        "On what the time of a step of this run goes, the mean of the ranks. `other` is what lies between the phases: "
-        "the program's own code, logging, checkpoints. On a GPU a phase is the host's time in it, with waiting.",
+        "On what the time of a step of this run goes, the mean of the ranks. `between` is the time since the previous "
+        "step: a loader that is not a DataLoader, logging, checkpoints. `other` is in no phase. On a GPU a phase is "
+        "the host's time in it, with waiting.",
         Query(
             by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "torch_phase"),
             "{{torch_phase}}",

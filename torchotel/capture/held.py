@@ -93,7 +93,8 @@ class Held:
         """Count the spans that the record would make, to weigh it before it is built."""
         if self.kind == "data":
             return 1  # it is the fetch
-        spans = 1
+        first = self._parts[0]
+        spans = 1 + (self.kind == "step" and first.step_start_ns < first.start_ns)
         for part in self._parts:
             spans += len(part.phases) + len(part.calls) + len(part.stamps) // 2
         return spans

@@ -25,6 +25,9 @@ from torchotel.capture.readings import Reading
 
 T_co = TypeVar("T_co", covariant=True)
 
+MAX_BETWEEN_NS = 60 * 10**9
+"""The longest time since the step before that is part of a step."""
+
 new_phase = cast("Callable[[type[Phase], tuple[Any, ...]], Phase]", tuple.__new__)
 """`Phase(…)` calls a function of Python's for this, at every event of every step."""
 
@@ -85,6 +88,10 @@ class Part:
     forwards_with_grad: int = 0
     hooks_were_out: bool = False
     """Another thread compiled."""
+    idle_since_ns: int = 0
+    """End of the step before, plus the time of evaluations since; 0: no step came before."""
+    paused: bool = False
+    """Capture was paused since the step before."""
     opened_without_grad: bool = False
     """Opened by a forward with gradients off: an evaluation that ends with it."""
     evaluated: set[int] = field(default_factory=set)
@@ -124,6 +131,17 @@ class Part:
         """Whether a forward ran with gradients on, or it belongs to a step."""
         return self.forwards_with_grad > 0 or self.trained
 
+    @property
+    def step_start_ns(self) -> int:
+        """Start of a step whose first part this is: the time since the step before it is part of the step."""
+        return step_start_ns(self.start_ns, 0 if self.paused else self.idle_since_ns)
+
+    @property
+    def gap_ns(self) -> int:
+        """Time since the step before, if it is longer than `MAX_BETWEEN_NS` or capture was paused in it; else 0."""
+        has_gap = self.idle_since_ns and self.step_start_ns == self.start_ns
+        return max(0, self.start_ns - self.idle_since_ns) if has_gap else 0
+
     def forward_ends(self, now_ns: int | None = None) -> None:
         """Close the forward phase, if one is open: at the backward's start, or with its last forward."""
         if self.forward_start_ns is not None:
@@ -131,6 +149,17 @@ class Part:
             fields = "forward", self.forward_start_ns, end_ns, self.error, None, None, self.forward_id
             self.phases.append(new_phase(Phase, fields))
             self.forward_start_ns, self.forward_id = None, 0
+
+
+def step_start_ns(first_event_ns: int, idle_since_ns: int) -> int:
+    """Return when a step starts.
+
+    Args:
+        first_event_ns: When its first event was.
+        idle_since_ns: End of the step before, plus the time of evaluations since; 0: no step came before.
+    """
+    between_ns = first_event_ns - idle_since_ns
+    return idle_since_ns if idle_since_ns and 0 < between_ns <= MAX_BETWEEN_NS else first_event_ns
 
 
 def join(
@@ -173,6 +202,10 @@ def join(
         unit.calls = [call for part in parts for call in part.calls]
         unit.stamps = [stamp for part in parts for stamp in part.stamps]
         unit.registrations = [registration for part in parts for registration in part.registrations]
+    if kind == "step":
+        unit.start_ns, unit.gap_ns = first.step_start_ns, first.gap_ns
+        if unit.start_ns < first.start_ns:
+            unit.phases = (Phase("between", unit.start_ns, first.start_ns), *unit.phases)
     return unit
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 
 from torchotel._records import Error, SpanReference
-from torchotel.capture.parts import Identity, Part
+from torchotel.capture.parts import Identity, Part, step_start_ns
 
 
 class PendingStep:
@@ -33,6 +33,10 @@ class PendingStep:
         """Optimizers of the last step: what one step takes."""
         self.by_hand = False
         """Parameters are updated without a torch optimizer: each part is a step."""
+        self.idle_since_ns = 0
+        """End of the last part of a step, plus the time of evaluations since; 0: there was no step yet."""
+        self.paused = False
+        """Capture was paused since that end."""
 
     def has_one_optimizer(self) -> bool:
         """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
@@ -62,11 +66,18 @@ class PendingStep:
         """Open a part; one that goes on with a step shares its ids."""
         self._begins()
         part = self.open = Part(now_ns, now_ns, fetched, user_span=self.user_span())
+        part.idle_since_ns, part.paused = self.idle_since_ns, self.paused
         if self.parts and not self.is_finished():
             part.identity, part.ahead = self.parts[-1].identity, self.parts[-1].ahead
         elif fetched:
             part.identity, self.next = self.next, Identity()
         return part
+
+    def step_start_ns(self, first_event_ns: int) -> int:
+        """Return the start of the step that an event would open."""
+        if self.open is not None and self.open.trained:
+            return step_start_ns(first_event_ns, self.open.end_ns)
+        return step_start_ns(first_event_ns, 0 if self.paused else self.idle_since_ns)
 
     def keep_apart(self, part: Part) -> None:
         """Give an evaluation amid a step that goes on ids of its own, at its first forward."""
@@ -87,9 +98,12 @@ class PendingStep:
         if part.trained or part.explicit:
             part.forward_ends()
             self.parts.append(part)
+            self.idle_since_ns, self.paused = part.end_ns, False
             if self.by_hand and not part.explicit:
                 self.hand_over_each()
         elif part.forwards:
+            if self.idle_since_ns:
+                self.idle_since_ns += part.end_ns - part.start_ns
             self._emit("evaluation", [part])
         elif part.identity.reference is not None and not self._shared(part):
             self._emit("data", [part])

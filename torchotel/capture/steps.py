@@ -249,11 +249,11 @@ class StepMachine:
         """
         part = self._pending.open
         if fetch_start_ns is None or not (part is None or self._fetch_opens(part)):
-            return None if part is None else (part.identity, part.start_ns)
+            return None if part is None else (part.identity, part.start_ns if part.evaluates else part.step_start_ns)
         trained = [*self._pending.parts, part] if part is not None and part.trained else self._pending.parts
         if trained and not trained[-1].finished:
-            return trained[-1].identity, trained[0].start_ns
-        return self._pending.next, fetch_start_ns
+            return trained[-1].identity, trained[0].step_start_ns
+        return self._pending.next, self._pending.step_start_ns(fetch_start_ns)
 
     @property
     def in_step(self) -> bool:
@@ -268,7 +268,7 @@ class StepMachine:
             self.stepping.clear()
 
     def end(self) -> None:
-        """Hand over everything, finished or not; what runs still changes nothing of it."""
+        """Hand over everything, finished or not, as capture ends or pauses; what runs still changes nothing of it."""
         self._running = [(_copy_of(part), place) for part, place in self._running]
         self.stepping = [(key, kind, start_ns, _copy_of(part), at) for key, kind, start_ns, part, at in self.stepping]
         self._pending.close_open()
@@ -276,6 +276,7 @@ class StepMachine:
             self._pending.hand_over()
         else:
             self._pending.hand_over_each()
+        self._pending.paused = True
 
     # ---- the rule
 

@@ -36,7 +36,7 @@ class UnitLine(NamedTuple):
     start_unix_ns: int
     duration_s: float
     phases: Mapping[str, float]
-    """Seconds of self time by phase: data, forward, backward, optimizer, other."""
+    """Seconds of self time by phase: between, data, forward, backward, optimizer, other."""
     detailed: bool
     trace_id: str
     error_type: str | None

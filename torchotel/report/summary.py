@@ -10,7 +10,7 @@ from torchotel import _names as names
 from torchotel.report.read import SpanLine, UnitLine
 from torchotel.report.tracked import Tracked, Tracks
 
-PHASES = ("data", "forward", "backward", "optimizer", "other")
+PHASES = ("between", "data", "forward", "backward", "optimizer", "other")
 
 _OPEN_TRACES = 64
 """Traces whose spans may still come; a trace is written whole, so few are open at a time."""
@@ -60,8 +60,12 @@ class Summary:
     backward: Sequence[LayerTime]
     tracked: Tracked
     """What was logged, and the norms of gradients."""
+    steps_per_second: float | None = None
+    """By the wall clock, from the first step's start to the last step's end, as all rates; None: there was no step."""
     samples_per_second: float | None = None
-    """Over the time of all steps, where samples were logged."""
+    """None: no samples were logged."""
+    tokens_per_second: float | None = None
+    """None: no tokens were logged."""
 
 
 def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
@@ -80,7 +84,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         if unit.kind == "step":
             # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
             steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
-    tracked, seconds = tracks.result(), sum(step.duration_s for step in steps)
+    tracked, wall_s = tracks.result(), _wall_s(steps)
     layers = _Layers()
     for span in spans:
         layers.add(span)
@@ -94,8 +98,22 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),
         tracked=tracked,
-        samples_per_second=tracked.totals["samples"] / seconds if "samples" in tracked.totals and seconds else None,
+        steps_per_second=len(steps) / wall_s if wall_s else None,
+        samples_per_second=_rate(tracked.totals.get("samples"), wall_s),
+        tokens_per_second=_rate(tracked.totals.get("tokens"), wall_s),
     )
+
+
+def _wall_s(steps: Sequence[UnitLine]) -> float:
+    """Return the time from the first step's start to the last step's end, by the wall clock."""
+    if not steps:
+        return 0.0
+    began_ns = min(step.start_unix_ns for step in steps)
+    return max((step.start_unix_ns - began_ns) / 1e9 + step.duration_s for step in steps)
+
+
+def _rate(total: float | None, wall_s: float) -> float | None:
+    return total / wall_s if total is not None and wall_s else None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -110,7 +128,8 @@ def _phases(steps: Sequence[UnitLine]) -> Sequence[PhaseTime]:
         return ()
     whole = sum(step.duration_s for step in steps)
     rows = [("step", sorted(step.duration_s for step in steps))]
-    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES]
+    known = set().union(*(step.phases for step in steps))  # runs of earlier versions have no "between"
+    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES if name in known]
     return [
         PhaseTime(
             name=name,

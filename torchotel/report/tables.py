@@ -58,11 +58,14 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
     if model:
         size = f"{model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
         rows.append(("model", f"{model.get('name', '?')}, {size}"))
-    steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail"
+    rate = summary.steps_per_second
+    a_second = f", {rate:,.4g} a second" if rate is not None else ""
+    steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail{a_second}"
     rows.append(("steps", steps if summary.steps else "0"))
     rows.append(("evaluations", f"{summary.evaluations:,}"))
+    rates = {"samples": summary.samples_per_second, "tokens": summary.tokens_per_second}
     for name, total in summary.tracked.totals.items():
-        rate = summary.samples_per_second if name == "samples" else None
+        rate = rates.get(name)
         rows.append((name, f"{total:,}" + (f", {rate:,.4g} a second" if rate is not None else "")))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())

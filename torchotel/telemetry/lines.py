@@ -21,6 +21,8 @@ def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, 
         "trace_id": f"{trace_id:032x}",
         "error": unit.error._asdict() if unit.error is not None else None,
     }
+    if unit.gap_ns:
+        line["gap_s"] = unit.gap_ns / 1e9
     if unit.values:
         line["values"] = unit.values
     if unit.gradients is not None:

@@ -165,6 +165,8 @@ class Metrics:
             self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
         for phase, time_s in phase_times_s(unit).items():
             self._numbers.add(table.PHASE_TIME, time_s, (phase,))
+        if unit.gap_ns:
+            self._numbers.add(table.PHASE_TIME, unit.gap_ns / 1e9, ("between",))
         ends = self._numbers.of(table.STEP_LAST_END_TIME)
         ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads come in any order
         self._steps += 1

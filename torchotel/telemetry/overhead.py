@@ -41,7 +41,7 @@ class Overhead:
             step: As it is handed over.
             worked_ns: What it took of the worker's time, for which a training that is bound by Python waits.
         """
-        taken_ns = step.end_ns - step.start_ns + worked_ns
+        taken_ns = step.end_ns - step.start_ns - step.between_ns + worked_ns
         if self._began and step.reason != "first":
             self._take_note(detailed=step.detailed)
             if not step.detailed:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torchotel._records import Phase, Unit
 
-PHASES = ("data", "forward", "backward", "optimizer")
+PHASES = ("between", "data", "forward", "backward", "optimizer")
 
 
 def enclosing(phases: Sequence[Phase]) -> list[int]:

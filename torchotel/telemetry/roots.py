@@ -51,6 +51,8 @@ def root_attributes(unit: Unit, reason: str | None, nonfinite: Sequence[str]) ->
         attributes[names.GRADIENT_NORM] = unit.gradients.total
     if nonfinite:
         attributes[names.NONFINITE] = tuple(nonfinite)
+    if unit.gap_ns:
+        attributes[names.STEP_GAP] = unit.gap_ns / 1e9
     if unit.folded:
         attributes[names.FOLDED_EVALUATIONS] = unit.folded
         attributes[names.FOLDED_TIME] = unit.folded_ns / 1e9

@@ -18,6 +18,7 @@ from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanTemplate, 
 from torchotel.telemetry.timing import Timed
 
 PHASE_SPANS = {
+    "between": names.SPAN_BETWEEN,
     "data": names.SPAN_DATA,
     "forward": names.SPAN_FORWARD,
     "backward": names.SPAN_BACKWARD,

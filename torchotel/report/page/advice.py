@@ -14,7 +14,7 @@ from torchotel.report.tracked import Onset
 
 DATA_SHARE = 0.1
 OPTIMIZER_SHARE = 0.2
-OTHER_SHARE = 0.15
+BETWEEN_SHARE = OTHER_SHARE = 0.15
 LAYER_SHARE = 0.3
 SLOW_RATIO = 2.0
 """A step that takes so many times the median is an outlier."""
@@ -159,14 +159,26 @@ def _optimizer(content: Content) -> Iterator[Advice]:
         )
 
 
+def _between(content: Content) -> Iterator[Advice]:
+    share = phase_shares(later(content))["between"]
+    if share > BETWEEN_SHARE:
+        yield Advice(
+            share,
+            f"{percent(share)} of the time passes between steps",
+            "It is spent after the optimizer's step and before the next batch: a loader that is not a DataLoader, "
+            "reading a loss with <code>.item()</code>, printing, metrics, checkpoints. Load the next batch in the "
+            "background, and do the rest every n-th step.",
+        )
+
+
 def _other(content: Content) -> Iterator[Advice]:
     share = phase_shares(later(content))["other"]
     if share > OTHER_SHARE:
         yield Advice(
             share,
             f"{percent(share)} of the time is in no phase",
-            "It is spent between the optimizer and the next batch, or between backward and optimizer: reading a loss "
-            "with <code>.item()</code>, printing, checkpoints, metrics. Do it every n-th step.",
+            "It is spent inside the step, between the fetch, the forward, the backward and the optimizer: copying the "
+            "batch to a device, clipping gradients, reading values with <code>.item()</code>.",
         )
 
 
@@ -287,6 +299,7 @@ _RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
     _failed,
     _unfinished,
     _waiting,
+    _between,
     _other,
     _outliers,
     _layers,

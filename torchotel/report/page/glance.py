@@ -67,7 +67,13 @@ def _sentence(content: Content) -> str:
 
 
 def _spoken(phase: str) -> str:
-    return {"data": "waiting for data", "optimizer": "the optimizer", "other": "what is in no phase"}.get(phase, phase)
+    spoken = {
+        "between": "the time between steps",
+        "data": "waiting for data",
+        "optimizer": "the optimizer",
+        "other": "what is in no phase",
+    }
+    return spoken.get(phase, phase)
 
 
 def _tiles(content: Content) -> str:
@@ -80,9 +86,9 @@ def _tiles(content: Content) -> str:
             ("steps", f"{summary.steps:,}", f"{summary.detailed_steps:,} in detail"),
         ]
     if summary.samples_per_second:
-        tiles.append(("throughput", f"{summary.samples_per_second:,.4g}/s", "samples, while it trains"))
-    elif summary.phases and summary.phases[0].mean_s:
-        tiles.append(("throughput", f"{1 / summary.phases[0].mean_s:,.3g}/s", "steps"))
+        tiles.append(("throughput", f"{summary.samples_per_second:,.4g}/s", "samples, by the wall clock"))
+    elif summary.steps_per_second:
+        tiles.append(("throughput", f"{summary.steps_per_second:,.3g}/s", "steps, by the wall clock"))
     loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
     if loss is not None:
         last = NOT_FINITE if loss.last is None else f"{loss.last:.4g}"

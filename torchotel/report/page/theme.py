@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 # Okabe and Ito's palette, which colour-blind people can tell apart; a phase has its colour on the whole page.
 PHASE_COLOURS = {
+    "between": "#CC79A7",
     "data": "#E69F00",
     "forward": "#0072B2",
     "backward": "#D55E00",

@@ -22,6 +22,7 @@ _MINUS = "\N{MINUS SIGN}"
 _LABEL_SHARE = 0.02
 """Of the panel's width: a bar as wide may hold a name."""
 _PHASES = {
+    names.SPAN_BETWEEN: "between",
     names.SPAN_DATA: "data",
     names.SPAN_FORWARD: "forward",
     names.SPAN_BACKWARD: "backward",
