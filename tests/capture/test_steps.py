@@ -227,6 +227,17 @@ def test_a_target_network_is_part_of_the_step() -> None:
     assert program.play("FfBO").end() == _steps("FBO", "FBO", "FBO")
 
 
+def test_stages_under_spans_of_their_own_are_one_step() -> None:
+    """A student's forward and its teacher's, without gradients, each in a trace of its own: neither is a request."""
+    program, steps = Program(), ["FfBO", "FfBO", "FBO"]
+    program.play("FBO")
+    for number, step in enumerate(steps):
+        for stage, event in enumerate(step):
+            program.user_span = SpanReference(10 * number + stage + 1, 1, sampled=True)
+            program.play(event)
+    assert program.end() == _steps("FBO", "FBO", "FBO", "FBO")
+
+
 def test_an_episode_of_many_forwards_is_one_step() -> None:
     """Reinforcement learning runs its policy thousands of times before a backward."""
     assert Program().play(("F" * 3000 + "BO") * 2).end() == _steps("FBO", "FBO")

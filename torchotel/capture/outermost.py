@@ -30,6 +30,7 @@ from torchotel.capture.seams import (
     runs_plainly,
     without_torch_function,
 )
+from torchotel.capture.sites import is_training
 from torchotel.capture.thread import MOST_CALLS, ThreadState
 
 if TYPE_CHECKING:
@@ -118,8 +119,8 @@ class Outermost:
         if thread.machine.stepping:
             capture.events.settle_optimizer(thread)
         grad = torch.is_grad_enabled()
-        model, training = id(module), getattr(module, "training", True)  # a subclass may have taken it away
-        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=model, training=training)
+        training = is_training(module)
+        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
         if grad:
             capture.gradients.note_model(part, module)
         thread.in_forward = thread.forwards = True

@@ -288,7 +288,7 @@ class StepMachine:
             self._pending.close_open()
             part = self._pending.begin(now_ns)
             part.opened_without_grad = True
-        elif (grad and part.backwards) or ((grad or not part.trained) and self._is_another_evaluation(part)):
+        elif (grad and part.backwards) or ((grad or not self._has_trained()) and self._is_another_evaluation(part)):
             self._pending.close_open()
             part = self._pending.begin(now_ns)
             part.opened_without_grad = not grad
@@ -319,8 +319,12 @@ class StepMachine:
             return False
         user_span, own = self._pending.user_span(), part.identity.reference
         inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
-        serves = part.forwards >= MAX_FORWARDS and not (self._optimizer_seen or self._backwards)
+        serves = part.forwards >= MAX_FORWARDS and not self._has_trained()
         return serves or not (inside or part.user_span == user_span)
+
+    def _has_trained(self) -> bool:
+        """Tell whether a backward ran or an optimizer stepped on this thread: what it runs is not requests."""
+        return self._optimizer_seen or self._backwards > 0
 
     def _begin_after_step(self, now_ns: int) -> Part:
         """Open a part by other than a fetch, after a finished one or at the very first.
