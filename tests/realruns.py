@@ -1,9 +1,11 @@
 """Real small trainings, recorded, and what their pages are made from."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,14 +15,16 @@ from torchotel.report.page import Content, gather
 from torchotel.report.page.advice import Advice, advise
 
 
-def recorded(folder: Path, program: Callable[[], object], **settings: Any) -> Content:
-    """Run a program with a recording; an exception that it raises ends it."""
+def recorded(
+    folder: Path, program: Callable[[], object], *, raises: type[Exception] | None = None, **settings: Any
+) -> Content:
+    """Run a program with a recording, which ends with the exception that the program `raises`."""
     quiet = {"traces_exporter": "none", "metrics_exporter": "none"}
-    with torchotel.instrument(record=folder / "run", **{**quiet, **settings}):
-        try:
-            program()
-        except (RuntimeError, ValueError) as error:
-            error.with_traceback(None)
+    with (
+        pytest.raises(raises) if raises else nullcontext(),
+        torchotel.instrument(record=folder / "run", **{**quiet, **settings}),
+    ):
+        program()
     return gather(open_run(folder / "run"))
 
 

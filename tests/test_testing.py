@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import torchotel
 from torchotel import _names as names
-from torchotel._records import Unit
+from torchotel._records import Error, Unit
 from torchotel.testing import capture
 
 
@@ -75,7 +75,7 @@ def test_evaluations_and_failures() -> None:
     (evaluation,) = captured.evaluations
     call = evaluation.find("forward Broken")
     assert call.error is not None
-    assert call.error == ("ValueError", "no such word")
+    assert call.error == Error("ValueError", "no such word", "Broken")
     assert [event.name for event in call.events] == ["exception"]
     assert call.attributes["error.type"] == "ValueError"
 

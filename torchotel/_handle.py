@@ -84,13 +84,13 @@ class Handle:
         """Flush, remove every hook, stop the threads, close ports and files; a second call does nothing."""
         self.end(timeout_s, finished=True)
 
-    def end(self, timeout_s: float = SHUTDOWN_S, *, finished: bool) -> None:
-        """Shut down, and say whether the run came to a normal end."""
+    def end(self, timeout_s: float = SHUTDOWN_S, *, finished: bool, error: BaseException | None = None) -> None:
+        """Shut down, and say whether the run came to a normal end or which exception ended it."""
         _forget(self)
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
-                self._guard.guarded(session.stop)(timeout_s, finished=finished)
+                self._guard.guarded(session.stop)(timeout_s, finished=finished, error=error)
                 if self._zero_code:
                     self._guard.guarded(session.discard_empty)()
                 self._stats = self._guard.guarded(session.stats)() or no_stats()
@@ -178,7 +178,8 @@ class Handle:
         # Python has printed what ended the program, or a child of multiprocessing is just ending by it. The code of
         # a `sys.exit` in a main process can't be had: python has let go of it by now.
         printed: BaseException | None = getattr(sys, "last_value", None)
-        self.end(finished=_is_normal(printed) and _is_normal(sys.exc_info()[1]))
+        error = next((one for one in (printed, sys.exc_info()[1]) if not _is_normal(one)), None)
+        self.end(finished=error is None, error=error)
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +187,7 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end(finished=_is_normal(error))
+        self.end(finished=_is_normal(error), error=None if _is_normal(error) else error)
 
     def detach(self) -> None:
         """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""

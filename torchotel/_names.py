@@ -31,7 +31,7 @@ SPAN_OPTIMIZER = "torch.optimizer.step"
 # Attributes of module spans.
 
 MODULE_PATH = "torch.module.path"
-"""string: qualified module name without wrappers; the root's is its class."""
+"""string: qualified module name without wrappers, the root's its class; on a failed root or phase, of what raised."""
 MODULE_TYPE = "torch.module.type"
 """string: class name."""
 MODEL = "torch.model"

@@ -67,6 +67,8 @@ class Error(NamedTuple):
 
     type: str
     message: str
+    path: str | None = None
+    """Path of the innermost module whose call raised; None: unknown, or no module call raised."""
 
 
 class CallNote(NamedTuple):

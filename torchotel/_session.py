@@ -206,12 +206,13 @@ class Session:
         self.stop(0, finished=False)
         self._discard_record()
 
-    def stop(self, timeout_s: float, *, finished: bool = True) -> None:
+    def stop(self, timeout_s: float, *, finished: bool = True, error: BaseException | None = None) -> None:
         """Take every hook out, bring out what is left, end the threads, close ports and files.
 
         Args:
             timeout_s: For all of it.
             finished: Whether this is a normal end of the run.
+            error: The exception that ended it, for the run file.
         """
         deadline_s, guarded = time.monotonic() + timeout_s, self._guard.guarded
         guarded(self._frameworks.uninstall)()
@@ -220,7 +221,7 @@ class Session:
         guarded(self._worker.stop)(deadline_s - time.monotonic())
         for exporter in self._exporters:  # the run file last: it says what became of the spans
             if exporter is self._record:
-                guarded(self._describe)(finished=True)
+                guarded(self._describe)(finished=True, error=error)
             guarded(exporter.shutdown)(max(deadline_s, time.monotonic() + 0.1))
         # Last, since it says what became of the spans.
         guarded(self._publisher.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=finished)
@@ -331,9 +332,10 @@ class Session:
         if self._detail.steered and step.detailed and longer is not None:
             self._detail.every = every_within(self._config.overhead_budget, longer, self._detail.every)
 
-    def _describe(self, *, finished: bool) -> None:
+    def _describe(self, *, finished: bool, error: BaseException | None = None) -> None:
         if self._record is None:
             return
+        failure = self._capture.errors.read(error)
         model = self._capture.model
         self._record.describe(
             {
@@ -345,6 +347,7 @@ class Session:
                 "model": model._asdict() if model is not None else None,
                 "started_unix_nano": str(self._started_ns),
                 "finished": finished,
+                "error": failure._asdict() if failure is not None else None,
                 "spans": self.stats(),
             }
         )

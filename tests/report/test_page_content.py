@@ -238,7 +238,7 @@ PHASES = {"data": 0.02, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "oth
     ("said", "more"),
     [
         ("NaN or infinity began at step 0", {"nonfinite": ["gradient conv"]}),
-        ("Forwards or backwards failed", {"error": {"type": "ValueError", "message": "no"}}),
+        ("40 failures, the first at step 0", {"error": {"type": "ValueError", "message": "no"}}),
         ("Waiting for data takes 20% of the time", {"phases": {**PHASES, "data": 0.2}}),
         ("The optimizer takes 50% of the time", {"phases": {**PHASES, "optimizer": 0.5}}),
         ("40% of the time is in no phase", {"phases": {**PHASES, "other": 0.4}}),

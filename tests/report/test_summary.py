@@ -94,7 +94,9 @@ def test_counts_errors_by_type(tmp_path: Path) -> None:
     ]
     summary = _summary(folders.write(tmp_path / "run", units=units))
     assert summary.errors == {"ValueError": 2}
-    assert "2 ValueError; the first: no" in render(summary, {})
+    assert "errors      2 ValueError\nended with  ValueError at evaluation 0, after step 1\n            no\n" in render(
+        summary, {}
+    )
 
 
 def test_lays_out_aligned_columns(tmp_path: Path) -> None:

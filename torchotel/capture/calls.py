@@ -274,7 +274,7 @@ class CallRecorder:
     def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
         module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
-        error = self._errors.read(exception)
+        error = self._errors.read(exception, module)
         state = self._state_of(thread, module)
         with without_torch_function():
             site = self._sites.find(state, module, tensors_in(args), [])

@@ -74,7 +74,8 @@ class Capture:
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
-        self.paths, self.errors = Paths(), ErrorReader(exception_text)
+        self.paths = Paths()
+        self.errors = ErrorReader(exception_text, self.paths.known)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.calls_dropped = 0

@@ -1,9 +1,13 @@
-"""What a record holds of an exception: its class, and as much of its text as the setting allows."""
+"""What a record holds of an exception: its class, its module, and as much of its text as the setting allows."""
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
+
+from torch.nn import Module
 
 from torchotel._records import Error
 from torchotel._text import shortened
+from torchotel.capture.seams import modules_that_raised
 
 ExceptionText: TypeAlias = Literal["type", "first_line", "full"]
 
@@ -19,13 +23,21 @@ class ErrorReader:
 
     Args:
         text: How much of the text is kept: nothing, the first line, or all but the traceback of a DataLoader's worker.
+        path_of: Returns the path of a module, None for an unknown one.
     """
 
-    def __init__(self, text: ExceptionText = "first_line") -> None:
-        self._text = text
+    def __init__(
+        self, text: ExceptionText = "first_line", path_of: Callable[[Module], str | None] = lambda _: None
+    ) -> None:
+        self._text, self._path_of = text, path_of
 
-    def read(self, exception: BaseException | None) -> Error | None:
-        """Describe an exception; None for none, and for the one by which checkpointing ends a recomputation early."""
+    def read(self, exception: BaseException | None, module: Module | None = None) -> Error | None:
+        """Describe an exception; None for none, and for the one by which checkpointing ends a recomputation early.
+
+        Args:
+            exception: Being handled, or handled.
+            module: The module whose call it leaves.
+        """
         if exception is None:
             return None
         kind = type(exception)
@@ -36,7 +48,16 @@ class ErrorReader:
             message = self._kept(exception)
         except Exception:  # noqa: BLE001  # the user's own __str__ may raise anything
             message = ""
-        return Error(shortened(name), message)
+        return Error(shortened(name), message, self._path(exception, module))
+
+    def _path(self, exception: BaseException, module: Module | None) -> str | None:
+        """Find the path of the innermost known module whose call raised: only a detailed step has a span of it."""
+        inside = modules_that_raised(exception.__traceback__)
+        for one in reversed(inside if module is None else [module, *inside]):
+            path = self._path_of(one)
+            if path is not None:
+                return shortened(path)
+        return None
 
     def _kept(self, exception: BaseException) -> str:
         if self._text == "type":

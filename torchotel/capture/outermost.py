@@ -211,7 +211,7 @@ class Outermost:
             raised = called_because_forward_raised()
             if raised:  # its dictionary is being read: the hook goes at the next event
                 exception = sys.exc_info()[1]
-                error = self._capture.errors.read(exception)
+                error = self._capture.errors.read(exception, module)
             else:
                 self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
             if thread.in_forward:
@@ -244,7 +244,7 @@ class Outermost:
         try:
             thread = self._capture.here.thread
             if thread.in_forward:
-                error = self._capture.errors.read(exception)
+                error = self._capture.errors.read(exception, module)
                 self.leave(thread, perf_counter_ns(), error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._capture.guard.fault()

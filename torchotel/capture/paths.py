@@ -174,6 +174,11 @@ class Paths:
         if id(owner) in self.states:
             self.stale = True
 
+    def known(self, module: Module) -> str | None:
+        """Return the path of a known module; None for an unknown one and for a part of a compiled region."""
+        state = self.states.get(id(module))
+        return None if state is None or state.skipped or state.reference() is not module else state.path
+
     def path_below(self, owner: Module, name: str) -> str | None:
         """Path of what a known module holds under a name; None for an unknown module."""
         state = self.states.get(id(owner))

@@ -22,6 +22,7 @@
 | `RemovableHandle.hooks_dict_ref` | putting the one-shot hook back | it is registered anew |
 | `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
+| `Module._wrapped_call_impl` | which module raised, without module hooks | the outermost one is named |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
 | `eval_frame.cached_backends` | whether anything was compiled before | regions are looked for all the same |
 | `eval_frame.set_code_exec_strategy` | hooks run plainly between two graphs | Dynamo looks at what they call |
@@ -33,12 +34,13 @@
 """
 
 import functools
+import gc
 import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -110,6 +112,7 @@ _inside: Callable[[torch.Tensor], torch.Tensor] | None = getattr(_functorch, "ge
 _foreach_norm = getattr(torch, "_foreach_norm", None)
 
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
+_wrapped_call_code = getattr(getattr(nn_module.Module, "_wrapped_call_impl", None), "__code__", None)
 _region_codes: list[CodeType] = []
 _wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
 _step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else None  # one code serves every optimizer
@@ -205,6 +208,7 @@ def found() -> dict[str, bool]:
         "forward_hooks_with_kwargs": hasattr(nn_module, "_global_forward_hooks_with_kwargs"),
         "compiler_flags": hasattr(torch.compiler, COMPILING),
         "module_call": _call_code is not None,
+        "wrapped_call": _wrapped_call_code is not None,
         "ends": ENDS_ARE_SEEN,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
         "dispatch_modes": _without_modes is not None,
@@ -254,6 +258,21 @@ def optimizer_steps_in_progress() -> int | None:
 def called_because_forward_raised() -> bool:
     """Tell whether the hook that asks was called in the exception path of a module call."""
     return sys._getframe(2).f_code is _call_code
+
+
+def modules_that_raised(traceback: TracebackType | None) -> list[torch.nn.Module]:
+    """List the modules whose calls an exception has left, outermost first.
+
+    `f_locals` would copy the arguments of the call, and so keep tensors after `traceback.clear_frames`. The garbage
+    collector's view of a frame copies nothing, but lacks frames that still run.
+    """
+    found = []
+    while traceback is not None:
+        if traceback.tb_frame.f_code is _wrapped_call_code:
+            held = gc.get_referents(traceback.tb_frame)  # `self` is the first local variable
+            found += [one for one in held if issubclass(type(one), torch.nn.Module)][:1]
+        traceback = traceback.tb_next
+    return found
 
 
 def _frames_of(code: CodeType | None, *others: CodeType) -> int | None:

@@ -19,7 +19,7 @@ from torchotel._text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import flag_of
 from torchotel.cli.program import Program
-from torchotel.report import RunError, open_run, render, summarise
+from torchotel.report import RunError, describe, ending, open_run, render, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
@@ -101,7 +101,8 @@ class _Recording:
             return  # a child that the program forked has come out here too
         try:
             if self._handle is not None:
-                self._handle.end(finished=self.finished)
+                error: BaseException | None = None if self.finished else getattr(sys, "last_value", None)
+                self._handle.end(finished=self.finished, error=error)
                 sys.stderr.flush()
                 self._tell_overruled(self._handle.config)
                 self._show(self._handle.config, self._handle.record_folder, self._handle.stats())
@@ -156,6 +157,9 @@ class _Recording:
         units = list(run.units())
         summary = summarise(units, run.spans())
         print(f"\n{render(summary, run.info)}\n")
+        failure = ending(summary, run.info)
+        if failure is not None:
+            print(f"the program ended with {describe(failure)}")
         print(f"recorded in {shown}")
         print(f"  torchotel report {shown}     makes one HTML page of it")
         print(f"  torchotel summary {shown}    prints these tables again")

@@ -2,12 +2,13 @@
 
 from torchotel.report.info import RunError
 from torchotel.report.read import RequestLine, Run, SpanLine, UnitLine, open_run
-from torchotel.report.summary import LayerTime, PhaseTime, Summary, summarise
-from torchotel.report.tables import render
+from torchotel.report.summary import Failure, LayerTime, PhaseTime, Summary, ending, summarise
+from torchotel.report.tables import describe, render
 from torchotel.report.tracked import At, Onset, Track, Tracked
 
 __all__ = [
     "At",
+    "Failure",
     "LayerTime",
     "Onset",
     "PhaseTime",
@@ -19,6 +20,8 @@ __all__ = [
     "Track",
     "Tracked",
     "UnitLine",
+    "describe",
+    "ending",
     "open_run",
     "render",
     "summarise",

@@ -144,7 +144,7 @@ def _track_name(threads: Sequence[Hashable], track: int) -> str:
 
 
 def _category(span: SpanLine) -> str:
-    return "module" if names.MODULE_PATH in span.attributes else "phase" if span.parent_id else "step"
+    return "module" if names.MODULE_TYPE in span.attributes else "phase" if span.parent_id else "step"
 
 
 def _curves(unit: UnitLine) -> dict[str, float]:

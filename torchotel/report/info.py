@@ -17,6 +17,7 @@ _FORM: Mapping[str, type | Mapping[str, type]] = {
     "finished": bool,
     "config": dict,
     "resource": dict,
+    "error": {"type": str, "message": str},
     "model": {"name": str, "modules": int, "parameters": int},
     "recording": {"segments_deleted": int, "spans_deleted": int, "steps_dropped": int},
 }

@@ -41,6 +41,10 @@ class UnitLine(NamedTuple):
     trace_id: str
     error_type: str | None
     error_message: str | None
+    error_path: str = ""
+    """Path of the module that raised; empty: unknown."""
+    grad: bool = False
+    """Of an evaluation: whether it ran with gradients, as a training step's forward does."""
     values: Mapping[str, Value] = {}
     """What was logged; a number that was not finite is None."""
     gradient_norm: float | None = None
@@ -193,6 +197,8 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
         trace_id=str(line.get("trace_id") or ""),
         error_type=str(error.get("type")) if error else None,
         error_message=str(error.get("message")) if error else None,
+        error_path=str(error.get("path") or ""),
+        grad=bool(line.get("grad", False)),
         values={name: _logged(value) for name, value in (line.get("values") or {}).items()},
         gradient_norm=_number(line.get("gradient_norm")),
         gradient_norms={

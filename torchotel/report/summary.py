@@ -4,7 +4,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchotel import _names as names
 from torchotel.report.read import SpanLine, UnitLine
@@ -42,6 +42,28 @@ class LayerTime(NamedTuple):
     """Of the self time of all layers in this direction, so shares add up to 1."""
 
 
+class Failure(NamedTuple):
+    """A step or an evaluation that an exception left, or the exception that ended the program."""
+
+    type: str
+    message: str
+    path: str
+    """Path of the module that raised; empty: unknown, or no module's call raised."""
+    kind: str
+    """step | evaluation; empty: neither, an exception of the program's own code."""
+    number: int
+    last_step: int | None
+    """The last whole step before it."""
+
+    @property
+    def place(self) -> str:
+        """Name the step or the evaluation, with its preposition."""
+        before = "before the first step" if self.last_step is None else f"after step {self.last_step:,}"
+        if self.kind == "step":
+            return f"at step {self.number:,}"
+        return f"at evaluation {self.number:,}, {before}" if self.kind else before
+
+
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a run did, and where its time went."""
@@ -51,8 +73,11 @@ class Summary:
     detailed_steps: int
     errors: Mapping[str, int]
     """Failed steps and evaluations by type of the exception."""
-    first_error: str
-    """The message of the first one; empty where none failed."""
+    first_failure: Failure | None
+    last_failure: Failure | None
+    """The one after which nothing more was recorded; None if the run went on."""
+    last_step: int | None
+    """The last whole step."""
     phases: Sequence[PhaseTime]
     """The whole step first; empty where there was no step."""
     forward: Sequence[LayerTime]
@@ -72,15 +97,15 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
     """Add up the lines of a run; spans are looked at one by one and not kept."""
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
-    first_error = ""
+    failures = _Failures()
     steps = []
     tracks = Tracks()
     for unit in units:
-        counts[unit.kind] += max(1, unit.folded)
+        counts[_kind(unit)] += max(1, unit.folded)
         tracks.add(unit)
+        failures.add(unit)
         if unit.error_type:
             errors[unit.error_type] += 1
-            first_error = first_error or unit.error_message or ""
         if unit.kind == "step":
             # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
             steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
@@ -93,7 +118,9 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         evaluations=counts["evaluation"],
         detailed_steps=sum(step.detailed for step in steps),
         errors=dict(errors.most_common()),
-        first_error=first_error,
+        first_failure=failures.first,
+        last_failure=failures.last,
+        last_step=failures.last_step,
         phases=_phases(steps),
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),
@@ -114,6 +141,56 @@ def _wall_s(steps: Sequence[UnitLine]) -> float:
 
 def _rate(total: float | None, wall_s: float) -> float | None:
     return total / wall_s if total is not None and wall_s else None
+
+
+def ending(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
+    """Return what ended the run: the exception that left the program, at the last failed step if none followed."""
+    failure, error = summary.last_failure, info.get("error") or {}
+    if "type" not in error:
+        return None if info.get("finished") else failure
+    found = failure or Failure("", "", "", "", 0, summary.last_step)
+    return found._replace(type=error["type"], message=error.get("message", ""))
+
+
+def _kind(unit: UnitLine) -> str:
+    """Return what a line counts as: a failed forward with gradients was no evaluation, but a training step's."""
+    return "forward" if unit.kind == "evaluation" and unit.grad and unit.error_type else unit.kind
+
+
+@dataclass(slots=True)
+class _Failures:
+    """Find the first failure, and the last; a step may be written after evaluations that followed it."""
+
+    first: Failure | None = None
+    last: Failure | None = None
+    last_step: int | None = None
+    _next: int = 0
+    _first_ns: int = 0
+    _latest_ns: int = 0
+
+    def add(self, unit: UnitLine) -> None:
+        if unit.kind == "log":
+            return
+        failure = self._failure(unit) if unit.error_type else None
+        end_ns = unit.start_unix_ns + int(unit.duration_s * 1e9)
+        if end_ns >= self._latest_ns:
+            self._latest_ns, self.last = end_ns, failure
+        if failure is not None and self.first is None:
+            self.first, self._first_ns = failure, end_ns
+        if unit.kind == "step":
+            self._next = unit.number + 1
+        if failure is None and unit.kind == "step":
+            self.last_step = unit.number
+            if self.first is not None and end_ns < self._first_ns:
+                self.first = self.first._replace(last_step=unit.number)
+            if self.last is not None:
+                self.last = self.last._replace(last_step=unit.number)
+
+    def _failure(self, unit: UnitLine) -> Failure:
+        kind, number = unit.kind, unit.number
+        if _kind(unit) == "forward":  # the step that it would have been
+            kind, number = "step", self._next
+        return Failure(unit.error_type or "", unit.error_message or "", unit.error_path, kind, number, self.last_step)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -173,7 +250,7 @@ class _Layers:
 
     def add(self, span: SpanLine) -> None:
         path = span.attributes.get(names.MODULE_PATH)
-        if path is None:
+        if path is None or names.MODULE_TYPE not in span.attributes:  # a failed root names the module that raised
             return
         duration_ns = max(0, span.end_ns - span.start_ns)
         tally = self._tally(span, str(path))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchotel._text import cut, duration
-from torchotel.report.summary import LayerTime, Summary
+from torchotel.report.summary import Failure, LayerTime, Summary, ending
 from torchotel.report.tracked import NOT_FINITE, Onset, Track, Tracked
 
 MOST_CELL = 120
@@ -69,14 +69,33 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
         rows.append((name, f"{total:,}" + (f", {rate:,.4g} a second" if rate is not None else "")))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
-        said = f"; the first: {summary.first_error}" if summary.first_error else ""
-        rows.append(("errors", f"{errors}{said}"))
+        rows.append(("errors", errors))
+    rows += _failure(summary, info)
     deleted = (info.get("recording") or {}).get("spans_deleted", 0)
     if deleted:
         rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))
     if info.get("finished") is False:
         rows.append(("end", "the run has not ended, or was cut short"))
     return "\n".join(f"{name:<12}{cut(text, MOST_HEAD)}" for name, text in rows)
+
+
+def describe(failure: Failure) -> str:
+    """Name the exception, the step and the layer."""
+    layer = f", in layer {cut(failure.path)}" if failure.path else ""
+    return f"{cut(failure.type)} {failure.place}{layer}"
+
+
+def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    end = ending(summary, info)
+    failure = end or summary.first_failure
+    if failure is None:
+        return []
+    rows = [("first error" if end is None else "ended with", describe(failure))]
+    if failure.message:
+        rows.append(("", failure.message))
+    if failure.kind and failure.last_step is not None:
+        rows.append(("", f"the last whole step before it is {failure.last_step:,}"))
+    return rows
 
 
 def _tracked(tracked: Tracked, top: int) -> list[str]:

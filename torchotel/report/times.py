@@ -87,7 +87,7 @@ def _layers(spans: Iterable[SpanLine], failed: set[str]) -> tuple[Mapping[LayerK
     for trace_id, trace in groupby(spans, key=lambda span: span.trace_id):
         # A module's span without a step's number is part of an evaluation.
         calls = [
-            span for span in trace if names.MODULE_PATH in span.attributes and names.STEP_NUMBER in span.attributes
+            span for span in trace if names.MODULE_TYPE in span.attributes and names.STEP_NUMBER in span.attributes
         ]
         devices |= {device for span in calls if isinstance(device := span.attributes.get(names.DEVICE), str)}
         if trace_id not in failed:
@@ -111,5 +111,5 @@ def _self_times_ns(calls: Sequence[SpanLine]) -> Mapping[LayerKey, int]:
 
 def _key(span: SpanLine) -> LayerKey:
     read = span.attributes.get
-    path = str(read(names.MODULE_PATH))
+    path = str(read(names.MODULE_PATH, ""))
     return LayerKey(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))

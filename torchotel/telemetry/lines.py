@@ -23,6 +23,8 @@ def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, 
     }
     if unit.gap_ns:
         line["gap_s"] = unit.gap_ns / 1e9
+    if unit.kind == "evaluation":
+        line["grad"] = unit.grad
     if unit.values:
         line["values"] = unit.values
     if unit.gradients is not None:

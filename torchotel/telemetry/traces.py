@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torchotel import _names as names
-from torchotel._records import CallNote, ModuleCall, Phase, SpanReference, Unit
+from torchotel._records import CallNote, Error, ModuleCall, Phase, SpanReference, Unit
 from torchotel.telemetry.calls import Directions, Templates
 from torchotel.telemetry.events import gradient_events, registered_events
 from torchotel.telemetry.layout import Node, fold, lay_out
@@ -102,7 +102,8 @@ class TraceBuilder:
         for phase, parent in zip(unit.phases, parents, strict=True):
             nested = phase.kind == "backward" and parent >= 0 and unit.phases[parent].kind == "backward"
             node = Node(self._phase_template(phase), added[parent] if nested else 0, phase.start_ns, phase.end_ns)
-            node.error, node.span_id = phase.error, phase.span_id
+            node.span_id = phase.span_id
+            _fail(node, phase.error)
             if phase.estimated is not None:
                 node.set(names.ESTIMATED, phase.estimated)
             added.append(len(nodes))
@@ -231,9 +232,17 @@ def trace_attributes(unit: Unit) -> Attributes:
 
 def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
     node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, max(unit.end_ns, unit.asked_ns))
-    node.span_id, node.error, node.events = reference.span_id, unit.error, tuple(registered_events(unit))
+    node.span_id, node.events = reference.span_id, tuple(registered_events(unit))
     node.attributes = dict(attributes) or None
+    _fail(node, unit.error)
     return node
+
+
+def _fail(node: Node, error: Error | None) -> None:
+    """Mark a root or a phase as failed, and name the module that raised: it has a span on detailed steps only."""
+    node.error = error
+    if error is not None and error.path is not None:
+        node.set(names.MODULE_PATH, error.path)
 
 
 def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int, sliced: Sliced) -> list[Span]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchotel.report.page.content import Content
 from torchotel.report.page.series import StepTime
 from torchotel.report.page.text import count, duration, percent, shown
-from torchotel.report.summary import PHASES, LayerTime
+from torchotel.report.summary import PHASES, LayerTime, ending
 from torchotel.report.times import WARM_UP_STEPS
 from torchotel.report.tracked import Onset
 
@@ -116,15 +116,23 @@ def _cause(content: Content, onset: Onset) -> str:
 
 def _failed(content: Content) -> Iterator[Advice]:
     summary = content.summary
-    if summary.errors:
+    end = ending(summary, content.info)
+    failure = end or summary.first_failure
+    if failure is None:
+        return
+    if end is not None:
+        title = f"The run ended with {shown(failure.type)} {failure.place}"
+    else:
+        title = f"{count(sum(summary.errors.values()), 'failure')}, the first {failure.place}"
+    words = [f"It was raised in <code>{shown(failure.path)}</code>." if failure.path else "No module's call raised it."]
+    if failure.message:
+        words.append(f"The message: <code>{shown(failure.message, 300)}</code>.")
+    if failure.kind and failure.last_step is not None:
+        words.append(f"The last whole step before it is step {failure.last_step:,}.")
+    if sum(summary.errors.values()) > 1:
         kinds = ", ".join(f"{steps:,} {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
-        first = f" The first one said: <code>{shown(summary.first_error, 300)}</code>." if summary.first_error else ""
-        yield Advice(
-            3,
-            "Forwards or backwards failed",
-            f"{kinds}.{first} In a trace, failed spans are those with <code>error.type</code>, and the innermost of "
-            "them is the module that raised.",
-        )
+        words.append(f"Failures in all: {kinds}.")
+    yield Advice(3, title, " ".join(words))
 
 
 def _unfinished(content: Content) -> Iterator[Advice]:

@@ -153,7 +153,7 @@ def _colour(bar: Bar) -> str:
 
 def _label(span: SpanLine) -> str:
     path = span.attributes.get(names.MODULE_PATH)
-    if path is not None:
+    if path is not None and names.MODULE_TYPE in span.attributes:
         *above, last = str(path).split(".")
         # The third of a row of blocks is told by its row.
         return f"{above[-1]}.{last}" if above and last.isdecimal() else last

@@ -88,7 +88,7 @@ def _step(spans: Sequence[SpanLine]) -> StepTrace | None:
     return StepTrace(
         number=number if isinstance(number, int) else 0,
         duration_s=max(0, root.end_ns - root.start_ns) / 1e9,
-        detailed=any(names.MODULE_PATH in span.attributes for span in spans),
+        detailed=any(names.MODULE_TYPE in span.attributes for span in spans),
         root=root,
         spans=spans,
     )
