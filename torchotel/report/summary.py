@@ -40,6 +40,8 @@ class LayerTime(NamedTuple):
     mean_s: float
     share: float
     """Of the self time of all layers in this direction, so shares add up to 1."""
+    longest_s: float = 0.0
+    """Of one call."""
 
 
 class Failure(NamedTuple):
@@ -231,6 +233,7 @@ class _Tally:
     calls: int = 0
     total_ns: int = 0
     inner_ns: int = 0
+    longest_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -256,6 +259,7 @@ class _Layers:
         tally = self._tally(span, str(path))
         tally.calls += 1
         tally.total_ns += duration_ns
+        tally.longest_ns = max(tally.longest_ns, duration_ns)
         trace = self._trace(span.trace_id)
         trace.tallies[span.span_id] = tally
         tally.inner_ns += trace.early.pop(span.span_id, 0)
@@ -282,6 +286,7 @@ class _Layers:
                     total_s=tally.total_ns / 1e9,
                     mean_s=tally.total_ns / 1e9 / tally.calls,
                     share=self_ns / whole if whole else 0.0,
+                    longest_s=tally.longest_ns / 1e9,
                 )
             )
         return sorted(rows, key=lambda row: (-row.self_s, row.path))

@@ -18,6 +18,8 @@ BETWEEN_SHARE = OTHER_SHARE = 0.15
 LAYER_SHARE = 0.3
 SLOW_RATIO = 2.0
 """A step that takes so many times the median is an outlier."""
+WORTHWHILE = 0.1
+"""Of the time of steps; what takes less is not worth a change."""
 DRIFT = 0.15
 VANISHING = 1e-4
 """Of the largest layer's norm."""
@@ -29,6 +31,7 @@ GROWN = 5.0
 BROKEN = 2
 """Weight from which on the run itself is in question, not its speed."""
 
+HAVE_MODULES = "With <code>torchotel run --detail all</code> every step has its modules."
 _LOSS = "loss"
 _FEWEST_STEPS = 20
 """Below that, shares of the first steps say little about the rest."""
@@ -193,18 +196,42 @@ def _other(content: Content) -> Iterator[Advice]:
 def _layers(content: Content) -> Iterator[Advice]:
     shares = phase_shares(later(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
-        if len(layers) > 2 and layers[0].share > LAYER_SHARE:  # noqa: PLR2004 # of two layers one is always the larger
-            yield _dominating(direction, layers[0], layers[0].share * shares[direction])
+        # Of two layers one is always the larger, and one slow call, the first one mostly, says nothing of the others.
+        if len(layers) > 2 and layers[0].share > LAYER_SHARE and layers[0].longest_s < layers[0].total_s / 2:  # noqa: PLR2004
+            share = layers[0].share * shares[direction]
+            if share > WORTHWHILE:
+                yield _dominating(direction, layers[0], share, _is_container(layers[0], layers))
 
 
-def _dominating(direction: str, layer: LayerTime, share: float) -> Advice:
+def _dominating(direction: str, layer: LayerTime, share: float, container: bool) -> Advice:  # noqa: FBT001
     return Advice(
         share / 2,
         f"One module takes {percent(layer.share)} of the {direction}",
         f"<code>{shown(layer.path)}</code> ({shown(layer.type)}): {duration(layer.self_s)} of its own in "
-        f"{count(layer.calls, 'call')}. Start there: <code>torch.compile</code>, a lower precision, another layout "
-        "(<code>channels_last</code>) or a cheaper layer.",
+        f"{count(layer.calls, 'call')}. {_remedy(layer.type, container=container)}",
     )
+
+
+def _is_container(layer: LayerTime, layers: Sequence[LayerTime]) -> bool:
+    root = layer.path == layer.type
+    return any(
+        other.model == layer.model and other is not layer and (root or other.path.startswith(f"{layer.path}."))
+        for other in layers
+    )
+
+
+def _remedy(kind: str, *, container: bool) -> str:
+    """Say what can be done for a module of a class."""
+    if container:
+        return "It is time of its own code, outside of the modules in it: functions, loops, copies."
+    if kind.endswith("Loss"):
+        return "Its time grows with the outputs that it compares."
+    if kind in {"Conv2d", "Conv3d", "ConvTranspose2d", "ConvTranspose3d"}:
+        layout = "channels_last" if "2d" in kind else "channels_last_3d"
+        return f"Try the memory format <code>{layout}</code>, or a lower precision (<code>torch.autocast</code>)."
+    if kind in {"Linear", "Bilinear", "LSTM", "GRU", "MultiheadAttention"} or kind.startswith("Conv"):
+        return "Matrix products take this time: try a lower precision (<code>torch.autocast</code>)."
+    return "Start there."
 
 
 def _outliers(content: Content) -> Iterator[Advice]:
@@ -216,16 +243,33 @@ def _outliers(content: Content) -> Iterator[Advice]:
     if not slow:
         return
     usual_s = [median(step.phases_s[place] for step in steps) for place in range(len(PHASES))]
-    excess_s = [sum(step.phases_s[place] - usual_s[place] for step in slow) for place in range(len(PHASES))]
-    place = max(range(len(PHASES)), key=excess_s.__getitem__)
     lost_s = sum(step.duration_s - median_s for step in slow)
     worst = max(slow, key=lambda step: step.duration_s)
+    words = f"The slowest is step {worst.number:,} with {duration(worst.duration_s)}, {_excess([worst], usual_s)}."
+    if len(slow) > 1:
+        words = f"Together they cost {duration(lost_s)} beyond it, {_excess(slow, usual_s)}. {words}"
     yield Advice(
         lost_s / (sum(step.duration_s for step in steps) or 1.0),
         f"{count(len(slow), 'step')} took more than {SLOW_RATIO:g} times the median",
-        f"Together they cost {duration(lost_s)} beyond it, most of that in <b>{PHASES[place]}</b>; the worst is step "
-        f"{worst.number:,} with {duration(worst.duration_s)}. The timeline below shows what one of them did instead.",
+        f"{words} {_recorded(content, worst.number)}",
     )
+
+
+def _excess(slow: Sequence[StepTime], usual_s: Sequence[float]) -> str:
+    """Name the phase that takes most of the time beyond the usual."""
+    excess_s = [sum(step.phases_s[place] - usual_s[place] for step in slow) for place in range(len(PHASES))]
+    place = max(range(len(PHASES)), key=excess_s.__getitem__)
+    return f"{duration(excess_s[place])} of that in <b>{PHASES[place]}</b> beyond what is usual"
+
+
+def _recorded(content: Content, number: int) -> str:
+    """Say what the run file has of a step."""
+    step = next((step for _, step in content.traces.chosen() if step.number == number), None)
+    if step is None:
+        return f"Its spans are not in the run file. {HAVE_MODULES}"
+    if step.detailed:
+        return 'Its modules are in <a href="#timeline">the timeline</a>.'
+    return f'Its phases are in <a href="#timeline">the timeline</a>; its modules were not recorded. {HAVE_MODULES}'
 
 
 def _drift(content: Content) -> Iterator[Advice]:
@@ -270,7 +314,7 @@ def _gradients(content: Content) -> Iterator[Advice]:
 
 
 def _spikes(content: Content) -> Iterator[Advice]:
-    _, values = content.series.logged.get("gradient norm", ((), ()))
+    numbers, values = content.series.logged.get("gradient norm", ((), ()))
     if len(values) < WARM_UP_STEPS:
         return
     typical, largest = median(values), max(values)
@@ -278,8 +322,8 @@ def _spikes(content: Content) -> Iterator[Advice]:
         yield Advice(
             0.25,
             f"The gradient norm jumped to {largest / typical:,.0f} times its median",
-            f"{largest:.3g} beside {typical:.3g}. Clip gradients, warm the learning rate up, or look at the "
-            "batch of that step.",
+            f"{largest:.3g} at step {numbers[values.index(largest)]:,}, beside {typical:.3g}. Clip gradients, warm the "
+            "learning rate up, or look at the batch of that step.",
         )
 
 

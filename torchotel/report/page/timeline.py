@@ -6,6 +6,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from torchotel import _names as names
+from torchotel.report.page.advice import HAVE_MODULES
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, duration, rounded, scale, shown
 from torchotel.report.page.theme import ALARM, FAINT, PHASE_COLOURS, Section, figure, shade
@@ -194,6 +195,8 @@ def _lead(chosen: Sequence[tuple[str, StepTrace]]) -> str:
     most = max(len(step.spans) for _, step in chosen)
     if most > MOST_BARS:
         lead += f" The longest {MOST_BARS:,} of up to {count(most, 'span')} are drawn."
+    if not all(step.detailed for _, step in chosen):
+        lead += f" {HAVE_MODULES}"
     return lead
 
 
