@@ -37,10 +37,10 @@ class Opened(NamedTuple):
         return self.dom.partition(f'<section id="{name}">')[2].partition("<section ")[0]
 
 
-def open_page(page: Path, profile: Path) -> Opened:
+def open_page(page: Path, profile: Path, *flags: str) -> Opened:
     """Open a page of this machine's; `profile` is a folder for the browser's own files."""
     done = subprocess.run(
-        [BINARY or "chromium", *FLAGS, f"--user-data-dir={profile}", page.absolute().as_uri()],
+        [BINARY or "chromium", *FLAGS, *flags, f"--user-data-dir={profile}", page.absolute().as_uri()],
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,

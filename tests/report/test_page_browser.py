@@ -48,10 +48,10 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return elements(document(pageruns.content(run)))
 
 
-def _open(folder: Path, tmp_path: Path) -> chromium.Opened:
+def _open(folder: Path, tmp_path: Path, *flags: str) -> chromium.Opened:
     page = tmp_path / "page.html"
     page.write_text(document(pageruns.content(folder)), encoding="utf-8")
-    return chromium.open_page(page, tmp_path / "profile")
+    return chromium.open_page(page, tmp_path / "profile", *flags)
 
 
 @in_chromium
@@ -110,6 +110,23 @@ def test_escapes_and_cuts_each_name_in_each_place(tmp_path: Path, evil: str, har
     written = document(pageruns.content(folder))
     assert elements(written) <= harmless
     assert len(written.encode()) < len(get_plotlyjs()) + 300_000
+
+
+@in_chromium
+@pytest.mark.parametrize("width", [1400, 500])
+def test_modules_have_their_names_on_a_wide_and_on_a_narrow_page(tmp_path: Path, width: int) -> None:
+    """Labels that are too long for their place are hidden by plotly: those of the second level never are."""
+    opened = _open(pageruns.training(tmp_path / "run"), tmp_path, f"--window-size={width},3000")
+    labels = [html.unescape(label) for label in _labels(opened.section("modules"))]
+    second = ["Conv" if width > 700 else "", "", "Head" if width > 700 else ""]
+    for name, kind in zip(("conv", "blocks", "head"), second, strict=True):
+        assert len([label for label in labels if label.startswith(f"{name}  {kind}")]) == 2, (name, labels)
+
+
+def _labels(section: str) -> list[str]:
+    """Return the labels of an icicle that are not hidden."""
+    found = re.findall(r'<text [^>]*class="slicetext"([^>]*)>(.*?)</text>', section)
+    return [re.sub(r"<[^>]+>", "", text) for attributes, text in found if "display: none" not in attributes]
 
 
 @in_chromium

@@ -1,6 +1,7 @@
 """What the page shows: buckets, trees, chosen steps, advice. None of it needs a browser."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,17 @@ from typing import Any
 
 import pageruns
 import pytest
+import realruns
 import runfolders
+from torch import nn
 
-from torchotel.report import LayerTime, UnitLine
+import torchotel
+from torchotel.report import LayerTime, UnitLine, render
 from torchotel.report.page import advice, document, glance, modules, norms, steps, text, timeline
 from torchotel.report.page.series import Series, StepTime, buckets
+from torchotel.report.page.theme import INK, ON_DARK, ON_LIGHT, PHASE_COLOURS, ink_on
 from torchotel.report.page.tree import sectors
+from torchotel.report.summary import has_several_models
 
 
 def _slow_at(number: int, slow_s: float = 9.0) -> Callable[[int], float]:
@@ -214,6 +220,37 @@ def test_labels_modules_with_their_types(tmp_path: Path) -> None:
         "down": "Down  30%",
         "head": "Head  10%",
     }
+
+
+def test_several_models_are_told_apart(tmp_path: Path) -> None:
+    """In figures and tables, by the names that the program gives them; a loss is no second model."""
+
+    def program() -> None:
+        first, second = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2))
+        torchotel.name(first, "generator")
+        realruns.train(first, 2)
+        realruns.train(second, 2)
+
+    content = realruns.recorded(tmp_path, program, detail="all")
+    section = modules.section(content)
+    assert section is not None
+    forward = section.figure.data[0]
+    assert [label for label, parent in zip(forward.labels, forward.parents, strict=True) if parent == "all"] == [
+        "generator",
+        "Sequential",
+    ]
+    for name in ("generator: 0", "generator: 1", "Sequential: 0", "generator", "Sequential"):
+        assert f"<td>{name}</td>" in section.after
+        assert re.search(rf"^{name} ", render(content.summary, content.info), re.MULTILINE)
+    alone = [LayerTime("Net", "fc", "Linear", 1, 1, 1, 1, 1), LayerTime("MSELoss", "MSELoss", "MSELoss", 1, 1, 1, 1, 1)]
+    assert [layer.name(several=has_several_models(alone)) for layer in alone] == ["fc", "MSELoss"]
+
+
+@pytest.mark.parametrize("colour", PHASE_COLOURS.values())
+def test_text_on_a_shade_is_readable(colour: str) -> None:
+    """White on dark and dark on light; of a full colour it does not change in dark mode."""
+    assert ink_on(colour, 0) == INK
+    assert ink_on(colour, 1) in {ON_DARK, ON_LIGHT}
 
 
 def test_says_no_share_of_waiting_where_no_loader_was_seen(tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ class LayerTime(NamedTuple):
     longest_s: float = 0.0
     """Of one call."""
 
+    def name(self, *, several: bool) -> str:
+        """Return the path, with the model's name before it if the run has several; a root is named as its model."""
+        if self.path == self.type:
+            return self.model
+        return f"{self.model}: {self.path}" if several else self.path
+
 
 class Failure(NamedTuple):
     """A step or an evaluation that an exception left, or the exception that ended the program."""
@@ -64,6 +70,11 @@ class Failure(NamedTuple):
         if self.kind == "step":
             return f"at step {self.number:,}"
         return f"at evaluation {self.number:,}, {before}" if self.kind else before
+
+
+def has_several_models(layers: Iterable[LayerTime]) -> bool:
+    """Tell whether paths are ambiguous; a loss is a model too, but has no paths."""
+    return len({layer.model for layer in layers if layer.path != layer.type}) > 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchotel._text import cut, duration
-from torchotel.report.summary import Failure, LayerTime, Summary, ending
+from torchotel.report.summary import Failure, LayerTime, Summary, ending, has_several_models
 from torchotel.report.tracked import NOT_FINITE, Onset, Track, Tracked
 
 MOST_CELL = 120
@@ -139,11 +139,11 @@ def _number(value: float | None) -> str:
 
 
 def _layers(layers: Sequence[LayerTime], top: int) -> str:
-    several = len({layer.model for layer in layers}) > 1
+    several = has_several_models(layers)
     head = ("layer", "type", "calls", "self", "share", "total", "mean")
     rows = [
         (
-            f"{layer.model}: {layer.path}" if several else layer.path,
+            layer.name(several=several),
             layer.type,
             f"{layer.calls:,}",
             duration(layer.self_s),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchotel.report.page.content import Content
 from torchotel.report.page.series import StepTime
 from torchotel.report.page.text import count, duration, percent, shown
-from torchotel.report.summary import PHASES, LayerTime, ending
+from torchotel.report.summary import PHASES, LayerTime, ending, has_several_models
 from torchotel.report.times import WARM_UP_STEPS
 from torchotel.report.tracked import Onset
 
@@ -200,15 +200,17 @@ def _layers(content: Content) -> Iterator[Advice]:
         if len(layers) > 2 and layers[0].share > LAYER_SHARE and layers[0].longest_s < layers[0].total_s / 2:  # noqa: PLR2004
             share = layers[0].share * shares[direction]
             if share > WORTHWHILE:
-                yield _dominating(direction, layers[0], share, _is_container(layers[0], layers))
+                yield _dominating(direction, layers, share)
 
 
-def _dominating(direction: str, layer: LayerTime, share: float, container: bool) -> Advice:  # noqa: FBT001
+def _dominating(direction: str, layers: Sequence[LayerTime], share: float) -> Advice:
+    layer = layers[0]
+    name = shown(layer.name(several=has_several_models(layers)))
     return Advice(
         share / 2,
         f"One module takes {percent(layer.share)} of the {direction}",
-        f"<code>{shown(layer.path)}</code> ({shown(layer.type)}): {duration(layer.self_s)} of its own in "
-        f"{count(layer.calls, 'call')}. {_remedy(layer.type, container=container)}",
+        f"<code>{name}</code> ({shown(layer.type)}): {duration(layer.self_s)} of its own in "
+        f"{count(layer.calls, 'call')}. {_remedy(layer.type, container=_is_container(layer, layers))}",
     )
 
 

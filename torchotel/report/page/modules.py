@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, duration, percent, rounded, shown
-from torchotel.report.page.theme import INK, PHASE_COLOURS, Section, figure, shade
+from torchotel.report.page.theme import INK, PAPER, PHASE_COLOURS, Section, figure, ink_on, shade
 from torchotel.report.page.tree import Sector, sectors
-from torchotel.report.summary import LayerTime
+from torchotel.report.summary import LayerTime, has_several_models
 
 MOST_SECTORS = 2_000
 """Modules of one direction that are in the figure; the smaller ones stand together."""
@@ -19,27 +19,26 @@ AT_ONCE = 300
 
 _LISTED = 8
 _LEAST_LEVELS = 3
-_ROW_PX = 15
-_LEAST_PX, _MOST_PX = 340, 760
-_GAP = 0.012
+_ROW_PX = 16
+_LEAST_PX, _MOST_PX = 220, 640
+_HEAD_PX = 54
+"""For the title of a direction, and the path bar below it."""
 
 
 def section(content: Content) -> Section | None:
-    """Draw both directions side by side, or nothing where no module was timed."""
+    """Draw one direction below the other, as wide as the page, or nothing if no module was timed."""
     directions = {"forward": content.summary.forward, "backward": content.summary.backward}
     drawn = {name: layers for name, layers in directions.items() if layers}
     if not drawn:
         return None
-    width = 1 / len(drawn)
-    icicles, rows = [], 0
-    for place, (name, layers) in enumerate(drawn.items()):
-        found = sectors(layers, MOST_SECTORS)
-        parents = {one.parent for one in found}
-        rows = max(rows, min(AT_ONCE, sum(one.id not in parents for one in found)))
-        domain = [place * width + _GAP * (place > 0), (place + 1) * width - _GAP * (place + 1 < len(drawn))]
-        icicles.append(_icicle(name, layers, found, domain))
-    height = max(_LEAST_PX, min(_MOST_PX, rows * _ROW_PX))
-    made = figure(icicles, height, margin={"l": 4, "r": 4, "t": 30, "b": 4})
+    trees = {name: sectors(layers, MOST_SECTORS) for name, layers in drawn.items()}
+    heights = [_height(found) for found in trees.values()]
+    icicles, above, whole = [], 0, sum(heights)
+    for (name, found), height in zip(trees.items(), heights, strict=True):
+        domain = [1 - (above + height) / whole, 1 - (above + _HEAD_PX / 2) / whole]
+        icicles.append(_icicle(name, drawn[name], found, domain))
+        above += height
+    made = figure(icicles, whole, margin={"l": 4, "r": 4, "t": 0, "b": 4})
     made.update_layout(annotations=_titles(icicles), uniformtext={"minsize": 10, "mode": "hide"})
     steps = f"{count(content.traces.detailed, 'step')} with detail"
     if content.summary.evaluations:
@@ -54,6 +53,12 @@ def section(content: Content) -> Section | None:
     return Section("modules", "Time by module", lead, made, f'<div class="pair">{tables}</div>')
 
 
+def _height(found: Sequence[Sector]) -> int:
+    parents = {one.parent for one in found}
+    rows = min(AT_ONCE, sum(one.id not in parents for one in found))
+    return max(_LEAST_PX, min(_MOST_PX, rows * _ROW_PX)) + _HEAD_PX
+
+
 def _icicle(name: str, layers: Sequence[LayerTime], found: Sequence[Sector], domain: list[float]) -> go.Icicle:
     whole_s = sum(layer.self_s for layer in layers) or 1.0
     most = max((layer.share for layer in layers), default=0.0) or 1.0
@@ -64,12 +69,13 @@ def _icicle(name: str, layers: Sequence[LayerTime], found: Sequence[Sector], dom
         labels=[shown(one.label, 32) for one in found],
         values=[rounded(left_s) for left_s in _remainders(found)],
         text=[_text(one, whole_s) for one in found],
-        customdata=[[_words(one, whole_s)] for one in found],
+        customdata=[[_words(one, whole_s), percent(one.area_s / whole_s)] for one in found],
         branchvalues="remainder",
-        domain={"x": domain},
+        domain={"y": domain},
+        textfont={"color": [ink_on(PHASE_COLOURS[name], _strength(one, most)) for one in found]},
         marker={
             "colors": [shade(PHASE_COLOURS[name], _strength(one, most)) for one in found],
-            "line": {"color": "#FFFFFF", "width": 1},
+            "line": {"color": PAPER, "width": 1},
         },
         texttemplate="%{label}  %{text}",
         hovertemplate="%{customdata[0]}<extra></extra>",
@@ -131,8 +137,8 @@ def _titles(icicles: Sequence[go.Icicle]) -> Sequence[dict[str, object]]:
     return [
         {
             "text": f"<b>{icicle.name}</b>",
-            "x": icicle.domain.x[0],
-            "y": 1,
+            "x": 0,
+            "y": icicle.domain.y[1],
             "xref": "paper",
             "yref": "paper",
             "xanchor": "left",
@@ -146,9 +152,10 @@ def _titles(icicles: Sequence[go.Icicle]) -> Sequence[dict[str, object]]:
 
 
 def _table(name: str, layers: Sequence[LayerTime]) -> str:
+    several = has_several_models(layers)
     rows = "".join(
-        f"<tr><td>{shown(layer.path, 40)}</td><td>{shown(layer.type, 24)}</td><td>{percent(layer.share)}</td>"
-        f"<td>{duration(layer.self_s)}</td><td>{duration(layer.total_s)}</td><td>{layer.calls:,}</td></tr>"
+        f"<tr><td>{shown(layer.name(several=several), 40)}</td><td>{shown(layer.type, 24)}</td>"
+        f"<td>{percent(layer.share)}</td><td>{duration(layer.self_s)}</td><td>{duration(layer.total_s)}</td><td>{layer.calls:,}</td></tr>"
         for layer in layers[:_LISTED]
     )
     return (

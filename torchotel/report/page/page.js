@@ -19,10 +19,17 @@
     );
   }
 
+  // As many levels as have room for their names; a click goes in.
+  function fitLevels(trace, width) {
+    trace.maxdepth = Math.min(trace.maxdepth, Math.max(2, Math.floor(width / 130)));
+    if (width < 700) trace.texttemplate = "%{label}  %{customdata[1]}";
+  }
+
   for (const source of document.querySelectorAll("script[data-figure]")) {
     const { data, layout } = JSON.parse(source.textContent);
     for (const trace of data) {
       if (trace.type === "heatmap") trace.hovertext = hoverTexts(trace);
+      if (trace.type === "icicle") fitLevels(trace, document.getElementById(source.dataset.figure).clientWidth);
     }
     await Plotly.newPlot(source.dataset.figure, data, layout, config);
     await new Promise((resolve) => setTimeout(resolve)); // what is drawn can be seen before the next one is

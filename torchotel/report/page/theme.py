@@ -16,6 +16,8 @@ PHASE_COLOURS = {
     "other": "#A6ACB3",
 }
 INK, FAINT, LINE, PAPER = "#1F2933", "#616E7C", "#E4E7EB", "#FFFFFF"
+ON_DARK, ON_LIGHT = "#FEFEFE", "#14202B"
+"""Text on a colour of its own; the page's script replaces the four colours above in dark mode, and not these."""
 ALARM = "#B3123D"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -63,7 +65,29 @@ _AXIS = {
 
 
 def shade(colour: str, strength: float) -> str:
-    """Mix a colour with white: 0 is hardly a tint, 1 the colour itself."""
-    share = 0.12 + 0.88 * min(1.0, max(0.0, strength))
-    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
-    return "#" + "".join(f"{round(255 - (255 - part) * share):02X}" for part in parts)
+    """Let the paper shine through a colour: 0 is hardly a tint, 1 the colour itself."""
+    red, green, blue = _parts(colour)
+    return f"rgba({red},{green},{blue},{_share(strength):.3g})"
+
+
+def ink_on(colour: str, strength: float) -> str:
+    """Choose the colour of text on a shade; on a light one the paper's ink, which dark mode replaces with the paper."""
+    share = _share(strength)
+    light = _luminance([255 - (255 - part) * share for part in _parts(colour)])
+    if 1.05 / (light + 0.05) > (light + 0.05) / (_luminance(_parts(INK)) + 0.05):
+        return ON_DARK
+    return ON_LIGHT if share == 1 else INK
+
+
+def _share(strength: float) -> float:
+    return 0.12 + 0.88 * min(1.0, max(0.0, strength))
+
+
+def _parts(colour: str) -> Sequence[int]:
+    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+
+
+def _luminance(parts: Sequence[float]) -> float:
+    """Return the relative luminance that WCAG's contrast is made of (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
+    linear = [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in parts]  # noqa: PLR2004
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -9,7 +9,7 @@ from torchotel import _names as names
 from torchotel.report.page.advice import HAVE_MODULES
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, duration, rounded, scale, shown
-from torchotel.report.page.theme import ALARM, FAINT, PHASE_COLOURS, Section, figure, shade
+from torchotel.report.page.theme import ALARM, FAINT, PAPER, PHASE_COLOURS, Section, figure, ink_on, shade
 from torchotel.report.page.traces import StepTrace
 from torchotel.report.read import SpanLine
 
@@ -103,7 +103,7 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
             x=[rounded(length_s * factor) for length_s in lengths_s],
             y=[bar.lane for bar in panel],
             width=0.96,
-            insidetextfont={"size": 11},
+            insidetextfont={"size": 11, "color": [ink_on(*_colour(bar)) for bar in panel]},
             text=[
                 shown(_label(bar.span), 40) if length_s > _LABEL_SHARE * step.duration_s else ""
                 for bar, length_s in zip(panel, lengths_s, strict=True)
@@ -113,14 +113,14 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
             textangle=0,
             constraintext="inside",
             customdata=[
-                [shown(bar.span.name), duration(length_s), _error(bar.span)]
+                [_name(bar.span), duration(length_s), _error(bar.span)]
                 for bar, length_s in zip(panel, lengths_s, strict=True)
             ],
             hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}, from %{{base:,.4~g}} {unit}"
             "%{customdata[2]}<extra></extra>",
             marker={
-                "color": [_colour(bar) for bar in panel],
-                "line": {"color": [ALARM if bar.span.error else "#FFFFFF" for bar in panel], "width": 0.6},
+                "color": [shade(*_colour(bar)) for bar in panel],
+                "line": {"color": [ALARM if bar.span.error else PAPER for bar in panel], "width": 0.6},
             },
         )
     )
@@ -146,10 +146,15 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
     )
 
 
-def _colour(bar: Bar) -> str:
+def _colour(bar: Bar) -> tuple[str, float]:
     # The step and its phases have the phase's own colour, modules lighter ones by turns, so that neighbours differ.
     colour = PHASE_COLOURS[bar.phase]
-    return shade(colour, 1.0 if bar.lane <= 1 else 0.55 - 0.12 * (bar.lane % 2))
+    return colour, 1.0 if bar.lane <= 1 else 0.55 - 0.12 * (bar.lane % 2)
+
+
+def _name(span: SpanLine) -> str:
+    model = span.attributes.get(names.MODEL)
+    return shown(span.name) + (f" of {shown(model)}" if model is not None else "")
 
 
 def _label(span: SpanLine) -> str:

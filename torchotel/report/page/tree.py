@@ -52,7 +52,7 @@ def sectors(layers: Sequence[LayerTime], most: int) -> Sequence[Sector]:
 
 def _place(model: Node, layer: LayerTime) -> None:
     if layer.path == layer.type:  # the root shows as its class
-        model.layer, model.label = layer, layer.path
+        model.layer = layer
         return
     node = model
     for part in layer.path.split(".", _DEEPEST):
