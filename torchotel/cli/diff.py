@@ -7,15 +7,15 @@ noise, else 0; 2 where a run cannot be read or is too short. So it is a gate for
 can fail, and as it is judged alone, it takes less to find that it is slower.
 
 Medians stand beside half of the distance between their quartiles (±). The interval is that of the ratio of the
-medians (Price and Bonett 2002), widened for steps that are like those before them and for how many things can fail:
-where it holds no change at all, the change is noise, and where it reaches beyond --max-regression as well, a
-regression could hide in it, so it can't be told.
+medians, widened for steps that are like those before them and for how many things can fail: where it holds no change at
+all, the change is noise, and where it reaches beyond --max-regression as well, a regression could hide in it, so it
+can't be told. An end that is ten times away from the change is unknown (?).
 
 It would rather miss a change than cry wolf, so what can't be told does not fail. Of simulated pairs of runs of equal
 code less than 1 in 20 shows anything slower or faster, if steps are like the one before by a correlation of up to 0.5
 in 20 steps, and up to 0.8 from 60 on. What it finds needs steps: with nine layers and 5 % of noise, a step that is
-20 % slower in 98 % of pairs of 60 steps that are not alike, in 59 % of those of 20; where they are alike by 0.8, it
-takes 500 of them. To tell that there is no regression of 5 % takes 100 with --fail-on step, 1,000 without.
+20 % slower in 98 % of pairs of 20 steps that are not alike; where they are alike by 0.8, it takes 200 of them. To tell
+that there is no regression of 5 % takes 100 with --fail-on step, 400 without.
 
 Warm-up is left out: the first fifth of the steps, ten at most. So are failed steps, and what takes less than 1 % of
 the step is shown but never fails. Steps with detail are not compared with steps without, and a layer's time is its

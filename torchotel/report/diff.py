@@ -1,10 +1,12 @@
-"""Two sides of runs beside each other: what takes longer, by how much, and whether that is noise; pure.
+"""Comparison of two sides of runs: what takes longer, by how much, and whether that is noise; pure.
 
-See `ratios.py` for the statistics and their sources. Many things are looked at at once, and of a hundred intervals of
-95 % five would mislead, so those of all that can fail are widened to hold together (Bonferroni). What is shown and
-cannot fail is widened with all that is shown.
+See `ratios.py` for the statistics and their sources. Many intervals are looked at together, and of a hundred
+intervals of 95 % five would mislead, so the intervals of all that can fail are widened to hold together. The step,
+the phases and the layers have equal shares of the error (weighted Bonferroni), so that many layers do not widen the
+step's interval. What is shown and cannot fail is widened with all that is shown.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,6 +24,8 @@ Series: TypeAlias = Sequence[Sequence[float]]
 Pair: TypeAlias = tuple[Series, Series]
 Gate: TypeAlias = Literal["step", "phases", "all"]
 """What can fail: the step | its phases as well | the layers as well."""
+
+Kind: TypeAlias = Literal["step", "phase", "layer"]
 
 GATES: tuple[Gate, ...] = get_args(Gate)
 CONFIDENCE = 0.98
@@ -47,6 +51,7 @@ class Row(NamedTuple):
     """One thing on both sides."""
 
     name: str
+    kind: Kind
     before: Spread
     after: Spread
     is_judged: bool
@@ -128,7 +133,8 @@ def compare(before: Sequence[RunTimes], after: Sequence[RunTimes], gate: Gate = 
     parts = {"step": step, **{name: pair for name, pair in phases.items() if any(map(any, chain(*pair)))}}
     layers, only = _layers(before, after)
     can_fail = {"step": {"step"}, "phases": parts.keys(), "all": parts.keys() | layers.keys()}[gate]
-    rows = _rows({**parts, **layers}, can_fail)
+    kinds: dict[str, Kind] = {**dict.fromkeys(layers, "layer"), **dict.fromkeys(parts, "phase"), "step": "step"}
+    rows = _rows({**parts, **layers}, kinds, can_fail)
     return Diff(
         runs=(len(before), len(after)),
         compared=compared,
@@ -181,29 +187,34 @@ def _name(key: LayerKey, *, several: bool) -> str:
     return f"{key.direction} {key.model}: {key.path}" if several else f"{key.direction} {key.path}"
 
 
-def _rows(pairs: Mapping[str, Pair], can_fail: Collection[str]) -> Sequence[Row]:
+def _rows(pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], can_fail: Collection[str]) -> Sequence[Row]:
     whole_s = [_spread(series).median_s for series in pairs["step"]]
     rows = []
     for name, pair in pairs.items():
         before, after = map(_spread, pair)
         shares = (side.median_s / whole if whole else 0.0 for side, whole in zip((before, after), whole_s, strict=True))
         is_small = max(shares) < SMALL
-        rows.append(Row(name, before, after, is_judged=name in can_fail and not is_small, is_small=is_small))
-    shown = _confidence(row for row in rows if row.is_enough and not row.is_small)
-    judged = _confidence(row for row in rows if row.is_enough and row.is_judged)
+        rows.append(Row(name, kinds[name], before, after, name in can_fail and not is_small, is_small))
+    shown = Counter(row.kind for row in rows if row.is_enough and not row.is_small)
+    judged = Counter(row.kind for row in rows if row.is_enough and row.is_judged)
     return [
-        row._replace(change=_change(pairs[row.name], judged if row.is_judged else shown)) if row.is_enough else row
+        row._replace(change=_change(pairs[row.name], _confidence(row.kind, judged if row.is_judged else shown)))
+        if row.is_enough
+        else row
         for row in rows
     ]
 
 
-def _confidence(family: Iterable[Row]) -> float:
-    """Widen an interval so that all of its family hold."""
-    return 1 - (1 - CONFIDENCE) / max(1, sum(1 for _ in family))
+def _confidence(kind: Kind, family: Counter[Kind]) -> float:
+    """Return the confidence of one interval, so that all hold; each kind has an equal share of the error."""
+    return 1 - (1 - CONFIDENCE) / max(1, len(family)) / max(1, family[kind])
 
 
 def _change(pair: Pair, confidence: float) -> Ratio:
     before, after = pair
+    if before == after:
+        # Times that agree to the nanosecond are one recording, compared with itself.
+        return Ratio(1.0, 1.0, 1.0)
     if len(before) == len(after) == 1:
         return ratio(before[0], after[0], confidence=confidence)
     return ratio_of_runs(list(map(median, before)), list(map(median, after)), confidence=confidence)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from torchotel._text import duration, printable
 from torchotel.report.diff import Diff, Row, Spread
-from torchotel.report.ratios import Ratio
 from torchotel.report.tables import table
 
 _COMPARED = {
@@ -14,7 +13,8 @@ _COMPARED = {
 }
 _HEAD = ("A", "±", "B", "±", "change", "interval", "")
 _MANY = 10
-"""From ten times on a change is shown as a factor."""
+"""From ten times on a change is shown as a factor, and an end of its interval so far from it is unknown."""
+_UNKNOWN = "?"
 
 
 def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
@@ -51,10 +51,7 @@ def _counts(diff: Diff) -> str:
 
 
 def _rows(title: str, rows: Sequence[tuple[str, Row]], limit: float) -> str:
-    cells = [
-        (name, *_spread(row.before), *_spread(row.after), *_change(row.change), row.verdict(limit))
-        for name, row in rows
-    ]
+    cells = [(name, *_spread(row.before), *_spread(row.after), *_change(row), row.verdict(limit)) for name, row in rows]
     return table((title, *_HEAD), cells, left=1)
 
 
@@ -62,10 +59,15 @@ def _spread(spread: Spread) -> tuple[str, str]:
     return duration(spread.median_s), f"{spread.half_width:.1%}"
 
 
-def _change(change: Ratio | None) -> tuple[str, str]:
+def _change(row: Row) -> tuple[str, str]:
+    change = row.change
     if change is None:
-        return "?", ""
-    return _share(change.value), f"{_share(change.low)} … {_share(change.high)}"
+        return _UNKNOWN, ""
+    if row.after.median_s and not row.before.median_s:
+        return "from 0", ""
+    low = _share(change.low) if change.low * _MANY > change.value else _UNKNOWN
+    high = _share(change.high) if change.high < change.value * _MANY else _UNKNOWN
+    return _share(change.value), f"{low} … {high}"
 
 
 def _share(ratio: float) -> str:
@@ -81,8 +83,10 @@ def _conclusion(diff: Diff, limit: float) -> str:
     found, untold = diff.regressions(limit), len(diff.untold(limit))
     said = f"no regression beyond {limit * 100:.6g}% that is more than noise"
     if found:
-        names = ", ".join(f"{row.name} {_change(row.change)[0]}" for row in found)
+        names = ", ".join(f"{row.name} {_change(row)[0]}" for row in found)
         said = f"{len(found):,} regression{'s' if len(found) > 1 else ''} beyond {limit * 100:.6g}%: {names}"
+        if diff.runs == (1, 1):
+            said += "; several runs a side tell the program from the machine"
     if untold:
         more = "longer" if diff.runs == (1, 1) else "more"
         said += f"; {untold:,} of {len(diff.judged):,} can't be told without {more} runs"

@@ -1,22 +1,23 @@
-"""How much longer one series of times is than another, and whether that is more than noise.
+"""The ratio of two series' median times, with a confidence interval.
 
-The ratio of the medians with the interval of Price and Bonett, "Distribution-free confidence intervals for difference
-and ratio of medians", Journal of Statistical Computation and Simulation 72 (2002), 119-124: each median's standard
-error, in logarithms, is read off the two order statistics about sqrt(n) places around it, so no distribution is
-assumed and one step of a second among steps of a millisecond moves nothing. Computed, not drawn: the same runs give the
-same interval each time.
+The interval of one median is Woodruff's ("Confidence intervals for medians and other position measures", Journal of
+the American Statistical Association 47 (1952), 635-646): an interval of the share of steps below the median is read
+back as two order statistics of the series. It assumes no distribution, one step of a second among steps of a
+millisecond moves nothing, and where steps jump between two levels it lies between these levels. The two medians'
+intervals, in logarithms, are joined by Zou and Donner's method of variance estimates recovery ("Construction of
+confidence limits about effect measures", Statistics in Medicine 27 (2008), 1693-1702). No random numbers are drawn:
+the same runs give the same interval.
 
-Steps that follow each other are alike (a neighbour on the machine, heat), which makes any interval that counts each
-one as news too narrow. So the error is widened by how long steps stay on one side of the median: the long-run variance
-of their signs, read off the slowest cosines, with Student's t for so few of them instead of the normal distribution.
-See Lazarus, Lewis, Stock and Watson, "HAR inference: recommendations for practice", Journal of Business & Economic
-Statistics 36 (2018), 541-559; the two series' degrees of freedom are joined as Welch and Satterthwaite do. Few cosines
-and never a narrower interval than that of unlike steps: it misses a small change rather than cries wolf, and longer
-runs find it. What makes a whole run slower (another machine, a clock that was throttled from start to end) is not
-noise to it: only a further run can tell that.
+Steps that follow each other are alike (another program on the machine, heat). Therefore the standard error of the
+share grows with how long steps stay on one side of the median: the long-run variance of their signs is estimated from
+the slowest cosines, with Student's t instead of the normal distribution (Lazarus, Lewis, Stock and Watson, "HAR
+inference: recommendations for practice", Journal of Business & Economic Statistics 36 (2018), 541-559). The number of
+cosines grows as in that paper, but is smaller, for series with a longer memory, and the error is never below that of
+independent steps. A whole run can be slower for another reason, such as another machine or a lower clock: only a
+further run shows that.
 
-Of several runs, the runs: their medians are what is compared, in logarithms, by Student's t with one spread for both
-sides, so a side may have one run alone. How the steps vary within a run is in how the medians do.
+Several runs of a side are compared by their medians, in logarithms, by Student's t with one spread for both sides, so
+a side may have a single run. The variation of steps within a run is part of the variation of the medians.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
-from statistics import NormalDist, fmean, median
+from statistics import fmean, median
 from typing import NamedTuple
+
+from torchotel.report.summary import quantile
 
 FEWEST = 5
 """Values of a series, below which nothing is said about noise."""
-COSINES = range(3, 7)
-"""How many of the slowest a series is held against."""
-COSINE_STEPS = 100
-"""Steps for each, where that makes a number in `COSINES`: more would be too quick to see what lasts."""
+FEWEST_COSINES = 6
+"""Of a series that has twice as many steps: fewer make Student's t, and so the interval, very wide."""
+COSINES = 0.22
+"""Times steps ** (2 / 3) is the number of cosines. 0.4 is recommended, for less persistent series."""
+OUTLIERS = 0.1
+"""Share of a series at either end whose values do not widen the interval: steps that hung."""
 SHORTEST_S = 1e-9
 """What a time of 0 counts as, since it has no logarithm: a nanosecond, the clock's own step."""
-_ROUNDING = 1e-9
-"""Equal errors give a whole number, which floating point may fall short of."""
 
 
 class Ratio(NamedTuple):
@@ -57,10 +60,10 @@ class Ratio(NamedTuple):
 
 def ratio(before_s: Sequence[float], after_s: Sequence[float], *, confidence: float) -> Ratio:
     """Divide the median of `after_s` by that of `before_s`; both in the order of the steps, `FEWEST` at least."""
-    errors = [_standard_error(series) for series in (before_s, after_s)]
-    value = _log(median(after_s)) - _log(median(before_s))
-    freedom = _freedom(errors, [_cosine_count(len(series)) for series in (before_s, after_s)])
-    return _interval(value, _student(confidence, freedom) * math.hypot(*errors))
+    (low, before, high), (after_low, after, after_high) = (_median(s, confidence) for s in (before_s, after_s))
+    value = after - before
+    below, above = math.hypot(after - after_low, high - before), math.hypot(after_high - after, before - low)
+    return Ratio(*map(_exp, (value, value - below, value + above)))
 
 
 def ratio_of_runs(before_s: Sequence[float], after_s: Sequence[float], *, confidence: float) -> Ratio:
@@ -70,7 +73,8 @@ def ratio_of_runs(before_s: Sequence[float], after_s: Sequence[float], *, confid
     freedom = sum(map(len, sides)) - len(sides)
     squares = math.fsum((run - mean) ** 2 for side, mean in zip(sides, means, strict=True) for run in side)
     error = math.sqrt(squares / freedom * sum(1 / len(side) for side in sides))
-    return _interval(means[1] - means[0], _student(confidence, freedom) * error)
+    value, reach = means[1] - means[0], _student(confidence, freedom) * error
+    return Ratio(*map(_exp, (value, value - reach, value + reach)))
 
 
 def typical(medians_s: Sequence[float]) -> float:
@@ -78,26 +82,19 @@ def typical(medians_s: Sequence[float]) -> float:
     return _exp(fmean(map(_log, medians_s)))
 
 
-def _standard_error(series: Sequence[float]) -> float:
-    """Estimate that of the median's logarithm."""
-    ordered = sorted(series)
-    place, errors = _order_statistics(len(series))
-    width = _log(ordered[-1 - place]) - _log(ordered[place])
-    return width / errors * math.sqrt(max(1.0, _persistence(series)))
-
-
-@lru_cache(maxsize=16)  # the layers of a run have the same steps
-def _order_statistics(n: int) -> tuple[int, float]:
-    """Choose two, as far from either end, and say how many standard errors of the median lie between them."""
-    place = max(0, round((n + 1) / 2 - math.sqrt(n)) - 1)
-    # Chance that the median lies beyond one of them; by logarithms, since 2**n is soon more than a float holds.
-    logs = (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(place + 1))
-    beyond = math.fsum(math.exp(log - n * math.log(2)) for log in logs)
-    return place, 2 * NormalDist().inv_cdf(1 - beyond)
+def _median(series: Sequence[float], confidence: float) -> tuple[float, float, float]:
+    """Return the median's logarithm between the two ends of its interval."""
+    ordered, steps = sorted(series), len(series)
+    error = math.sqrt(max(1.0, _persistence(series)) / steps) / 2
+    reach = _student(confidence, _cosine_count(steps)) * error
+    read = min(reach, 0.5 - OUTLIERS)
+    low, middle, high = (_log(quantile(ordered, share)) for share in (0.5 - read, 0.5, 0.5 + read))
+    # An interval that reaches into the outliers grows in proportion instead.
+    return middle - (middle - low) * reach / read, middle, middle + (high - middle) * reach / read
 
 
 def _persistence(series: Sequence[float]) -> float:
-    """Estimate how many times the variance of the median is that of steps which tell nothing of each other."""
+    """Estimate the variance of the share of steps below the median, as a multiple of that of independent steps."""
     middle = median(series)
     signs = [(value > middle) - (value < middle) for value in series]
     return fmean(sum(map(mul, signs, cosine)) ** 2 for cosine in _cosines(len(series))) * 2 / len(series)
@@ -112,12 +109,7 @@ def _cosines(steps: int) -> Sequence[array[float]]:
 
 
 def _cosine_count(steps: int) -> int:
-    return max(COSINES[0], min(COSINES[-1], steps // COSINE_STEPS))
-
-
-def _freedom(errors: Sequence[float], counts: Sequence[int]) -> int:
-    parts = sum(error**4 / count for error, count in zip(errors, counts, strict=True))
-    return int(math.hypot(*errors) ** 4 / parts + _ROUNDING) if parts else min(counts)
+    return max(min(FEWEST_COSINES, steps // 2), round(COSINES * math.cbrt(steps) ** 2))
 
 
 def _student(confidence: float, freedom: int) -> float:
@@ -137,10 +129,6 @@ def _student_chance(angle: float, freedom: int) -> float:
         term *= (power + 1) / (power + 2) * math.cos(angle) ** 2
     total *= math.sin(angle)
     return (angle + total) * 2 / math.pi if odd else total
-
-
-def _interval(value: float, reach: float) -> Ratio:
-    return Ratio(*map(_exp, (value, value - reach, value + reach)))
 
 
 def _log(seconds: float) -> float:
