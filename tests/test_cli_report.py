@@ -18,7 +18,7 @@ def test_writes_one_page_for_its_owner_alone(tmp_path: Path) -> None:
     pageruns.training(tmp_path / "morning")
     done = commands.torchotel("report", "morning", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("morning.html: 4.")
+    assert done.stdout.startswith("morning.html: 2.")
     page = tmp_path / "morning.html"
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     assert page.read_text("utf-8").rstrip().endswith("</html>")

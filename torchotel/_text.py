@@ -17,6 +17,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns" if seconds else "0"
 
 
+def rate(a_second: float) -> str:
+    """Write how many a second, without an exponent for large numbers."""
+    return f"{a_second:,.0f}" if a_second >= 1000 else f"{a_second:.4g}"  # noqa: PLR2004 # four digits in either case
+
+
 def printable(text: str) -> str:
     """Put a question mark for what a terminal would obey: names may be a stranger's."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

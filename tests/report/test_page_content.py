@@ -321,6 +321,11 @@ def test_asks_the_browser_for_its_own_scripts_alone(tmp_path: Path) -> None:
     assert policy.count("'sha256-") == 2
 
 
+@pytest.mark.parametrize(("value", "words"), [(1690.4, "1,690"), (12_345.6, "12,346"), (3.14159, "3.142")])
+def test_writes_rates_without_an_exponent(value: float, words: str) -> None:
+    assert text.rate(value) == words
+
+
 @pytest.mark.parametrize(("seconds", "unit"), [(3.0, "s"), (0.02, "ms"), (4e-6, "µs"), (0.0, "ms")])
 def test_chooses_units_that_suit(seconds: float, unit: str) -> None:
     assert text.scale(seconds)[0] == unit

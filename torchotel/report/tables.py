@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchotel._text import cut, duration
+from torchotel._text import rate as per_second
 from torchotel.report.summary import Failure, LayerTime, Summary, ending, has_several_models
 from torchotel.report.tracked import NOT_FINITE, Onset, Track, Tracked
 
@@ -59,14 +60,14 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
         size = f"{model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
         rows.append(("model", f"{model.get('name', '?')}, {size}"))
     rate = summary.steps_per_second
-    a_second = f", {rate:,.4g} a second" if rate is not None else ""
+    a_second = f", {per_second(rate)} a second" if rate is not None else ""
     steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail{a_second}"
     rows.append(("steps", steps if summary.steps else "0"))
     rows.append(("evaluations", f"{summary.evaluations:,}"))
     rates = {"samples": summary.samples_per_second, "tokens": summary.tokens_per_second}
     for name, total in summary.tracked.totals.items():
         rate = rates.get(name)
-        rows.append((name, f"{total:,}" + (f", {rate:,.4g} a second" if rate is not None else "")))
+        rows.append((name, f"{total:,}" + (f", {per_second(rate)} a second" if rate is not None else "")))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
         rows.append(("errors", errors))

@@ -1,5 +1,6 @@
 """Put the page together: one file that opens without a network and runs no code but its own."""
 
+import gzip
 import html
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -30,17 +31,21 @@ def document(content: Content, drawn: Callable[[], object] = lambda: None) -> st
         if section is not None:
             sections.append(section)
         drawn()
-    scripts = [get_plotlyjs(), _resource("page.js")]
+    plotly, script = get_plotlyjs(), _resource("page.js")
     return Template(_resource("page.html")).substitute(
-        policy=_policy(scripts),
+        policy=_policy([plotly, script]),
         title=html.escape(f"{glance.title(content)} · torchotel"),
         heading=html.escape(glance.title(content)),
         about=glance.about(content),
         glance=glance.glance(content),
         style=_resource("page.css") + _phase_rules(),
-        navigation="".join(f'<a href="#{section.id}">{section.title}</a>' for section in sections),
+        navigation="".join(f'<a href="#{section.id}">{section.title}</a>' for section in sections)
+        + '<a href="#settings">Settings of the run</a>',
         sections="\n".join(map(_section, sections)),
-        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        settings=glance.settings(content),
+        # Plotly's code is nearly all of the page, and a third of its size if it is compressed.
+        plotly=b64encode(gzip.compress(plotly.encode(), mtime=0)).decode(),
+        script=script,
     )
 
 

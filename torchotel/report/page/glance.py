@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from torchotel.report.conditions import conditions
 from torchotel.report.page.advice import BROKEN, Advice, advise, later, phase_shares
 from torchotel.report.page.content import Content
-from torchotel.report.page.text import count, cut, duration, percent, shown, size
+from torchotel.report.page.text import count, cut, duration, percent, rate, shown, size
 from torchotel.report.summary import PHASES
 from torchotel.report.tracked import NOT_FINITE
 
@@ -42,6 +43,13 @@ def about(content: Content) -> str:
     said = [f"{name} <b>{shown(value)}</b>" for name, value in parts if value]
     began = _began(content)
     return " · ".join([*said, began] if began else said)
+
+
+def settings(content: Content) -> str:
+    """Write a table of program, machine, versions and settings, as the run file has them."""
+    known = conditions(content.info, content.traces.devices)
+    rows = "".join(f"<tr><td>{shown(name)}</td><td>{shown(value, 200)}</td></tr>" for name, value in known.items())
+    return f"<div class=scroll><table class=settings><tbody>{rows}</tbody></table></div>"
 
 
 def _sentence(content: Content) -> str:
@@ -86,9 +94,9 @@ def _tiles(content: Content) -> str:
             ("steps", f"{summary.steps:,}", f"{summary.detailed_steps:,} in detail"),
         ]
     if summary.samples_per_second:
-        tiles.append(("throughput", f"{summary.samples_per_second:,.4g}/s", "samples, by the wall clock"))
+        tiles.append(("throughput", f"{rate(summary.samples_per_second)}/s", "samples, by the wall clock"))
     elif summary.steps_per_second:
-        tiles.append(("throughput", f"{summary.steps_per_second:,.3g}/s", "steps, by the wall clock"))
+        tiles.append(("throughput", f"{rate(summary.steps_per_second)}/s", "steps, by the wall clock"))
     loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
     if loss is not None:
         last = NOT_FINITE if loss.last is None else f"{loss.last:.4g}"

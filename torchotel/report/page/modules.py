@@ -17,7 +17,7 @@ MOST_SECTORS = 2_000
 AT_ONCE = 300
 """Of them, those that are drawn before anybody goes in; at least three levels are."""
 
-_LISTED = 8
+_LISTED = 100
 _LEAST_LEVELS = 3
 _ROW_PX = 16
 _LEAST_PX, _MOST_PX = 220, 640
@@ -155,10 +155,25 @@ def _table(name: str, layers: Sequence[LayerTime]) -> str:
     several = has_several_models(layers)
     rows = "".join(
         f"<tr><td>{shown(layer.name(several=several), 40)}</td><td>{shown(layer.type, 24)}</td>"
-        f"<td>{percent(layer.share)}</td><td>{duration(layer.self_s)}</td><td>{duration(layer.total_s)}</td><td>{layer.calls:,}</td></tr>"
+        + _cell(layer.share, percent(layer.share))
+        + _cell(layer.self_s, duration(layer.self_s))
+        + _cell(layer.total_s, duration(layer.total_s))
+        + _cell(layer.calls, f"{layer.calls:,}")
+        + "</tr>"
         for layer in layers[:_LISTED]
     )
-    return (
-        f'<table><caption><i class="phase {name}"></i>{name}, by own time</caption><thead><tr><th>module</th><th>type'
-        f"</th><th>share</th><th>own</th><th>total</th><th>calls</th></tr></thead><tbody>{rows}</tbody></table>"
+    heads = "".join(
+        f"<th><button>{head}</button></th>" for head in ("module", "type", "share", "own", "total", "calls")
     )
+    caption = f'<i class="phase {name}"></i>{name}, by own time'
+    if len(layers) > _LISTED:
+        caption += f": the first {_LISTED} of {len(layers):,}"
+    return (
+        f'<div class="scroll long"><table class=sortable><caption>{caption}</caption><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(value: float, text: str) -> str:
+    """Write a cell that is sorted by its value."""
+    return f'<td data-value="{value:.6g}">{text}</td>'

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from torchotel.report.page.content import Content
 from torchotel.report.page.series import Series, chunks, middle, spread
 from torchotel.report.page.text import count, rounded, shown
-from torchotel.report.page.theme import ALARM, Section, figure
+from torchotel.report.page.theme import ALARM, LINE, PAPER, Section, figure
 from torchotel.report.summary import quantile
 
 MOST_COLUMNS, MOST_CELLS = 300, 100_000
@@ -141,7 +141,7 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
         x=[step for step, _ in found],
         y=[layer for _, layer in found],
         mode="markers",
-        marker={"symbol": "x", "size": 6, "color": ALARM, "line": {"color": "#FFFFFF", "width": 0.5}},
+        marker={"symbol": "x", "size": 6, "color": ALARM, "line": {"color": PAPER, "width": 0.5}},
         hovertemplate="NaN or infinite<extra></extra>",
     )
 
@@ -188,6 +188,9 @@ def _buttons(names: Sequence[str], *, marks: bool) -> dict[str, object]:
         "xanchor": "left",
         "yanchor": "bottom",
         "pad": {"b": 6},
+        "bgcolor": PAPER,
+        "bordercolor": LINE,
+        "font": {"color": "#7B8794"},  # plotly's colour of the chosen one is light in dark mode too
         "buttons": [
             {"label": name, "method": "restyle", "args": ["visible", [one == name for one in names] + [True] * marks]}
             for name in names

@@ -21,17 +21,53 @@
 
   // As many levels as have room for their names; a click goes in.
   function fitLevels(trace, width) {
-    trace.maxdepth = Math.min(trace.maxdepth, Math.max(2, Math.floor(width / 130)));
+    trace.maxdepth = Math.min(trace.maxdepth, Math.max(3, Math.floor(width / 130)));
     if (width < 700) trace.texttemplate = "%{label}  %{customdata[1]}";
   }
 
-  for (const source of document.querySelectorAll("script[data-figure]")) {
-    const { data, layout } = JSON.parse(source.textContent);
+  const DARK = {
+    "#1F2933": "#E4E7EB", "#616E7C": "#9AA5B1", "#E4E7EB": "#3E4C59", "#FFFFFF": "#16191D", "#B3123D": "#FF6B8B",
+    "rgba(31,41,51,": "rgba(228,231,235,",
+  };
+  const dark = matchMedia("screen and (prefers-color-scheme: dark)");
+
+  function draw(source) {
+    const light = source.textContent;
+    const text = dark.matches ? light.replace(/#[0-9A-F]{6}\b|rgba\(31,41,51,/g, (colour) => DARK[colour] ?? colour) : light;
+    const { data, layout } = JSON.parse(text);
+    const place = document.getElementById(source.dataset.figure);
     for (const trace of data) {
       if (trace.type === "heatmap") trace.hovertext = hoverTexts(trace);
-      if (trace.type === "icicle") fitLevels(trace, document.getElementById(source.dataset.figure).clientWidth);
+      if (trace.type === "icicle") fitLevels(trace, place.clientWidth);
     }
-    await Plotly.newPlot(source.dataset.figure, data, layout, config);
+    return Plotly.react(place, data, layout, config);
+  }
+
+  function sortBy(head) {
+    const [body, column] = [head.closest("table").tBodies[0], head.cellIndex];
+    const order = head.ariaSort === "descending" ? "ascending" : "descending";
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", order);
+    const sign = order === "descending" ? -1 : 1;
+    const compare = (one, other) =>
+      "value" in one.dataset
+        ? one.dataset.value - other.dataset.value
+        : one.textContent.localeCompare(other.textContent, undefined, { numeric: true });
+    body.append(...[...body.rows].sort((one, other) => sign * compare(one.cells[column], other.cells[column])));
+  }
+
+  for (const head of document.querySelectorAll(".sortable th")) head.addEventListener("click", () => sortBy(head));
+
+  // The policy of the page allows a script by its hash, compressed or not.
+  const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), (char) => char.charCodeAt(0));
+  const plotly = document.createElement("script");
+  plotly.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(plotly);
+
+  const sources = document.querySelectorAll("script[data-figure]");
+  dark.addEventListener("change", () => sources.forEach(draw));
+  for (const source of sources) {
+    await draw(source);
     await new Promise((resolve) => setTimeout(resolve)); // what is drawn can be seen before the next one is
   }
   document.documentElement.dataset.drawnMs = Math.round(performance.now());

@@ -3,7 +3,7 @@
 import html
 import math
 
-from torchotel._text import cut, duration
+from torchotel._text import cut, duration, rate
 
 _LONGEST = 60
 _SECOND_S = 1.0
@@ -45,4 +45,4 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-__all__ = ["count", "cut", "duration", "percent", "rounded", "scale", "shown", "size"]
+__all__ = ["count", "cut", "duration", "percent", "rate", "rounded", "scale", "shown", "size"]

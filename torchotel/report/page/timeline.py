@@ -222,7 +222,8 @@ def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
                 f"<td>{duration(times_s[phase])}</td><td>{'+' if more_s >= 0 else _MINUS}{duration(abs(more_s))}</td>"
             )
         rows += f'<tr><td><i class="phase {phase}"></i>{phase}</td><td>{duration(usual_s[phase])}</td>{cells}</tr>'
-    return f"<table><thead><tr><th>phase</th><th>median step</th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    head = f"<thead><tr><th>phase</th><th>median step</th>{head}</tr></thead>"
+    return f"<div class=scroll><table>{head}<tbody>{rows}</tbody></table></div>"
 
 
 def _phase_times(step: StepTrace) -> dict[str, float]:

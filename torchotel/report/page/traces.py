@@ -7,6 +7,7 @@ from torchotel import _names as names
 from torchotel.report.read import SpanLine
 from torchotel.report.times import WARM_UP_STEPS
 
+_MOST_DEVICES = 64
 _MOST_SPANS = 20_000
 """Of one trace; torchotel writes 2,000 by default, a stranger any number."""
 
@@ -42,6 +43,8 @@ class Traces:
     """Steps whose modules could be read: the spans of others were deleted, or left out by a sampler."""
     spans_folded: int = 0
     """Spans that hold modules which have none of their own."""
+    devices: set[str] = field(default_factory=set)
+    """Those that modules ran on."""
     _open: list[SpanLine] = field(default_factory=list)
 
     def add(self, span: SpanLine) -> None:
@@ -50,6 +53,9 @@ class Traces:
             self.close()
         if names.FOLDED_TIME in span.attributes:
             self.spans_folded += 1
+        device = span.attributes.get(names.DEVICE)
+        if isinstance(device, str) and len(self.devices) < _MOST_DEVICES:
+            self.devices.add(device)
         if len(self._open) < _MOST_SPANS:
             self._open.append(span)
 
