@@ -1,6 +1,7 @@
 """Commands in a process of their own, as users start them."""
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,27 @@ def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def on_a_terminal(*words: str, cwd: Path, **variables: str) -> tuple[int, str]:
+    """Run `torchotel` on a terminal of its own; return its exit code and what it wrote there."""
+    ours, theirs = pty.openpty()
+    colours = {"PYTHONUTF8": "1", "NO_COLOR": "", "FORCE_COLOR": "", "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "torchotel", *words],
+        cwd=cwd,
+        env=environment(**{**SILENT, **colours, **variables}),
+        stdout=theirs,
+    ) as process:
+        os.close(theirs)
+        read = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # Linux reports the closed other end as an error
+                break
+            if not piece:
+                break
+            read += piece
+    os.close(ours)
+    return process.returncode, read.decode().replace("\r\n", "\n")

@@ -1,6 +1,7 @@
 """`torchotel diff` as a gate."""
 
 import argparse
+import re
 from pathlib import Path
 
 import commands
@@ -87,3 +88,39 @@ def test_reads_a_share(text: str, value: float) -> None:
 def test_refuses_what_is_no_share(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"is no share: write 5% or 0\.05"):
         share(text)
+
+
+PATH = "encoder.layers.11.self_attention.output_projection.linear"
+
+
+def _long(folder: Path, seed: int, factor: float) -> str:
+    layers = {PATH: 0.2, f"{PATH}_norm": 0.1}
+    info = {"model": {"name": "Transformer" * 8, "modules": seed, "parameters": 1}}
+    return str(timed_runs.write(folder, seed=seed, layers=layers, slower={PATH: factor}, info=info))
+
+
+def test_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    _long(tmp_path / "a", 1, 1.0)
+    _long(tmp_path / "b", 2, 1.5)
+    code, shown = commands.on_a_terminal("diff", "a", "b", cwd=tmp_path, COLUMNS="80", NO_COLOR="1")
+    assert code == 1
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"^forward enc\S*…\S*ear +\d.* REGRESSION$", shown, re.MULTILINE)
+    wide = commands.torchotel("diff", "a", "b", cwd=tmp_path)
+    assert max(map(len, wide.stdout.splitlines())) > 130
+    assert re.search(rf"^forward {PATH} .* REGRESSION$", wide.stdout, re.MULTILINE)
+
+
+def test_colours_verdicts_and_warnings_on_a_terminal_alone(tmp_path: Path) -> None:
+    _long(tmp_path / "a", 1, 1.0)
+    _long(tmp_path / "b", 2, 1.5)
+    _, shown = commands.on_a_terminal("diff", "a", "b", cwd=tmp_path, COLUMNS="200")
+    found = re.findall(r"\x1b\[(\d\d)m *(\w+)", shown)
+    assert found == [("33", "warning"), ("31", "REGRESSION"), ("31", "1")]
+    for variables in ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\x1b" not in commands.on_a_terminal("diff", "a", "b", cwd=tmp_path, **variables)[1]
+    piped = commands.torchotel("diff", "a", "b", cwd=tmp_path, NO_COLOR="", FORCE_COLOR="").stdout
+    forced = commands.torchotel("diff", "a", "b", cwd=tmp_path, NO_COLOR="", FORCE_COLOR="1").stdout
+    assert "\x1b" not in piped
+    assert "\x1b[31mREGRESSION\x1b[0m" in forced
+    assert re.sub(r"\x1b\[\d+m", "", forced) == piped

@@ -1,6 +1,7 @@
 """`torchotel summary`, and the command line as such."""
 
 import os
+import re
 from pathlib import Path
 
 import commands
@@ -30,6 +31,21 @@ def test_shows_the_newest_run_where_none_is_named(
         os.utime(folder, ns=(number, number))
     assert main(["summary"]) == 0
     assert capsys.readouterr().out.endswith("read from torchotel-runs/a\n")
+
+
+def test_fits_a_terminal_and_colours_what_failed(tmp_path: Path) -> None:
+    path = "encoder.layers.11.self_attention.output_projection.linear"
+    failed = runfolders.step(1, 0.1, phases={}) | {"error": {"type": "ValueError", "message": "no " * 60}}
+    calls = [runfolders.module(path, 2, 0, 0, 10), runfolders.module(f"{path}_norm", 3, 0, 20, 30)]
+    runfolders.write(tmp_path / "run", info={"run_id": "r"}, units=[failed], segments=[[runfolders.request(calls)]])
+    code, shown = commands.on_a_terminal("summary", "run", cwd=tmp_path, COLUMNS="80")
+    assert code == 0
+    assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", shown) == ["errors", "ended with"]
+    assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in shown.splitlines()) <= 80
+    assert re.search(r"^enco\S*…\S*_norm ", shown, re.MULTILINE)
+    piped = commands.torchotel("summary", "run", cwd=tmp_path).stdout
+    assert f"\n{path}_norm " in piped
+    assert "\x1b" not in piped
 
 
 def test_says_that_a_folder_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

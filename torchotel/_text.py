@@ -1,10 +1,29 @@
 """How numbers and names read in a terminal."""
 
+from collections.abc import Sequence
+
 LONGEST_NAME = 1024
 """Characters of a name that leaves the process: of a module, a class, a service, a value that is logged."""
 MAX_MESSAGE = 2000
 """Characters of an error message that may quote someone else's file."""
+RED, GREEN, YELLOW = "31", "32", "33"
+"""Codes of ANSI's Select Graphic Rendition."""
 _MINUTE_S = 60.0
+
+
+class Output:
+    """Format text for a file or a pipe: nothing is cut, wrapped or coloured."""
+
+    width: int | None = None
+    """In columns; None: unlimited."""
+
+    def colour(self, text: str, code: str) -> str:
+        """Colour a text."""
+        return text
+
+    def wrap(self, text: str, indent: str = "") -> Sequence[str]:
+        """Wrap a line; further lines begin with `indent`."""
+        return [text]
 
 
 def duration(seconds: float) -> str:

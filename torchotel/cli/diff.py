@@ -31,6 +31,7 @@ import argparse
 from pathlib import Path
 
 from torchotel._text import printable
+from torchotel.cli.terminal import Terminal
 from torchotel.report.diff import GATES, compare
 from torchotel.report.difftable import render_diff
 from torchotel.report.runs import open_runs
@@ -64,7 +65,7 @@ def call(arguments: argparse.Namespace) -> int:
     before, after = (list(map(read_times, open_runs(side))) for side in (arguments.before, arguments.after))
     diff = compare(before, after, arguments.fail_on)
     print(printable(f"A  {arguments.before}"), printable(f"B  {arguments.after}"), "", sep="\n")
-    print(render_diff(diff, arguments.max_regression, top=arguments.top))
+    print(render_diff(diff, arguments.max_regression, top=arguments.top, output=Terminal()))
     return 1 if diff.regressions(arguments.max_regression) else 0
 
 

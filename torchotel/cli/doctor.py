@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torchotel._text import printable
+from torchotel._text import GREEN, RED, YELLOW, printable
 from torchotel.cli.options import add_options, read_options
-from torchotel.cli.terminal import GREEN, RED, YELLOW, Terminal
+from torchotel.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from torchotel.doctor.finding import Finding

@@ -19,6 +19,7 @@ from torchotel._text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import flag_of
 from torchotel.cli.program import Program
+from torchotel.cli.terminal import Terminal
 from torchotel.report import RunError, describe, ending, open_run, render, summarise
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class _Recording:
         run = open_run(folder)
         units = list(run.units())
         summary = summarise(units, run.spans())
-        print(f"\n{render(summary, run.info)}\n")
+        print(f"\n{render(summary, run.info, output=Terminal())}\n")
         failure = ending(summary, run.info)
         if failure is not None:
             print(f"the program ended with {describe(failure)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torchotel._text import printable
 from torchotel.cli.recording import RUNS
+from torchotel.cli.terminal import Terminal
 from torchotel.report import RunError, open_run, render, summarise
 
 
@@ -21,7 +22,7 @@ def call(arguments: argparse.Namespace) -> int:
     """Print the summary."""
     folder = arguments.run or newest()
     run = open_run(folder)
-    print(render(summarise(run.units(), run.spans()), run.info, top=arguments.top))
+    print(render(summarise(run.units(), run.spans()), run.info, top=arguments.top, output=Terminal()))
     if arguments.run is None:
         print(f"\nread from {printable(str(folder))}")
     return 0

@@ -7,28 +7,27 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-BOLD, RED, GREEN, YELLOW = "1", "31", "32", "33"
-"""Codes of ANSI's Select Graphic Rendition."""
+from torchotel._text import Output
 
 
-class Terminal:
-    """Format text for a stream: wrapped and coloured on a terminal, plain and unwrapped in a file or a pipe.
+class Terminal(Output):
+    """Format text for a stream: fitted, wrapped and coloured on a terminal, plain in a file or a pipe.
 
-    COLUMNS sets the width anywhere. NO_COLOR (https://no-color.org) and TERM=dumb switch colours off.
+    COLUMNS sets the width of a terminal. NO_COLOR (https://no-color.org) switches colours off, FORCE_COLOR
+    (https://force-color.org) on, else TERM=dumb off.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = stream or sys.stdout
         is_terminal = stream.isatty()
-        self.width: int | None = None
-        """In columns; None: unlimited."""
-        if is_terminal or os.environ.get("COLUMNS"):
-            self.width = shutil.get_terminal_size().columns
+        self.width = shutil.get_terminal_size().columns if is_terminal else None
         self.has_unicode = is_terminal and (stream.encoding or "").lower().startswith("utf")
-        self._has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self._has_colours = not os.environ.get("NO_COLOR") and bool(
+            os.environ.get("FORCE_COLOR") or (is_terminal and os.environ.get("TERM") != "dumb")
+        )
 
     def colour(self, text: str, code: str) -> str:
-        """Colour a text on a terminal."""
+        """Colour a text if colours are on."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._has_colours and text else text
 
     def wrap(self, text: str, indent: str = "") -> Sequence[str]:

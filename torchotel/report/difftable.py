@@ -1,8 +1,8 @@
 """A diff as plain aligned columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from torchotel._text import duration, printable
+from torchotel._text import GREEN, RED, YELLOW, Output, duration, printable
 from torchotel.report.diff import Diff, Row, Spread
 from torchotel.report.tables import table
 
@@ -15,32 +15,45 @@ _HEAD = ("A", "±", "B", "±", "change", "interval", "")
 _MANY = 10
 """From ten times on a change is shown as a factor, and an end of its interval so far from it is unknown."""
 _UNKNOWN = "?"
+_SPARE = ((2, 4), (1,))
+"""Columns that a narrow terminal does without: ± of both sides, then A, which B and the change give."""
+_COLOURS = {"REGRESSION": RED, "slower": YELLOW, "faster": GREEN}
+_PLAIN = Output()
 
 
-def render_diff(diff: Diff, limit: float, *, top: int = 10) -> str:
+def render_diff(diff: Diff, limit: float, *, top: int = 10, output: Output = _PLAIN) -> str:
     """Lay a diff out as text; beside the `top` layers that changed the most, all that fail are shown."""
     steps = diff.steps[0]
+    compared = f"compared: {_counts(diff)} {_COMPARED[diff.compared]}; warm-up and failed steps left out"
     parts = [
-        *_differences(diff),
-        f"compared: {_counts(diff)} {_COMPARED[diff.compared]}; warm-up and failed steps left out",
-        _rows("median", [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps], limit),
+        *_differences(diff, output),
+        _wrapped([compared], output),
+        _rows("median", [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps], limit, output),
     ]
     shown = [row for place, row in enumerate(diff.layers) if place < top or row.verdict(limit) == "REGRESSION"]
     if shown:
-        parts.append(_rows("layer, self time a step", [(row.name, row) for row in shown], limit))
+        parts.append(_rows("layer, self time a step", [(row.name, row) for row in shown], limit, output))
     elif not diff.layers:
-        parts.append("no layers to compare: no step was recorded in detail in both runs")
+        parts.append(_wrapped(["no layers to compare: no step was recorded in detail in both runs"], output))
     notes = [_only(name, paths, top) for name, paths in (("A", diff.only_before), ("B", diff.only_after)) if paths]
     hidden = len(diff.layers) - len(shown)
     if hidden:
         notes.insert(0, f"{hidden:,} further layers, which changed less (--top shows more)")
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else []), _conclusion(diff, limit)])
+    if notes:
+        parts.append(_wrapped(notes, output))
+    conclusion = _wrapped([_conclusion(diff, limit)], output)
+    return "\n\n".join([*parts, output.colour(conclusion, RED) if diff.regressions(limit) else conclusion])
 
 
-def _differences(diff: Diff) -> Sequence[str]:
+def _wrapped(lines: Iterable[str], output: Output) -> str:
+    return "\n".join(piece for line in lines for piece in output.wrap(line))
+
+
+def _differences(diff: Diff, output: Output) -> Sequence[str]:
     if not diff.differences:
         return ()
-    return ["warning: more differs than the times\n" + table(("", "A", "B"), diff.differences, left=3)]
+    title = output.colour("warning: more differs than the times", YELLOW)
+    return [f"{title}\n{table(('', 'A', 'B'), diff.differences, left=3, output=output)}"]
 
 
 def _counts(diff: Diff) -> str:
@@ -50,9 +63,9 @@ def _counts(diff: Diff) -> str:
     return f"{diff.runs[0]:,} and {diff.runs[1]:,} runs of at least {steps}"
 
 
-def _rows(title: str, rows: Sequence[tuple[str, Row]], limit: float) -> str:
+def _rows(title: str, rows: Sequence[tuple[str, Row]], limit: float, output: Output) -> str:
     cells = [(name, *_spread(row.before), *_spread(row.after), *_change(row), row.verdict(limit)) for name, row in rows]
-    return table((title, *_HEAD), cells, left=1)
+    return table((title, *_HEAD), cells, left=1, output=output, spare=_SPARE, colours=_COLOURS)
 
 
 def _spread(spread: Spread) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """A summary as plain aligned columns."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchotel._text import cut, duration
+from torchotel._text import RED, YELLOW, Output, cut, duration, shortened
 from torchotel._text import rate as per_second
 from torchotel.report.summary import Failure, LayerTime, Summary, ending, has_several_models
 from torchotel.report.tracked import NOT_FINITE, Onset, Track, Tracked
@@ -12,11 +12,17 @@ MOST_CELL = 120
 """Characters of a cell: names may be a stranger's."""
 MOST_HEAD = 200
 """The same of a line above the tables."""
+_PLAIN = Output()
+_NARROW = 20
+"""Characters of a text: before they are cut below that, columns that a table can do without are left out."""
+_NARROWEST = 4
+_COLOURS = {"errors": RED, "first error": RED, "ended with": RED, "left out": YELLOW, "end": YELLOW}
+"""Of the lines above the tables, by their names."""
 
 
-def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
+def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10, output: Output = _PLAIN) -> str:
     """Lay a summary out as text; `info` is the run's, `top` how many layers each direction shows."""
-    parts = [_head(summary, info)]
+    parts = [_head(summary, info, output)]
     if summary.phases:
         rows = [
             (
@@ -28,30 +34,78 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10) -> str:
             )
             for phase in summary.phases
         ]
-        parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1))
-    parts += _tracked(summary.tracked, top)
+        parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1, output=output))
+    parts += _tracked(summary.tracked, top, output)
     for direction, layers in (("forward", summary.forward), ("backward", summary.backward)):
         if layers:
-            parts.append(f"slowest layers, {direction}\n{_layers(layers, top)}")
+            parts.append(f"slowest layers, {direction}\n{_layers(layers, top, output)}")
     if summary.steps and not summary.forward:
-        parts.append("no layer times: no step was recorded in detail")
+        parts += output.wrap("no layer times: no step was recorded in detail")
     return "\n\n".join(parts)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
-    """Align cells under their heads; the first `left` columns to the left, numbers to the right."""
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: int,
+    output: Output = _PLAIN,
+    spare: Sequence[Sequence[int]] = (),
+    colours: Mapping[str, str] | None = None,
+) -> str:
+    """Align cells under their heads.
+
+    Args:
+        head: Names of the columns.
+        rows: Cells, as many as there are names.
+        left: How many columns are aligned to the left: texts, which are cut in the middle to fit. Numbers are not cut.
+        output: Where the table is written to.
+        spare: Groups of columns that are left out, the first group first, if there is too little room for the texts.
+        colours: Codes by the text of the last cell.
+    """
     lines = [[cut(cell, MOST_CELL) for cell in line] for line in (head, *rows)]
+    if output.width is not None:
+        lines = _fitted(lines, left, output.width, spare)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
+    aligned = []
+    for line in lines:
+        *cells, last = (
             cell.ljust(width) if place < left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+        )
+        code = (colours or {}).get(line[-1])
+        aligned.append("  ".join([*cells, output.colour(last, code) if code else last]).rstrip())
+    return "\n".join(aligned)
 
 
-def _head(summary: Summary, info: Mapping[str, Any]) -> str:
+def _fitted(lines: Sequence[Sequence[str]], left: int, width: int, spare: Iterable[Sequence[int]]) -> list[list[str]]:
+    """Bring a table to a width: without spare columns where texts would become too short, and with shorter texts."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    kept = list(range(len(widths)))
+
+    def room() -> int:
+        return width - 2 * (len(kept) - 1) - sum(widths[place] for place in kept if place >= left)
+
+    needed = sum(min(text, _NARROW) for text in widths[:left])
+    for group in spare:
+        if room() < needed:
+            kept = [place for place in kept if place not in group]
+    texts = widths[:left]
+    while sum(texts) > room() and max(texts) > _NARROWEST:
+        texts[texts.index(max(texts))] -= 1
+    return [[shortened(line[place], texts[place]) if place < left else line[place] for place in kept] for line in lines]
+
+
+def _entries(rows: Iterable[tuple[str, str]], width: int, output: Output) -> Iterator[str]:
+    """Lay names and texts out in two columns, of which the first has a width."""
+    for name, text in rows:
+        first, *further = output.wrap(f"{name:<{width}}{cut(text, MOST_HEAD)}", " " * width)
+        code = _COLOURS.get(name)
+        yield output.colour(name, code) + first[len(name) :] if code else first
+        yield from further
+
+
+def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
     rows = []
     if info.get("run_id"):
         rows.append(("run", info["run_id"]))
@@ -77,7 +131,7 @@ def _head(summary: Summary, info: Mapping[str, Any]) -> str:
         rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))
     if info.get("finished") is False:
         rows.append(("end", "the run has not ended, or was cut short"))
-    return "\n".join(f"{name:<12}{cut(text, MOST_HEAD)}" for name, text in rows)
+    return "\n".join(_entries(rows, 12, output))
 
 
 def describe(failure: Failure) -> str:
@@ -99,22 +153,22 @@ def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]
     return rows
 
 
-def _tracked(tracked: Tracked, top: int) -> list[str]:
+def _tracked(tracked: Tracked, top: int, output: Output) -> list[str]:
     """Lay out what was logged and the norms; what went NaN or infinite stands before them."""
     parts = []
     if tracked.onset is not None:
-        parts.append(_onset(tracked.onset))
+        parts.append(_onset(tracked.onset, output))
     if tracked.nonfinite:
         rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[: max(top, 10)]]
-        parts.append(table(("NaN or infinite", "steps"), rows, left=1))
+        parts.append(table(("NaN or infinite", "steps"), rows, left=1, output=output))
     if tracked.values:
-        parts.append(_tracks("logged", tracked.values))
+        parts.append(_tracks("logged", tracked.values, output))
     if tracked.gradient is not None:
-        parts.append(_tracks("gradient norm", [tracked.gradient, *tracked.layers[:top]]))
+        parts.append(_tracks("gradient norm", [tracked.gradient, *tracked.layers[:top]], output))
     return parts
 
 
-def _onset(onset: Onset) -> str:
+def _onset(onset: Onset, output: Output) -> str:
     """State the step at which NaN or infinity began, and the values before it."""
     rows = [("first in", "the loss" if onset.loss else "the gradients")]
     if onset.layers:
@@ -125,21 +179,21 @@ def _onset(onset: Onset) -> str:
         rows.append(("loss before", str(onset.loss_before)))
     if onset.gradient_norm_before is not None:
         rows.append(("norm before", f"{onset.gradient_norm_before}, of all gradients"))
-    lines = [f"NaN or infinite first at {onset.kind} {onset.number:,}"]
-    return "\n".join([*lines, *(f"  {name:<14}{cut(text, MOST_HEAD)}" for name, text in rows)])
+    title = output.colour(f"NaN or infinite first at {onset.kind} {onset.number:,}", RED)
+    return "\n".join([title, *_entries([(f"  {name}", text) for name, text in rows], 16, output)])
 
 
-def _tracks(title: str, tracks: Sequence[Track]) -> str:
+def _tracks(title: str, tracks: Sequence[Track], output: Output) -> str:
     head = (title, "first", "last", "smallest", "largest", "steps")
     rows = [(track.name, *(_number(value) for value in track[2:]), f"{track.steps:,}") for track in tracks]
-    return table(head, rows, left=1)
+    return table(head, rows, left=1, output=output)
 
 
 def _number(value: float | None) -> str:
     return NOT_FINITE if value is None else f"{value:.4g}"
 
 
-def _layers(layers: Sequence[LayerTime], top: int) -> str:
+def _layers(layers: Sequence[LayerTime], top: int, output: Output) -> str:
     several = has_several_models(layers)
     head = ("layer", "type", "calls", "self", "share", "total", "mean")
     rows = [
@@ -154,4 +208,4 @@ def _layers(layers: Sequence[LayerTime], top: int) -> str:
         )
         for layer in layers[:top]
     ]
-    return table(head, rows, left=2)
+    return table(head, rows, left=2, output=output, spare=[[head.index("mean")]])
