@@ -15,7 +15,7 @@ class Policy(nn.Module):
     """Raises as many policies do: the distribution quotes its parameter in further lines."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.distributions.Normal(x, torch.ones_like(x)).rsample()
+        return torch.distributions.Normal(x, torch.ones_like(x), validate_args=True).rsample()
 
 
 def failed(text: str) -> CapturedSpan:

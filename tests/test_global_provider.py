@@ -45,7 +45,7 @@ def names():
     return sorted({span.name for span in kept.get_finished_spans()})
 """
 OURS = ["backward Reader", "backward linear", "forward Reader", "forward linear"]
-PHASES = ["torch.backward", "torch.forward", "torch.optimizer.step", "torch.run", "torch.step"]
+PHASES = ["torch.backward", "torch.between", "torch.forward", "torch.optimizer.step", "torch.run", "torch.step"]
 
 
 def run(code: str, tmp_path: Path, server: Receiver, **variables: str) -> Any:
@@ -156,8 +156,8 @@ def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiv
         counts.append(handle.stats()["spans_exported"])
     print(json.dumps([counts, names(), type(trace.get_tracer_provider()).__name__]))
     """
-    assert run(code, tmp_path, server) == [[17, 17], [], "TracerProvider"]
-    assert len(server.spans) == 2 * (17 + 2)
+    assert run(code, tmp_path, server) == [[18, 18], [], "TracerProvider"]
+    assert len(server.spans) == 2 * (18 + 2)
     steps = [root for root in roots(server.spans) if root.name == "torch.step"]
     assert len(steps) == 4
     for step in steps:
