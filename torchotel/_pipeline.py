@@ -110,7 +110,11 @@ class Pipeline:
         late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
         attributes = root_attributes(unit, late or unit.reason, nonfinite)
         root = unit.identity or self._starter.start(
-            root_name(unit), parent, unit.start_ns + unit.unix_offset_ns, {**trace_attributes(unit), **attributes}
+            root_name(unit),
+            parent,
+            unit.start_ns + unit.unix_offset_ns,
+            {**trace_attributes(unit), **attributes},
+            unit.baggage,
         )
         if self._on_line is not None:
             self._on_line(unit_line(unit, root.trace_id, nonfinite))

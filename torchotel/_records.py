@@ -191,6 +191,10 @@ class DeviceMemory(NamedTuple):
 LogValue: TypeAlias = str | bool | int | float
 
 
+Baggage: TypeAlias = Mapping[str, object]
+"""OpenTelemetry's baggage: names and values that the program put into its context; never changed."""
+
+
 class Log(NamedTuple):
     """What was logged when its step had been handed over."""
 
@@ -220,6 +224,8 @@ class Unit:
     hooks_were_out: bool = False
     """Another thread compiled while it ran: what it lacks for that has been told of."""
     user_span: SpanReference | None = None
+    baggage: Baggage | None = None
+    """The program's when the step began, for span processors; None: there was none. It is not exported."""
     grad: bool = True
     """Whether a forward ran with gradients on; an evaluation without is part of the user's span from the start."""
     phases: Sequence[Phase] = ()

@@ -34,7 +34,7 @@ from torchotel.capture.detail import Detail
 from torchotel.exporters.stats import ExportStats
 from torchotel.frameworks.frameworks import Frameworks
 from torchotel.telemetry.budget import every_within
-from torchotel.telemetry.context import current_span, make_current
+from torchotel.telemetry.context import current_baggage, current_span, make_current
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.overhead import Overhead
@@ -124,6 +124,7 @@ class Session:
             exception_text=config.exception_text,
             gradient_norms=config.gradient_norms,
             user_span=current_span,
+            baggage=current_baggage,
             start_span=self._starter.start,
             make_current=make_current,
             warn=self._warn,

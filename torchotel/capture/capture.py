@@ -10,7 +10,7 @@ from time import perf_counter_ns, time_ns
 from torch.nn import Module
 
 from torchotel._guard import Guard
-from torchotel._records import SUPPRESSED, Log, ModelInfo, SpanReference
+from torchotel._records import SUPPRESSED, Baggage, Log, ModelInfo, SpanReference
 from torchotel._text import shortened
 from torchotel._warn import Warn
 from torchotel.capture.backward import Gate
@@ -46,6 +46,7 @@ class Capture:
         exception_text: How much of an exception's text is recorded.
         gradient_norms: When they are taken: "auto" (on detailed steps), True (on every step), n for every n-th, False.
         user_span: Answers with the user's span that is current on the calling thread.
+        baggage: Returns the program's baggage on the calling thread, None if it is empty.
         start_span: Fixes the ids of a span that is asked for while it runs.
         make_current: Makes current what asks.
         clock: Of devices; None: CUDA's.
@@ -62,6 +63,7 @@ class Capture:
         exception_text: ExceptionText = "first_line",
         gradient_norms: str | bool | int = "auto",
         user_span: Callable[[], SpanReference | None] = lambda: None,
+        baggage: Callable[[], Baggage | None] = lambda: None,
         start_span: StartSpan | None = None,
         make_current: MakeCurrent | None = None,
         clock: Clock | None = None,
@@ -70,6 +72,7 @@ class Capture:
     ) -> None:
         self._on_first = on_first
         self._next, self.detail, self._user_span = hand_over, detail, user_span
+        self.baggage = baggage
         self.warn = warn or Warn()
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
@@ -235,7 +238,13 @@ class Capture:
     def _new_thread(self) -> ThreadState:
         self._retire_ended()
         thread = ThreadState(
-            self._emit, self._user_span, self.device_marks, self.gate, self.guard.fault, self._hand_over
+            self._emit,
+            self._user_span,
+            self.device_marks,
+            self.gate,
+            self.guard.fault,
+            self._hand_over,
+            self.baggage,
         )
         self.threads.add(thread)
         return thread

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torchotel import _names as names
-from torchotel._records import SpanReference
+from torchotel._records import Baggage, SpanReference
 from torchotel.capture.parts import Identity, Part
 from torchotel.capture.unix_time import unix_offset_ns
 
@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from torchotel.capture.capture import Capture
     from torchotel.capture.thread import ThreadState
 
-StartSpan: TypeAlias = Callable[[str, SpanReference | None, int], SpanReference]
-"""Fixes the ids of a span by its name, its parent and its start in unix time."""
+
+class StartSpan(Protocol):
+    """Fixes the ids of a span."""
+
+    def __call__(
+        self, name: str, parent: SpanReference | None, start_ns: int, *, baggage: Baggage | None = None
+    ) -> SpanReference:
+        """Return the ids; `start_ns` is unix time, and spans below a parent of ours have its baggage."""
+
+
 Leave: TypeAlias = Callable[[], None]
 MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], Leave | None]
 """Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
@@ -121,7 +129,9 @@ class LiveSpans:
             evaluates = part is not None and part.evaluates
             name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
             user_span = part.user_span if part is not None and evaluates else None
-            identity.reference = self._start_span(name, user_span, start_ns + identity.unix_offset_ns)
+            baggage = self._capture.baggage() if part is None else part.baggage
+            start_ns += identity.unix_offset_ns
+            identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
         recorded = part is not None and thread.in_forward and thread.stack
         if part is None or not recorded or thread.recompute or thread.muted_from is not None:
             return identity.reference

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 from torch.nn import Module
 
 from torchotel._records import (
+    Baggage,
     DeviceTimes,
     Error,
     LogValue,
@@ -75,6 +76,7 @@ class Part:
     explicit: bool = False
     """Opened by `torchotel.step()`: nothing but its end closes it."""
     user_span: SpanReference | None = None
+    baggage: Baggage | None = None
     identity: Identity = field(default_factory=Identity)
     asked_ns: int = 0
     """When its context was last asked for."""
@@ -186,6 +188,7 @@ def join(
         detailed=bool(first.detailed),
         hooks_were_out=first.hooks_were_out,
         user_span=first.user_span,
+        baggage=first.baggage,
         grad=first.grad,
         phases=tuple(first.phases) if kind != "data" else (),  # there the root is the fetch
         calls=first.calls,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable
 
-from torchotel._records import Error, SpanReference
+from torchotel._records import Baggage, Error, SpanReference
 from torchotel.capture.parts import Identity, Part, step_start_ns
 
 
@@ -14,6 +14,7 @@ class PendingStep:
         emit: Gets "step" or "evaluation" and its parts, in order.
         user_span: Answers with the user's span that is current.
         begins: Called when something new opens: what was handed over before has had its last word.
+        baggage: Returns the program's baggage, None if it is empty.
     """
 
     def __init__(
@@ -22,8 +23,10 @@ class PendingStep:
         emit: Callable[[str, list[Part]], None],
         user_span: Callable[[], SpanReference | None],
         begins: Callable[[], None],
+        baggage: Callable[[], Baggage | None],
     ) -> None:
         self._take, self._emit, self.user_span, self._begins = take, emit, user_span, begins
+        self._baggage = baggage
         self.parts: list[Part] = []
         """Closed parts of the step that is not handed over yet."""
         self.open: Part | None = None
@@ -65,7 +68,7 @@ class PendingStep:
     def begin(self, now_ns: int, *, fetched: bool = False) -> Part:
         """Open a part; one that goes on with a step shares its ids."""
         self._begins()
-        part = self.open = Part(now_ns, now_ns, fetched, user_span=self.user_span())
+        part = self.open = Part(now_ns, now_ns, fetched, user_span=self.user_span(), baggage=self._baggage())
         part.idle_since_ns, part.paused = self.idle_since_ns, self.paused
         if self.parts and not self.is_finished():
             part.identity, part.ahead = self.parts[-1].identity, self.parts[-1].ahead

@@ -7,7 +7,7 @@ programs that it must get right are tabled in the documentation; `tests/capture/
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 
-from torchotel._records import Error, Phase, SpanReference
+from torchotel._records import Baggage, Error, Phase, SpanReference
 from torchotel.capture.parts import Identity, Part, new_phase
 from torchotel.capture.pending import PendingStep
 
@@ -25,6 +25,7 @@ class StepMachine:
         emit: Gets "step" or "evaluation" and its parts, in order.
         user_span: Answers with the user's span that is current.
         begins: Called when something new opens: what was handed over before has had its last word.
+        baggage: Returns the program's baggage, None if it is empty.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class StepMachine:
         emit: Callable[[str, list[Part]], None],
         user_span: Callable[[], SpanReference | None],
         begins: Callable[[], None] = lambda: None,
+        baggage: Callable[[], Baggage | None] = lambda: None,
     ) -> None:
-        self._pending = PendingStep(take, emit, user_span, begins)
+        self._pending = PendingStep(take, emit, user_span, begins, baggage)
         self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
         self.stepping: list[tuple[Hashable, str, int, Part, int]] = []
         """Optimizers' steps that have begun and not ended, each with its kind, its start and its phase's place."""

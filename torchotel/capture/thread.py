@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from torch.nn import Module
 
-from torchotel._records import ModuleCall, Registration, SpanReference
+from torchotel._records import Baggage, ModuleCall, Registration, SpanReference
 from torchotel.capture.backward import BackwardStamps, Gate
 from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.held import HandOver, HeldSteps
@@ -37,6 +37,7 @@ class ThreadState:
         gate: Gate,
         fault: Callable[[], None],
         hand_over: HandOver,
+        baggage: Callable[[], Baggage | None] = lambda: None,
     ) -> None:
         self.thread = threading.current_thread()
         self.ident = threading.get_ident()
@@ -48,7 +49,7 @@ class ThreadState:
         self.held = HeldSteps()
         # Whatever is logged from the beginning of the next step on belongs to that.
         begins = partial(self.held.release, hand_over)
-        self.machine = StepMachine(self._take, partial(emit, self), user_span, begins)
+        self.machine = StepMachine(self._take, partial(emit, self), user_span, begins, baggage)
         self.in_forward = False
         self.forwards = False
         """An outermost forward has run here."""

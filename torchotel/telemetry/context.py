@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from opentelemetry import trace
+from opentelemetry import baggage, trace
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context, attach, get_current
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext
 
-from torchotel._records import SUPPRESSED, SpanReference
+from torchotel._records import SUPPRESSED, Baggage, SpanReference
 from torchotel.telemetry.identities import span_context_of
 
 Ask = Callable[[], SpanReference | None]
 
 (SPAN,) = trace.set_span_in_context(INVALID_SPAN, Context())
 """Where a context has its span: each step looks there twice, and asking the API is ten calls."""
+(_BAGGAGE,) = baggage.set_baggage("name", "value", Context())
+
+
+def current_baggage() -> Baggage | None:
+    """Return the baggage of the calling thread's context, None if it is empty; OpenTelemetry never changes it."""
+    return cast("Baggage | None", get_current().get(_BAGGAGE)) or None
+
+
+def baggage_context(found: Baggage | None) -> Context:
+    """Return a context that has this baggage, and nothing else."""
+    return Context({_BAGGAGE: found}) if found else Context()
 
 
 def current_span() -> SpanReference | None:

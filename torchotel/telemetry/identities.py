@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
 
-from torchotel._records import SpanReference
+from torchotel._records import Baggage, SpanReference
 from torchotel.telemetry.spans import Attributes, SpanStarter
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def make_sampler(name: str, ratio: float) -> Sampler:
     return ParentBased(root) if name.startswith("parentbased_") else root
 
 
-def context_of(reference: SpanReference) -> Context:
-    """Return a context in which the span of a reference is current, and nothing else."""
-    return set_span_in_context(NonRecordingSpan(span_context_of(reference)), Context())
+def context_of(reference: SpanReference, context: Context | None = None) -> Context:
+    """Return a context, by default an empty one, in which the span of a reference is current."""
+    return set_span_in_context(NonRecordingSpan(span_context_of(reference)), context or Context())
 
 
 def span_context_of(reference: SpanReference) -> SpanContext:
@@ -74,7 +74,12 @@ class Identities(SpanStarter):
         self.off = not self.keeps_late or (ratio == 0 and sampler.endswith("traceidratio"))
 
     def start(
-        self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
+        self,
+        name: str,
+        parent: SpanReference | None,
+        start_ns: int,
+        attributes: Attributes | None = None,
+        baggage: Baggage | None = None,  # not exported
     ) -> SpanReference:
         """Fix the ids of a span; one below another is in its trace."""
         trace_id = random_trace_id() if parent is None else parent.trace_id

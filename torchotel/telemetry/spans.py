@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from torchotel._records import Error, SpanReference
+from torchotel._records import Baggage, Error, SpanReference
 
 AttributeValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 Attributes: TypeAlias = Mapping[str, AttributeValue]
@@ -98,9 +98,17 @@ class SpanStarter(Protocol):
     """Nothing is ever sampled, not even the span of the run."""
 
     def start(
-        self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
+        self,
+        name: str,
+        parent: SpanReference | None,
+        start_ns: int,
+        attributes: Attributes | None = None,
+        baggage: Baggage | None = None,
     ) -> SpanReference:
-        """Fix the ids of a span that began at `start_ns` of unix time, and whether it is sampled; from any thread."""
+        """Fix the ids of a span that began at `start_ns` of unix time, and whether it is sampled; from any thread.
+
+        A parent that was started here gives the spans below it its baggage.
+        """
 
 
 class TraceExporter(Protocol):

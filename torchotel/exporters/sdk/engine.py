@@ -20,13 +20,14 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as LiveSpan
 
 from torchotel import _names as names
-from torchotel._records import SpanReference
+from torchotel._records import Baggage, SpanReference
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.exporters.sdk.started import StartedSpans
 from torchotel.exporters.sdk.tracer import get_tracer
 from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
+from torchotel.telemetry.context import baggage_context
 from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id, span_context_of
 from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter
 
@@ -86,7 +87,12 @@ class SdkEngine(TraceExporter, SpanStarter):
         self._complained = False
 
     def start(
-        self, name: str, parent: SpanReference | None, start_ns: int, attributes: Attributes | None = None
+        self,
+        name: str,
+        parent: SpanReference | None,
+        start_ns: int,
+        attributes: Attributes | None = None,
+        baggage: Baggage | None = None,
     ) -> SpanReference:
         """Start a span now and end it when its trace is replayed; from any thread.
 
@@ -95,7 +101,8 @@ class SdkEngine(TraceExporter, SpanStarter):
         """
         above = None if parent is None else self._started.get(parent.span_id)
         try:
-            live = self._begin(name, self._context(parent, above), speakable(attributes or {}), None, start_ns)
+            outer = _outer(parent, baggage) if above is None else set_span_in_context(*above)
+            live = self._begin(name, outer, speakable(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors, on their training thread
@@ -103,7 +110,7 @@ class SdkEngine(TraceExporter, SpanStarter):
             trace_id = random_trace_id() if parent is None else parent.trace_id
             return SpanReference(trace_id, random_span_id(), sampled=parent is None or parent.sampled)
         if recording or above is not None:  # else nothing is built
-            self._started.add(live)
+            self._started.add(live, outer)
         sampled = recording and context.trace_flags.sampled
         state = context.trace_state.to_header() if context.trace_state else ""
         return SpanReference(context.trace_id, context.span_id, sampled, state=state)
@@ -121,10 +128,10 @@ class SdkEngine(TraceExporter, SpanStarter):
         while todo and not self._delivery.closed:
             span, live, context = todo.pop()
             if live is None:
-                live = self._open(trace, span, context, common)
+                live, context = self._open(trace, span, context, common)
                 if (children := below.get(span.span_id)) is not None:
                     todo.append((span, live, context))
-                    context = set_span_in_context(live, _NOTHING)
+                    context = set_span_in_context(live, context)
                     todo.extend((child, None, context) for child in children)
                     continue
             self._end(trace, span, live)
@@ -143,12 +150,6 @@ class SdkEngine(TraceExporter, SpanStarter):
         self._started.end_oldest(keep=0)
         self._delivery.close(deadline_s)
 
-    @staticmethod
-    def _context(parent: SpanReference | None, above: LiveSpan | None) -> Context:
-        if above is not None:
-            return set_span_in_context(above, _NOTHING)
-        return _NOTHING if parent is None else context_of(parent)
-
     def _begin(
         self, name: str, context: Context, attributes: Attributes, links: list[LiveLink] | None, start_ns: int
     ) -> LiveSpan:
@@ -156,28 +157,29 @@ class SdkEngine(TraceExporter, SpanStarter):
             self._tracer = self._get_tracer()
         return self._tracer.start_span(speakable_text(name), context, SpanKind.INTERNAL, attributes, links, start_ns)
 
-    def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> LiveSpan:
+    def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> tuple[LiveSpan, Context]:
+        """Return the span, begun, and the context that it began in."""
         plain = span.attributes is None and span.error is None
         own = {} if plain else speakable(own_attributes(span))
         attributes = {**self._known[span.template], **common, **own}
         if span is trace.root:
             attributes |= self._identity()
-        live = self._started.take(span.span_id)
+        live, context = self._started.take(span.span_id) or (None, context)
         try:
             if live is not None:
                 live.update_name(speakable_text(span.template.name))
                 live.set_attributes(attributes)
                 for link in span.links:
                     live.add_link(*self._linked(link))
-                return live
+                return live, context
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
             live = self._begin(span.template.name, context, attributes, links, span.start_ns)
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors
             self._failed(error)
-            return live or _Lost(get_current_span(context).get_span_context())
+            return live or _Lost(get_current_span(context).get_span_context()), context
         if span is trace.root:
             self._rename(trace, live)
-        return live
+        return live, context
 
     def _end(self, trace: Trace, span: Span, live: LiveSpan) -> None:
         self._since_rest += 1
@@ -226,6 +228,12 @@ class SdkEngine(TraceExporter, SpanStarter):
         if not self._complained:
             self._complained = True
             _logger.error("The tracer provider raised at a span; further failures are only counted", exc_info=error)
+
+
+def _outer(parent: SpanReference | None, baggage: Baggage | None) -> Context:
+    """Return the context that a root begins in."""
+    context = baggage_context(baggage)
+    return context if parent is None else context_of(parent, context)
 
 
 def _above(trace: Trace) -> Context:

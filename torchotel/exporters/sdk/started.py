@@ -3,6 +3,7 @@
 import contextlib
 import threading
 
+from opentelemetry.context import Context
 from opentelemetry.trace import Span
 
 from torchotel import _names
@@ -18,20 +19,20 @@ class StartedSpans:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal's handler may ask in the midst of it
-        self._spans: dict[int, Span] = {}
+        self._spans: dict[int, tuple[Span, Context]] = {}
 
-    def add(self, span: Span) -> None:
-        """Keep a span, by its id."""
+    def add(self, span: Span, context: Context) -> None:
+        """Keep a span, by its id, and the context that it began in."""
         with self._lock:
-            self._spans[span.get_span_context().span_id] = span
+            self._spans[span.get_span_context().span_id] = span, context
         if len(self._spans) > MOST_WAITING:
             self.end_oldest(MOST_WAITING)
 
-    def get(self, span_id: int) -> Span | None:
+    def get(self, span_id: int) -> tuple[Span, Context] | None:
         """Return a span that is kept, and keep it."""
         return self._spans.get(span_id)
 
-    def take(self, span_id: int) -> Span | None:
+    def take(self, span_id: int) -> tuple[Span, Context] | None:
         """Return a span that is kept, for its end."""
         if span_id not in self._spans:  # nearly always
             return None
@@ -43,7 +44,7 @@ class StartedSpans:
         with self._lock:
             ids = list(self._spans)
             oldest = [self._spans.pop(span_id) for span_id in ids[: max(0, len(ids) - keep)]]
-        for span in oldest:  # not under the lock: processors of the user's run here, and may raise
+        for span, _ in oldest:  # not under the lock: processors of the user's run here, and may raise
             with contextlib.suppress(Exception):
                 span.set_attribute(_names.ESTIMATED, "end")
                 span.end()
