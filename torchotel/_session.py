@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
 from torchotel._buffer import Buffer
@@ -127,6 +128,7 @@ class Session:
             baggage=current_baggage,
             start_span=self._starter.start,
             make_current=make_current,
+            context=get_current,
             warn=self._warn,
             on_first=self._guard.guarded(self._settle_identity),
         )

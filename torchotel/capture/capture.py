@@ -49,6 +49,7 @@ class Capture:
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
         start_span: Fixes the ids of a span that is asked for while it runs.
         make_current: Makes current what asks.
+        context: Answers with what the current span belongs to: another object where that has changed.
         clock: Of devices; None: CUDA's.
         warn: Called with what the user is to know; None: logs it.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
@@ -66,13 +67,14 @@ class Capture:
         baggage: Callable[[], Baggage | None] = lambda: None,
         start_span: StartSpan | None = None,
         make_current: MakeCurrent | None = None,
+        context: Callable[[], object] = object,
         clock: Clock | None = None,
         warn: Warn | None = None,
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_first = on_first
         self._next, self.detail, self._user_span = hand_over, detail, user_span
-        self.baggage = baggage
+        self.baggage, self.context = baggage, context
         self.warn = warn or Warn()
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward

@@ -70,11 +70,6 @@ class Gradients:
             self._next_look = number + STEPS_BETWEEN_LOOKS
             self.beyond_detail = True
 
-    def note_model(self, part: Part, module: Module) -> None:
-        """Remember an outermost module that ran with gradients on: what is part of its model may get some."""
-        if self._with_detail or self._every:
-            part.models[id(module)] = weakref.ref(module)
-
     def backward_ended(self, thread: ThreadState, number: int) -> None:
         """Take the norms that the thread's outermost backward has left, where they are wanted.
 

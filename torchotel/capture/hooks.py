@@ -177,11 +177,21 @@ class ModuleHooks:
         self._wanted = self._armed = False
         self._apply()
 
-    def watch_exit(self, thread: ThreadState, module: Module) -> bool:
-        """See the end of this one call of the outermost module; False where it must not have a hook."""
+    def watch_exit(self, thread: ThreadState, module: Module, *, alone: bool = False) -> bool:
+        """See the end of this one call of the outermost module; False where it must not have a hook.
+
+        Args:
+            thread: The calling one.
+            module: The outermost one.
+            alone: Whether no other thread forwards: nothing is waited for until the end, as after `disarm`.
+        """
         if not ENDS_ARE_SEEN or isinstance(module, UNHOOKED):
             return False
         with self._lock:
+            if alone:
+                self._armed = False
+                if self._pre_hook.hook is self._first:
+                    self._pre_hook.take()
             thread.hooked = weakref.ref(module)
             see_end(module, self._exit_id, self._exit)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,9 @@ from torchotel.capture.parts import Part
 from torchotel.capture.replicas import beside, join_forward
 from torchotel.capture.seams import (
     COMPILING,
-    called_because_forward_raised,
     calls_in_progress,
     compiler_flags,
+    ending_call,
     graph_task,
     innermost_call,
     is_generated,
@@ -100,6 +101,35 @@ class Outermost:
             self._capture.warn(MANY_CALLS, MOST_CALLS)
         return True
 
+    def _goes_on(self, thread: ThreadState, module: Module) -> bool:
+        """Take in a further forward of the open part where the rule has nothing to ask that it has not been told.
+
+        There may be thousands, as in an episode of reinforcement learning. The module has run in this part with
+        gradients on and in training mode, and the program's context is what it was.
+        """
+        part, capture = thread.machine.forwarding, self._capture
+        if (
+            part is None
+            or part.detailed is not False
+            or (known := part.models.get(id(module))) is None
+            or known() is not module
+            or id(module) in part.evaluated
+            or not (is_training(module) and torch.is_grad_enabled())
+            or part.context is not capture.context()
+            or thread.hooked is not None
+            or is_traced()
+        ):
+            return False
+        thread.hooked_call = innermost_call()
+        alone = bool(module._modules) and thread.trains and len(capture.forwarding) == 1
+        if not capture.hooks.watch_exit(thread, module, alone=alone):
+            return False
+        thread.in_forward = thread.goes_on = True
+        part.forwards += 1
+        part.forwards_with_grad += 1
+        part.forward_end_ns = part.end_ns = perf_counter_ns()
+        return True
+
     def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
         """Record what runs inside a backward, or inside another thread's forward, where it belongs."""
         if graph_task() == -1:
@@ -122,10 +152,11 @@ class Outermost:
         training = is_training(module)
         part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
         if grad:
-            capture.gradients.note_model(part, module)
+            part.models[id(module)] = weakref.ref(module)
         thread.in_forward = thread.forwards = True
         capture.device_marks.look()
         capture.live.enter(thread, part, forward=True)
+        part.context = capture.context()
         capture.forwarding.add(thread)
         if len(capture.forwarding) == 1 and (thread.trains or _is_alone()):
             capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
@@ -143,6 +174,11 @@ class Outermost:
         """Take in the end of an outermost call."""
         if thread.in_forward and len(self._capture.threads) > 1:
             self._end_replicas(thread, now_ns)
+        if thread.goes_on:
+            thread.goes_on = thread.in_forward = False
+            thread.machine.forward_ends(now_ns, error)
+            self._capture.hooks.arm()
+            return
         if thread.muted_from is not None:
             if not thread.in_fetch:
                 self._capture.calls_dropped += len(thread.calls) - thread.muted_from
@@ -191,6 +227,8 @@ class Outermost:
                 return
             if not self._capture.installed:  # it ended while another of this call's hooks ran
                 return
+            if self._goes_on(thread, module):
+                return
             if self.enter(thread, module):
                 self._capture.calls.open(thread, module, args)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
@@ -205,10 +243,12 @@ class Outermost:
         raised = True  # as long as it is not known
         try:
             thread = self._capture.here.thread
-            if thread.hooked is None or thread.hooked() is not module or is_inside(thread.hooked_call):
-                return  # another thread watches for it, or a call of the module inside its own
+            if thread.hooked is None or thread.hooked() is not module:
+                return  # another thread watches for it
+            call, raised = ending_call()
+            if call != thread.hooked_call and is_inside(thread.hooked_call):
+                return  # a call of the module inside its own
             error = None
-            raised = called_because_forward_raised()
             if raised:  # its dictionary is being read: the hook goes at the next event
                 exception = sys.exc_info()[1]
                 error = self._capture.errors.read(exception, module)

@@ -231,9 +231,21 @@ def runs_region(function: F) -> F:
 
 
 def innermost_call() -> int | None:
-    """Return what tells the innermost module call on this thread's Python stack from others; None if that can't be."""
-    frame = _call_around(sys._getframe(1))
+    """Return what tells the module call that a pre-hook runs in from others; None if that can't be.
+
+    What the pre-hook calls is to ask.
+    """
+    frame = _call_around(sys._getframe(3))
     return None if frame is None else id(frame)
+
+
+def ending_call() -> tuple[int | None, bool]:
+    """Return what tells the call whose forward hook asks, and whether that runs because the forward raised."""
+    frame = sys._getframe(2)
+    if frame.f_code is _call_code:
+        return id(frame), True
+    found = _call_around(frame)
+    return (None if found is None else id(found)), False
 
 
 def is_inside(call: int | None) -> bool:
@@ -253,11 +265,6 @@ def _call_around(frame: FrameType | None) -> FrameType | None:
 def optimizer_steps_in_progress() -> int | None:
     """Count the optimizers' steps on this thread's Python stack; None where that can't be told."""
     return _frames_of(_step_code)
-
-
-def called_because_forward_raised() -> bool:
-    """Tell whether the hook that asks was called in the exception path of a module call."""
-    return sys._getframe(2).f_code is _call_code
 
 
 def modules_that_raised(traceback: TracebackType | None) -> list[torch.nn.Module]:

@@ -243,6 +243,14 @@ class StepMachine:
         """What is open, else the last part of a step that waits to be handed over."""
         return self._pending.open or (self._pending.parts[-1] if self._pending.parts else None)
 
+    @property
+    def forwarding(self) -> Part | None:
+        """The open part while a further forward with gradients only adds to it: as yet it does nothing but forward."""
+        part = self._pending.open
+        if part is None or part.forward_start_ns is None or part.trained or self.stepping:
+            return None
+        return part if part.forwards % MAX_FORWARDS else None
+
     def current(self, fetch_start_ns: int | None) -> tuple[Identity, int] | None:
         """Return the identity and the start of what is current; None for nothing.
 

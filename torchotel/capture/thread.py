@@ -51,6 +51,8 @@ class ThreadState:
         begins = partial(self.held.release, hand_over)
         self.machine = StepMachine(self._take, partial(emit, self), user_span, begins, baggage)
         self.in_forward = False
+        self.goes_on = False
+        """The forward that runs adds to the open part, and nothing else is to be known of it than its end."""
         self.forwards = False
         """An outermost forward has run here."""
         self.trains = False

@@ -1,0 +1,193 @@
+"""Hundreds of forwards before one backward, without detail: what is no longer asked of each of them still counts."""
+
+import threading
+
+import pytest
+import torch
+from opentelemetry.sdk.trace import TracerProvider
+from torch import nn
+
+from torchotel.testing import Captured, capture
+
+ROWS = torch.ones(2, 4)
+
+
+class Net(nn.Module):
+    """Calls itself where it is told to, and fails on rows that are not four wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor, depth: int = 0) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(rows)
+        return self(hidden, depth - 1) if depth else hidden
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[torch.Tensor]) -> None:
+    torch.stack(losses).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert not model._forward_hooks
+
+
+def _train(model: nn.Module, *, steps: int = 2, forwards: int = 5) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        _step(model, optimizer, [model(ROWS).sum() for _ in range(forwards)])
+
+
+def _phases(captured: Captured) -> list[list[str]]:
+    own = {"torch.forward", "torch.backward", "torch.optimizer.step"}
+    return [[span.name for span in step.children if span.name in own] for step in captured.steps]
+
+
+WHOLE = ["torch.forward", "torch.backward", "torch.optimizer.step"]
+
+
+def test_they_are_one_forward_phase_that_lasts_until_the_backward() -> None:
+    """Also where the model calls itself: its own end is the outermost one."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with capture(detail="off") as captured:
+        _train(model)
+        _step(model, optimizer, [model(ROWS, depth).sum() for depth in (0, 2, 0, 1)])
+    assert _phases(captured) == [WHOLE] * 3
+    assert captured.evaluations == []
+    for step in captured.steps:
+        assert step.find("torch.forward").end_ns <= step.find("torch.backward").start_ns
+
+
+def test_a_later_one_that_raises_is_the_error_of_the_step() -> None:
+    """The loop catches it and goes on."""
+    model = Net()
+    with capture(detail="off") as captured:
+        _train(model)
+        losses = [model(ROWS).sum() for _ in range(3)]
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.ones(2, 5))
+        losses.append(model(ROWS).sum())
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.01), losses)
+    assert [step.error is not None for step in captured.steps] == [False, False, True]
+    assert _phases(captured) == [WHOLE] * 3
+
+
+def test_an_interrupt_of_a_later_one_leaves_nothing() -> None:
+    """Neither a hook on the model nor a forward that never ends."""
+
+    class Interrupted(Net):
+        def forward(self, rows: torch.Tensor, depth: int = 0) -> torch.Tensor:
+            if depth:
+                raise KeyboardInterrupt
+            return super().forward(rows)
+
+    model = Interrupted()
+    with capture(detail="off") as captured:
+        _train(model)
+        with pytest.raises(KeyboardInterrupt):
+            [model(ROWS, depth) for depth in (0, 0, 1)]
+        _train(model)
+    assert len(captured.steps) == 4
+    assert not model._forward_hooks
+
+
+def test_validation_amid_them_is_told_apart() -> None:
+    """By the mode of the model, or by `no_grad`, where each forward is an evaluation."""
+    model = Net()
+    with capture(detail="off") as captured:
+        _train(model)
+        model.eval()
+        for _ in range(3):
+            model(ROWS).sum().item()
+        model.train()
+        _train(model)
+        for _ in range(3):
+            with torch.no_grad():
+                model(ROWS)
+        _train(model)
+    assert _phases(captured) == [WHOLE] * 6
+    assert len(captured.evaluations) == 4
+
+
+def test_a_request_after_them_has_an_evaluation_of_its_own() -> None:
+    """Two requests forget `no_grad`, and nothing was ever trained; each forward of the other is an evaluation."""
+    model, tracer = Net(), TracerProvider().get_tracer("requests")
+    with capture(detail="off") as captured:
+        for grad in (True, False, True):
+            with tracer.start_as_current_span("request"), torch.set_grad_enabled(grad):
+                for _ in range(3):
+                    model(ROWS)
+    assert len(captured.evaluations) == 5
+
+
+def test_a_span_of_the_users_amid_them_is_part_of_the_step() -> None:
+    """One around a forward, and one between two."""
+    model, provider = Net(), TracerProvider()
+    tracer, spans = provider.get_tracer("episode"), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with capture(detail="off") as captured:
+        _train(model)
+        losses = [model(ROWS).sum() for _ in range(3)]
+        with tracer.start_as_current_span("between") as span:
+            spans.append(span.get_span_context())
+        with tracer.start_as_current_span("around") as span:
+            spans.append(span.get_span_context())
+            losses += [model(ROWS).sum() for _ in range(3)]
+        losses += [model(ROWS).sum() for _ in range(3)]
+        _step(model, optimizer, losses)
+    assert _phases(captured) == [WHOLE] * 3
+    assert {span.trace_id for span in spans} == {captured.steps[-1].trace_id}
+
+
+def test_forwards_of_other_threads_are_theirs() -> None:
+    """They serve the same model meanwhile, each forward an evaluation."""
+    model = Net()
+    losses = []
+
+    def serve() -> None:
+        with torch.no_grad():
+            model(ROWS)
+
+    with capture(detail="off") as captured:
+        _train(model)
+        for _ in range(3):
+            losses.append(model(ROWS).sum())
+            thread = threading.Thread(target=serve)
+            thread.start()
+            thread.join()
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.01), losses)
+        assert len(captured.steps) == 3
+    assert _phases(captured) == [WHOLE] * 3
+    assert len(captured.evaluations) == 3
+
+
+def test_a_flush_amid_them_hands_over_only_what_has_ended() -> None:
+    """And a pause ends what there is."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with capture(detail="off") as captured:
+        _train(model)
+        losses = [model(ROWS).sum() for _ in range(3)]
+        assert len(captured.steps) == 2  # asking flushes
+        losses += [model(ROWS).sum() for _ in range(3)]
+        _step(model, optimizer, losses)
+        losses = [model(ROWS).sum() for _ in range(3)]
+        captured.handle.pause()
+        losses += [model(ROWS).sum() for _ in range(3)]
+        captured.handle.resume()
+        _train(model)
+    assert _phases(captured) == [WHOLE] * 5
+    assert len(captured.evaluations) == 1
+
+
+def test_detail_that_is_asked_for_amid_them_begins_with_the_next_step() -> None:
+    """And ends with it."""
+    model = Net()
+    with capture(detail="off") as captured:
+        _train(model)
+        losses = [model(ROWS).sum() for _ in range(3)]
+        captured.handle.detail(steps=1)
+        losses += [model(ROWS).sum() for _ in range(3)]
+        _step(model, torch.optim.SGD(model.parameters(), lr=0.01), losses)
+        _train(model)
+    assert [len(step.find_all("forward Net")) for step in captured.steps] == [0, 0, 0, 5, 0]
