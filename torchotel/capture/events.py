@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +23,11 @@ from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
     from torchotel.capture.capture import Capture
+
+TASKS = (
+    "two tasks of asyncio train on one thread: what they do in turns is recorded as one step. Train in a thread for "
+    "each, as by asyncio.to_thread(), to see steps of each; torchotel.step() can't tell them apart either"
+)
 
 
 class Events:
@@ -91,7 +98,7 @@ class Events:
                 self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
         error = self._capture.errors.read(exception)
-        thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward)
+        thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward, accumulates=accumulates)
         self._capture.hooks.arm()
 
     # ---- fetch
@@ -137,14 +144,28 @@ class Events:
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.here.thread
         self._capture.outermost.settle(thread)
-        part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), type(optimizer).__name__)
+        if thread.stepped[0] != id(optimizer):  # most programs have one
+            self._look_at_task(thread, optimizer)
+        closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+        kind = type(optimizer).__name__
+        part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
         if part is not None:
             part.learning_rate = self._capture.rates.read(optimizer)
             gradients = self._capture.gradients
             if (part.detailed or gradients.beyond_detail) and len(thread.machine.stepping) == 1:
-                closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
                 gradients.optimizer_begins(thread, part, optimizer, self._capture.numbers["step"], closure=closure)
         self._capture.live.enter(thread, part)
+
+    def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:
+        """Warn where the last other optimizer of the thread belongs to another task, which is not done."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs
+            task = None
+        last = thread.stepped[1]() if thread.stepped[1] is not None else None
+        if task is not None and last is not None and last is not task and not last.done():
+            self._capture.warn(TASKS)
+        thread.stepped = id(optimizer), None if task is None else weakref.ref(task)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._capture.here.thread

@@ -111,6 +111,8 @@ class Part:
     """Whether an optimizer has stepped."""
     trained: bool = False
     """Whether it belongs to a step: a backward ran or an optimizer stepped."""
+    accumulates: bool = False
+    """Whether a backward added to the gradients of parameters, as `torch.autograd.grad` does not."""
     phases: list[Phase] = field(default_factory=list)
     calls: Sequence[ModuleCall] = ()
     stamps: Sequence[Stamp] = ()

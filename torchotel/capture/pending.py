@@ -134,6 +134,13 @@ class PendingStep:
         for part in parts:
             self.emit_step([part])
 
+    def set_aside(self) -> None:
+        """Hand over the closed parts as evaluations: what ran after a training's last step, as `torch.func.jacrev`."""
+        parts, self.parts = self.parts, []
+        for part in parts:
+            if part.forwards or part.identity.reference is not None:
+                self._emit("evaluation", [part])
+
     def emit_step(self, parts: list[Part]) -> None:
         """Hand over these parts as one step."""
         keys = _keys(parts)

@@ -134,13 +134,23 @@ class StepMachine:
         part.phases.append(new_phase(Phase, ("backward", now_ns, now_ns, None, None, None, 0)))
         return part
 
-    def backward_ends(self, now_ns: int, error: Error | None = None, *, in_forward: bool = False) -> None:
-        """Take in the end of a run of the autograd engine."""
+    def backward_ends(
+        self, now_ns: int, error: Error | None = None, *, in_forward: bool = False, accumulates: bool = True
+    ) -> None:
+        """Take in the end of a run of the autograd engine.
+
+        Args:
+            now_ns: When it ended.
+            error: What it raised.
+            in_forward: Whether it ran inside a forward.
+            accumulates: Whether it adds to the gradients of parameters.
+        """
         part, place = self._running.pop()
         start_ns = part.phases[place].start_ns
         part.phases[place] = new_phase(Phase, ("backward", start_ns, now_ns, error, None, None, 0))
         part.end_ns = now_ns
         part.error = part.error or error
+        part.accumulates = part.accumulates or accumulates
         if self._running or in_forward:
             return
         self._backwards += 1
@@ -151,13 +161,19 @@ class StepMachine:
             self._pending.by_hand = True
             self._pending.hand_over_each()
 
-    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str) -> Part | None:
+    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str, *, closure: bool = False) -> Part | None:
         """Take in the start of an optimizer's step; return what is open.
 
         Nested ones (wrappers) count with the outermost.
+
+        Args:
+            now_ns: When it starts.
+            key: Which optimizer it is.
+            kind: The name of its class.
+            closure: Whether forward and backward run inside, as those of the next step do where one is finished.
         """
         part = self._pending.open
-        if (part is None or key in part.optimizers) and not self._inside():
+        if (part is None or key in part.optimizers or (closure and part.finished)) and not self._inside():
             part = self._begin_after_step(now_ns)
         if part is None:
             return None
@@ -282,10 +298,12 @@ class StepMachine:
         self._running = [(_copy_of(part), place) for part, place in self._running]
         self.stepping = [(key, kind, start_ns, _copy_of(part), at) for key, kind, start_ns, part, at in self.stepping]
         self._pending.close_open()
-        if self._optimizer_seen:
+        if not self._optimizer_seen:
+            self._pending.hand_over_each()
+        elif any(part.accumulates or part.finished or part.explicit or part.error for part in self._pending.parts):
             self._pending.hand_over()
         else:
-            self._pending.hand_over_each()
+            self._pending.set_aside()
         self._pending.paused = True
 
     # ---- the rule

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch.nn import Module
 
@@ -60,9 +61,9 @@ class ThreadState:
         self.in_backward = 0
         self.traced_backwards = 0
         """Runs of the engine that began while something was compiled: they are the compiler's."""
-        self.in_fetch = 0
-        self.fetch_start_ns = 0
-        self.optimizer_steps = 0
+        self.in_fetch = self.fetch_start_ns = self.optimizer_steps = 0
+        self.stepped: tuple[int, weakref.ref[asyncio.Task[Any]] | None] = 0, None
+        """The `id()` of the optimizer that stepped last, and the task of asyncio that it stepped in."""
         self.read_in_closure = False
         """Gradient norms were read inside the optimizer's step that runs."""
         self.scaling = Scaling()

@@ -13,8 +13,10 @@ SURE = 3
 
 NO_FORWARD = (
     "steps run a backward, and before it no module with parameters on their thread: their forward is a function, "
-    "perhaps a compiled one, is a `forward` that is called by its name, or ran on another thread. Call the model "
-    "itself, and compile it rather than the function, to see its spans"
+    "perhaps a compiled one, is a `forward` that is called by its name, or ran on another thread, which makes a step "
+    "of each backward there, or in an autograd.Function (as of odeint_adjoint), where each call is an evaluation. Call "
+    "the model itself, or what calls it from a module's forward, on the backward's thread, and compile it rather than "
+    "the function, to see its spans"
 )
 TRANSFORMED = (
     "%s runs inside a transform of torch.func, and a backward outside of the transform: there it can't be seen, so it "
