@@ -145,6 +145,18 @@ def test_a_provider_that_cannot_be_loaded_costs_a_warning(tmp_path: Path, server
     assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
 
 
+def test_a_variable_that_the_sdk_refuses_costs_the_users_spans_alone(tmp_path: Path, server: Receiver) -> None:
+    """Spans of the training are exported all the same, and a warning says what is not."""
+    code = """
+    with torchotel.instrument(set_global_provider=True, prometheus_port=None) as handle:
+        train()
+        assert handle.flush()
+    print(json.dumps(handle.stats()["steps"]))
+    """
+    assert run(code, tmp_path, server, OTEL_BSP_MAX_QUEUE_SIZE="0") == 2
+    assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
+
+
 def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiver) -> None:
     """With `set_global_provider` both arrive at one endpoint in one tree; the next session finds it and keeps it."""
     code = """

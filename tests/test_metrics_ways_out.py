@@ -138,3 +138,27 @@ def test_what_utf8_cannot_say_stops_no_way_out(server: Receiver, monkeypatch: py
     assert value(pushed_series(server.pushed[0].message), "torch_log", torch_log_name="caf?") == 1
     attributes = {one.key: one.value for one in server.pushed[0].message.resource_metrics[0].resource.attributes}
     assert (attributes["service.name"].string_value, attributes["team"].string_value) == ("tr?s", "caf?")
+
+
+def test_an_unknown_exemplar_filter_is_ignored(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK would raise at the variable when the provider of pushed metrics is made, and nothing would be pushed."""
+    monkeypatch.setenv("OTEL_METRICS_EXEMPLAR_FILTER", "foo")
+    endpoint = server.url.removesuffix("/v1/traces")
+    with torchotel.instrument(endpoint=endpoint, metrics_exporter="otlp", traces_exporter="none") as handle:
+        train()
+        assert handle.flush()
+        assert handle.stats()["internal_errors"] == 0
+    assert "torch_steps_total" in {name for name, _ in pushed_series(server.pushed[-1].message)}
+
+
+@pytest.mark.parametrize("variable", ["OTEL_METRIC_EXPORT_INTERVAL", "OTEL_EXPORTER_OTLP_TIMEOUT"])
+def test_a_time_longer_than_any_is_a_day(server: Receiver, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """Locks and sockets raise at it; a program means "never"."""
+    monkeypatch.setenv(variable, str((1 << 63) - 1))
+    endpoint = server.url.removesuffix("/v1/traces")
+    with torchotel.instrument(endpoint=endpoint, metrics_exporter="otlp") as handle:
+        train()
+        assert handle.flush()
+        stats = handle.stats()
+    assert stats["spans_exported"] == stats["spans_recorded"] > 0
+    assert server.pushed

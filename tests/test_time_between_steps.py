@@ -2,10 +2,12 @@
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from opentelemetry.trace import get_current_span
 from torch import Tensor, nn
 
 import torchotel
@@ -91,6 +93,20 @@ def test_validation_is_no_time_between_steps() -> None:
     assert sum(evaluation.duration_s for evaluation in captured.evaluations) >= 3 * LOAD_S
     _, second = captured.steps
     assert second.duration_s < 3 * LOAD_S
+
+
+def test_asking_for_the_current_span_makes_no_step_longer() -> None:
+    """Every log record does, where the program links its logs to traces."""
+    training = Training()
+    with capture() as captured:
+        for _ in range(3):
+            training.step(load())
+            time.sleep(LOAD_S)
+            assert get_current_span().get_span_context().is_valid
+    for step, following in pairwise(captured.steps):
+        assert step.end_ns == step.find(names.SPAN_OPTIMIZER).end_ns
+        assert step.end_ns <= following.start_ns + 1_000
+        assert following.find(names.SPAN_BETWEEN).duration_s >= 2 * LOAD_S
 
 
 def test_a_pause_is_a_gap_and_no_step_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torchotel._warn import warn_once
 
 _LONG_TIMEOUT_S = 300
 _NO_LIMIT_S = 86_400.0
-"""What a timeout of 0 stands for, "no limit" in the specification: sockets take no infinite one."""
+"""A day: the longest time, since sockets and locks take no arbitrary one. A timeout of 0, "no limit", stands for it."""
 _LONGEST_PATH = 1024
 LAST_PORT = 65_535
 DEFAULT_SAMPLER = "parentbased_always_on"
@@ -68,7 +68,7 @@ def _check_seconds(value: object) -> object:
         raise ValueError  # noqa: TRY004 - the caller turns it into a ConfigError
     if not math.isfinite(value) or value <= 0:
         raise ValueError
-    return float(value)
+    return min(float(value), _NO_LIMIT_S)
 
 
 def _parse_seconds(text: str) -> object:

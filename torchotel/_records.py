@@ -235,8 +235,6 @@ class Unit:
     error: Error | None = None
     identity: SpanReference | None = None
     """The ids of its root, where they were given out while it ran."""
-    asked_ns: int = 0
-    """When they last were: its root lasts until then, since others may be below it. Its duration is its own."""
     values: Mapping[str, LogValue] = field(default_factory=dict)
     """What was logged: loss, lr, samples, tokens, epoch, and whatever else by its own name."""
     gradients: GradientNorms | None = None

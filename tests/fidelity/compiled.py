@@ -117,9 +117,13 @@ def compare(program: Program, *, late: bool = False, **settings: Any) -> Twins:
 
 
 def tree(span: CapturedSpan) -> Any:
-    """Give the names below a span: a name, or (name, [children]); a star is on those of compiled regions."""
+    """Give the names below a span: a name, or (name, [children]); a star is on those of compiled regions.
+
+    `torch.between` is left out, as in the trees of `support`.
+    """
     name = span.name + "*" * ("torch.compiled" in span.attributes)
-    return (name, [tree(child) for child in span.children]) if span.children else name
+    below = [tree(child) for child in span.children if child.name != "torch.between"]
+    return (name, below) if below else name
 
 
 @contextmanager

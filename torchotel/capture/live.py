@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torchotel import _names as names
@@ -122,8 +121,6 @@ class LiveSpans:
         part = thread.machine.open_part
         if part is not None and part.identity is not identity:
             part = None  # a fetch runs that will open another
-        if part is not None:
-            part.asked_ns = perf_counter_ns()
         if identity.reference is None:
             identity.unix_offset_ns = unix_offset_ns()
             evaluates = part is not None and part.evaluates

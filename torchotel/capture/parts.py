@@ -78,8 +78,6 @@ class Part:
     user_span: SpanReference | None = None
     baggage: Baggage | None = None
     identity: Identity = field(default_factory=Identity)
-    asked_ns: int = 0
-    """When its context was last asked for."""
     forward_id: int = 0
     """Span id of the forward phase that is open, where it was asked for."""
     ahead: int = 0
@@ -200,7 +198,6 @@ def join(
         registrations=first.registrations,
         error=first.error,
         identity=identity,
-        asked_ns=first.asked_ns,
     )
     for part in later:
         _go_on(unit, part)
@@ -219,7 +216,6 @@ def join(
 def _go_on(unit: Unit, part: Part) -> None:
     """Add a later part of the same step, but for its lists."""
     unit.end_ns = max(unit.end_ns, part.end_ns)
-    unit.asked_ns = max(unit.asked_ns, part.asked_ns)
     unit.detailed = unit.detailed or bool(part.detailed)
     unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
     unit.grad = unit.grad or part.grad

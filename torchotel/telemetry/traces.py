@@ -231,7 +231,7 @@ def trace_attributes(unit: Unit) -> Attributes:
 
 
 def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
-    node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, max(unit.end_ns, unit.asked_ns))
+    node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, unit.end_ns)
     node.span_id, node.events = reference.span_id, tuple(registered_events(unit))
     node.attributes = dict(attributes) or None
     _fail(node, unit.error)

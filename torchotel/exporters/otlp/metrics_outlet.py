@@ -35,6 +35,8 @@ class Pushing(NamedTuple):
     """Time after which a push is given up."""
     temporality: str
     histograms: str
+    exemplars: str
+    """Which measurements may become exemplars, in the words of OTEL_METRICS_EXEMPLAR_FILTER."""
 
     @classmethod
     def of(cls, config: Config) -> Pushing:
@@ -44,6 +46,7 @@ class Pushing(NamedTuple):
             config.metrics_export_timeout_s,
             config.metrics_temporality,
             config.metrics_histograms,
+            config.exemplar_filter,
         )
 
 
@@ -117,7 +120,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
             self._instruments.detach()
 
     def _begin(self) -> None:
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  # see above
+        from opentelemetry.sdk import metrics as sdk  # noqa: PLC0415  # see above
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415  # as above
         from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415  # as above
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # as above
@@ -137,7 +140,16 @@ class OtlpMetricsOutlet(MetricsOutlet):
         )
         # Without a thread of the SDK's: that would come up again in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-        provider = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False, views=views)
+        filters = {
+            "trace_based": sdk.TraceBasedExemplarFilter(),
+            "always_on": sdk.AlwaysOnExemplarFilter(),
+            "always_off": sdk.AlwaysOffExemplarFilter(),
+        }
+        # Without an argument the SDK reads the variable itself, and raises if it does not know the value.
+        exemplars = filters[pushing.exemplars]
+        provider = sdk.MeterProvider(
+            [reader], Resource.get_empty(), exemplar_filter=exemplars, shutdown_on_exit=False, views=views
+        )
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)
         self._pusher = _Pusher(reader.collect, pushing.interval_s)

@@ -70,7 +70,15 @@ def set_provider(config: Config, resource: Attributes) -> None:
             type(current).__qualname__,
         )
         return
-    _ours = _make_provider(config, resource)
+    try:
+        _ours = _make_provider(config, resource)
+    except ValueError as error:  # a malformed OTEL_* variable, of which the SDK raises
+        _logger.warning(
+            "The SDK made no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
+            "spans are not exported. Correct the OTEL_* variable.",
+            error,
+        )
+        return
     set_tracer_provider(_ours)
 
 
