@@ -11,11 +11,11 @@ from runfolders import step, write
 from torch import nn
 
 from torchotel.report import At, open_run, render, summarise
-from torchotel.report.page import document
+from torchotel.report.page import document, gather
 from torchotel.report.page.glance import glance
 
 BAD = 30
-TITLE = "NaN or infinity began"
+TITLE = "NaN or infinity "
 
 
 class SquareRoot(nn.Module):
@@ -86,6 +86,27 @@ def test_a_growing_loss_is_told_from_a_bad_batch(tmp_path: Path) -> None:
     assert "check the batch" not in found.text
 
 
+def test_gradients_that_grow_before_the_loss_does_are_no_fault_of_the_backward(tmp_path: Path) -> None:
+    """The loss of the step is finite still, and many times its median."""
+    lines = [step(number, 0.1, values={"loss": 2.0}, gradient_norm=1.0) for number in range(20)]
+    lines += [step(20, 0.1, values={"loss": 1e30}, gradient_norm=None, nonfinite=["gradient 0"])]
+    found = advice(gather(open_run(write(tmp_path / "run", units=lines))), TITLE)
+    assert found is not None
+    assert "The loss had grown to" in found.text
+    assert "backward made it" not in found.text
+
+
+def test_without_a_loss_no_cause_is_named(tmp_path: Path) -> None:
+    """Only some steps have gradient norms, so it may have begun before the first that shows it."""
+    lines = [step(number, 0.1, gradient_norm=1.0) for number in range(3)]
+    lines += [step(3, 0.1, gradient_norm=None, nonfinite=["gradient 0"])]
+    found = advice(gather(open_run(write(tmp_path / "run", units=lines))), TITLE)
+    assert found is not None
+    assert found.title.endswith("was first seen at step 3")
+    assert "The loss was not logged" in found.text
+    assert "backward made it" not in found.text
+
+
 def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
     """The loss of that step is finite, and the layer is the one below the square root."""
     model = nn.Sequential(nn.Linear(8, 4, bias=False), SquareRoot(), nn.Linear(4, 1))
@@ -102,7 +123,7 @@ def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
     assert onset.loss_here is not None
     found = advice(content, TITLE)
     assert found is not None
-    assert f"The loss of that step was not ({onset.loss_here:.4g}), so the backward made it" in found.text
+    assert f"The loss of that step was finite ({onset.loss_here:.4g}), so the backward made it" in found.text
 
 
 def test_no_figure_is_named_that_shows_nothing(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ def _nonfinite(content: Content) -> Iterator[Advice]:
     words.append(_cause(content, onset))
     if any(math.isinf(norm) for row in content.series.norms.values() for norm in row):
         words.append('Crosses in the <a href="#norms">gradient norms by layer</a> mark such gradients.')
-    yield Advice(4, f"NaN or infinity began at {onset.kind} {onset.number:,}", " ".join(words))
+    # Without a loss only steps with gradient norms are looked at.
+    began = "began" if onset.loss or onset.loss_here is not None else "was first seen"
+    yield Advice(4, f"NaN or infinity {began} at {onset.kind} {onset.number:,}", " ".join(words))
 
 
 def _of_step(onset: Onset) -> str:
@@ -88,23 +90,28 @@ def _of_step(onset: Onset) -> str:
 
 
 def _cause(content: Content, onset: Onset) -> str:
-    """Say where to look: in the backward, in the growth of the loss, or in the batch."""
-    if not onset.loss:
-        loss = f" ({onset.loss_here:.4g})" if onset.loss_here is not None else ""
+    """Say where to look: in the growth of the loss, in the backward, or in the batch."""
+    if not onset.loss and onset.loss_here is None:
         return (
-            f"The loss of that step was not{loss}, so the backward made it: look for a log, a root or a division of "
-            "zero before that layer. In half precision <code>GradScaler</code> leaves such steps out, and a few are "
-            "normal."
+            "The loss was not logged, so it may have begun before that step, in the batch, the loss or the backward: "
+            "<code>torchotel.log(loss=loss)</code> tells."
         )
-    if onset.loss_before is None:
+    if onset.loss and onset.loss_before is None:
         return "No loss before it was finite: check the inputs, the labels and the initial parameters."
     numbers, losses = content.series.logged.get(_LOSS, ((), ()))
     before = [loss for number, loss in zip(numbers, losses, strict=True) if number < onset.number]
     typical = median(before) if before else math.inf
-    if onset.loss_before.value > GROWN * typical:
+    last = onset.loss_here if onset.loss_here is not None else onset.loss_before.value if onset.loss_before else 0.0
+    if last > GROWN * typical:
         return (
-            f"The loss had grown to {onset.loss_before.value / typical:,.0f} times its median ({typical:.3g}): lower "
+            f"The loss had grown to {last / typical:,.0f} times its median ({typical:.3g}): lower "
             "the learning rate, or clip gradients (<code>clip_grad_norm_</code>)."
+        )
+    if not onset.loss:
+        return (
+            f"The loss of that step was finite ({onset.loss_here:.4g}), so the backward made it: look for a log, a "
+            "root or a division of zero before that layer. In half precision <code>GradScaler</code> leaves such steps "
+            "out, and a few are normal."
         )
     # Gradients that are not finite spoil the parameters, and the next loss shows it.
     norm = onset.gradient_norm_before
@@ -177,8 +184,8 @@ def _between(content: Content) -> Iterator[Advice]:
             share,
             f"{percent(share)} of the time passes between steps",
             "It is spent after the optimizer's step and before the next batch: a loader that is not a DataLoader, "
-            "reading a loss with <code>.item()</code>, printing, metrics, checkpoints. Load the next batch in the "
-            "background, and do the rest every n-th step.",
+            "reading a loss with <code>.item()</code>, printing, metrics, checkpoints, and what a validation does "
+            "beside its forwards. Load the next batch in the background, and do the rest every n-th step.",
         )
 
 

@@ -137,8 +137,8 @@ def _shares(content: Content) -> str:
 def _todo(found: Sequence[Advice]) -> str:
     if not found:
         return (
-            "<h2>What to do first</h2><p>Nothing stands out: no NaN, no failed step, little waiting, no outliers, no "
-            "layer that dominates.</p>"
+            "<h2>What to do first</h2><p>Nothing stands out in what was recorded: no NaN, no failed step, little "
+            "waiting, no outliers, no layer that dominates.</p>"
         )
     rows = "".join(
         f'<li class="{"broken" if advice.weight >= BROKEN else "notable"}"><b>{advice.title}.</b> {advice.text}</li>'
