@@ -49,10 +49,6 @@ PROGRAMS = {
     "alone": "torchotel.instrument(record='run')\ntrain(nn.Linear(4, 1))\n",
     "spawn": "import torch.multiprocessing\n"
     "if __name__ == '__main__':\n    torch.multiprocessing.spawn(rank, (sys.argv[1],), 2)\n",
-    "sweep": "def trial(number):\n    torchotel.instrument(record=sys.argv[1] + f'/run{number}')\n"
-    "    train(nn.Linear(4, 1))\n    torchotel.uninstrument()\n"
-    "if __name__ == '__main__':\n    import multiprocessing\n"
-    "    with multiprocessing.get_context('spawn').Pool(2) as pool:\n        pool.map(trial, range(2), chunksize=1)\n",
     "loader": "torchotel.instrument(record='run')\nif __name__ == '__main__':\n    train(nn.Linear(4, 1), workers=2)\n",
     "unknown": "rank(int(sys.argv[1]), sys.argv[2])\n",
 }
@@ -147,14 +143,6 @@ def test_ranks_that_multiprocessing_spawns(folder: Path) -> None:
     assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
     first, second = _run_ids(folder)
     assert first == second
-
-
-def test_trainings_of_a_pool_are_runs_of_their_own(folder: Path) -> None:
-    """Without a process group they are no ranks of one run, and two spans of one id would be one to a backend."""
-    done = commands.python("sweep.py", str(folder), cwd=folder, **commands.SILENT)
-    assert done.returncode == 0, done.stderr
-    first, second = _run_ids(folder)
-    assert first != second
 
 
 def test_workers_of_a_data_loader_that_are_spawned(folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from torchotel._checks import LAST_PORT
+from torchotel._process import is_child
 from torchotel._text import shortened
 
 FIRST_RESERVED_STEP = 0xFFFFFFF0
@@ -223,7 +224,7 @@ def _find_run_id(environ: Mapping[str, str], launch: _Launch | None, world_size:
     if job:
         return job
     agent = launch is not None and "TORCHELASTIC_RUN_ID" in environ
-    if world_size == 1 and not agent:
+    if world_size == 1 and not agent and not is_child():
         return ""
     if world_size != 1 and not _is_one_node(launch, environ.get("MASTER_ADDR", "")):
         names = "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"

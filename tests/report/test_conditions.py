@@ -57,8 +57,9 @@ def test_names_the_devices() -> None:
 
 
 def test_reads_the_devices_off_the_modules(tmp_path: Path) -> None:
-    ran_on = {"torch.module.path": "conv", "torch.step.number": 0, "torch.device": "cuda:0"}
-    lines = [folders.request([folders.span("forward conv", 2, 1, 0, 9, **ran_on)])]
+    module = {"torch.module.path": "conv", "torch.module.type": "Conv2d"}
+    ran_on = {"torch.step.number": 0, "torch.device": "cuda:0"}
+    lines = [folders.request([folders.span("forward conv", 2, 1, 0, 9, **module, **ran_on)])]
     run = open_run(folders.write(tmp_path / "run", segments=[lines]))
     assert read_times(run).conditions == {"device": "cuda:0"}
 

@@ -235,10 +235,8 @@ def test_several_models_are_told_apart(tmp_path: Path) -> None:
     section = modules.section(content)
     assert section is not None
     forward = section.figure.data[0]
-    assert [label for label, parent in zip(forward.labels, forward.parents, strict=True) if parent == "all"] == [
-        "generator",
-        "Sequential",
-    ]
+    models = {label for label, parent in zip(forward.labels, forward.parents, strict=True) if parent == "all"}
+    assert models == {"generator", "Sequential"}
     for name in ("generator: 0", "generator: 1", "Sequential: 0", "generator", "Sequential"):
         assert f"<td>{name}</td>" in section.after
         assert re.search(rf"^{name} ", render(content.summary, content.info), re.MULTILINE)
