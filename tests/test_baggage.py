@@ -15,7 +15,7 @@ Seen = list[tuple[str, Mapping[str, object]]]
 
 
 class Starts(SpanProcessor):
-    """Remember the baggage at each start of ours."""
+    """Remember the baggage at the start of each torchotel span."""
 
     def __init__(self) -> None:
         self.seen: Seen = []

@@ -13,7 +13,7 @@ ROWS = torch.ones(2, 4)
 
 
 class Net(nn.Module):
-    """Calls itself where it is told to, and fails on rows that are not four wide."""
+    """Calls itself on request, and raises on rows that are not four wide."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -121,7 +121,7 @@ def test_an_optimizer_that_takes_much(tmp_path: Path) -> None:
 
 
 def test_slow_steps(tmp_path: Path) -> None:
-    """The slowest is slow in its backward, most of them are in forward, and both is said; then what was recorded."""
+    """The advice names the phase of the slowest step and that of most slow steps, then what was recorded."""
     layer = Busy()
 
     def batches() -> Iterator[Tensor]:
@@ -173,7 +173,7 @@ def layer_of(name: str) -> nn.Module:
     ],
 )
 def test_a_layer_that_dominates(tmp_path: Path, name: str, remedy: str) -> None:
-    """What is said suits its class."""
+    """The advice fits the class of the module."""
     model = net(Busy(0.002), layer_of(name), Busy(0.002))
     found = advice(recorded(tmp_path, lambda: train(model, 6), detail="all"), "of the forward")
     assert found is not None
@@ -265,7 +265,7 @@ def test_too_little_detail(tmp_path: Path, detail: Any, said: bool) -> None:  # 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
     """Its folder can be looked at meanwhile; when it has ended, that is not said."""
     quiet = {"traces_exporter": "none", "metrics_exporter": "none"}
-    with torchotel.instrument(record=tmp_path / "run", **quiet) as handle:  # type: ignore[arg-type]
+    with torchotel.instrument(record=tmp_path / "run", **quiet) as handle:  # type: ignore[arg-type]  # the settings are a dict of several types
         train(nn.Linear(8, 1), 12)
         handle.flush()
         assert advice(gather(open_run(tmp_path / "run")), "The run has not ended") is not None

@@ -1,5 +1,6 @@
 """What summary and page say of a run that an exception ended: the step, the layer, the message."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import commands
@@ -18,7 +19,7 @@ def _net() -> nn.Sequential:
     return nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
 
 
-def _too_narrow_at(bad: int):  # type: ignore[no-untyped-def] # noqa: ANN202 # the batch of `train`
+def _too_narrow_at(bad: int) -> Callable[[int], torch.Tensor]:
     return lambda step: torch.rand(4, 6 if step == bad else 8)
 
 

@@ -26,7 +26,7 @@ class StartSpan(Protocol):
     def __call__(
         self, name: str, parent: SpanReference | None, start_ns: int, *, baggage: Baggage | None = None
     ) -> SpanReference:
-        """Return the ids; `start_ns` is unix time, and spans below a parent of ours have its baggage."""
+        """Return the ids; `start_ns` is unix time, and spans below a torchotel span have its baggage."""
 
 
 Leave: TypeAlias = Callable[[], None]

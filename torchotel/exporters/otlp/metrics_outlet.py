@@ -120,7 +120,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
             self._instruments.detach()
 
     def _begin(self) -> None:
-        from opentelemetry.sdk import metrics as sdk  # noqa: PLC0415  # see above
+        from opentelemetry.sdk import metrics as sdk  # noqa: PLC0415  # slow to load: see prepare()
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415  # as above
         from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415  # as above
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # as above

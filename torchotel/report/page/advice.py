@@ -203,8 +203,9 @@ def _other(content: Content) -> Iterator[Advice]:
 def _layers(content: Content) -> Iterator[Advice]:
     shares = phase_shares(later(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
-        # Of two layers one is always the larger, and one slow call, the first one mostly, says nothing of the others.
-        if len(layers) > 2 and layers[0].share > LAYER_SHARE and layers[0].longest_s < layers[0].total_s / 2:  # noqa: PLR2004
+        # One slow call, usually the first, says nothing about the others.
+        several = len(layers) > 2  # noqa: PLR2004  # of two layers one is always the larger
+        if several and layers[0].share > LAYER_SHARE and layers[0].longest_s < layers[0].total_s / 2:
             share = layers[0].share * shares[direction]
             if share > WORTHWHILE:
                 yield _dominating(direction, layers, share)

@@ -89,5 +89,6 @@ def _parts(colour: str) -> Sequence[int]:
 
 def _luminance(parts: Sequence[float]) -> float:
     """Return the relative luminance that WCAG's contrast is made of (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
+    # The constants are WCAG's.
     linear = [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in parts]  # noqa: PLR2004
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
