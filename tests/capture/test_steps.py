@@ -280,6 +280,17 @@ def test_parameters_updated_by_hand() -> None:
     assert program.end() == _steps(*["DFB"] * (WITHOUT_OPTIMIZER + 1))
 
 
+def test_tensors_updated_by_hand() -> None:
+    """Without any module, too, each backward is a step; two of one forward stay one."""
+    assert Program().play("B" * (WITHOUT_OPTIMIZER + 1)).end() == _steps(*["B"] * (WITHOUT_OPTIMIZER + 1))
+    assert Program().play("FBB" * WITHOUT_OPTIMIZER).end() == _steps(*["FBB"] * WITHOUT_OPTIMIZER)
+
+
+def test_backwards_of_tensors_accumulate_until_the_optimizer_steps() -> None:
+    """They are one step, as those of modules are."""
+    assert Program().play("BBBO BBBO DBBO .").end() == _steps("BBBO", "BBBO", "DBBO")
+
+
 def test_steps_updated_by_hand_keep_their_ids() -> None:
     """Those that are open when it is found out belong to no step that has been handed over."""
     handed: list[Part] = []

@@ -126,6 +126,9 @@ class StepMachine:
         part = self._pending.open
         if part is None or (part.finished and not (self._inside() or in_forward)):
             part = self._begin_after_step(now_ns)
+        elif part.backwards and not (part.forwards or self._inside() or in_forward):  # of a loss without modules
+            self._pending.close_open()
+            part = self._pending.begin(now_ns)
         if not (self._running or in_forward):
             part.forward_ends(now_ns)
             part.backwards += 1
