@@ -98,13 +98,26 @@ def test_gradients_that_grow_before_the_loss_does_are_no_fault_of_the_backward(t
 
 def test_without_a_loss_no_cause_is_named(tmp_path: Path) -> None:
     """Only some steps have gradient norms, so it may have begun before the first that shows it."""
-    lines = [step(number, 0.1, gradient_norm=1.0) for number in range(3)]
-    lines += [step(3, 0.1, gradient_norm=None, nonfinite=["gradient 0"])]
-    found = advice(gather(open_run(write(tmp_path / "run", units=lines))), TITLE)
+    lines = [step(number, 0.1) for number in range(8)]
+    lines += [step(8, 0.1, gradient_norm=None, gradient_norms={"Net": {"0": None}}, nonfinite=["gradient 0"])]
+    content = gather(open_run(write(tmp_path / "run", units=lines)))
+    assert "first seen at step 8" in render(content.summary, {})
+    assert "gradient norms were read on 1 of 9 steps" in " ".join(render(content.summary, {}).split())
+    found = advice(content, TITLE)
     assert found is not None
-    assert found.title.endswith("was first seen at step 3")
-    assert "The loss was not logged" in found.text
+    assert found.title.endswith("was first seen at step 8")
+    assert "No loss was logged, and gradient norms were read on 1 of 9 steps; it may have begun" in found.text
     assert "backward made it" not in found.text
+
+
+def test_a_page_without_nan_says_how_many_steps_were_checked(tmp_path: Path) -> None:
+    """A run without a loss may be NaN on a step whose gradients were not read."""
+    lines = [step(number, 0.1, gradient_norm=1.0) if number < 2 else step(number, 0.1) for number in range(9)]
+    content = gather(open_run(write(tmp_path / "run", info={"finished": True}, units=lines)))
+    assert "gradient norms were read on 2 of 9 steps; a NaN on other steps is not shown." in glance(content)
+    lines = [step(number, 0.1, values={"loss": 1.0}) for number in range(9)]
+    content = gather(open_run(write(tmp_path / "logged", info={"finished": True}, units=lines)))
+    assert "were read on" not in glance(content)
 
 
 def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:

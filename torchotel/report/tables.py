@@ -6,7 +6,7 @@ from typing import Any
 from torchotel._text import RED, YELLOW, Output, cut, duration, shortened
 from torchotel._text import rate as per_second
 from torchotel.report.summary import Failure, LayerTime, Summary, ending, has_several_models
-from torchotel.report.tracked import NOT_FINITE, Onset, Track, Tracked
+from torchotel.report.tracked import NOT_FINITE, Onset, Track
 
 MOST_CELL = 120
 """Characters of a cell: names may be a stranger's."""
@@ -35,7 +35,7 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10, output: 
             for phase in summary.phases
         ]
         parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1, output=output))
-    parts += _tracked(summary.tracked, top, output)
+    parts += _tracked(summary, top, output)
     for direction, layers in (("forward", summary.forward), ("backward", summary.backward)):
         if layers:
             parts.append(f"slowest layers, {direction}\n{_layers(layers, top, output)}")
@@ -153,11 +153,11 @@ def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]
     return rows
 
 
-def _tracked(tracked: Tracked, top: int, output: Output) -> list[str]:
+def _tracked(summary: Summary, top: int, output: Output) -> list[str]:
     """Lay out what was logged and the norms; what went NaN or infinite stands before them."""
-    parts = []
+    tracked, parts = summary.tracked, []
     if tracked.onset is not None:
-        parts.append(_onset(tracked.onset, output))
+        parts.append(_onset(tracked.onset, tracked.partly_checked(summary.steps), output))
     if tracked.nonfinite:
         rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[: max(top, 10)]]
         parts.append(table(("NaN or infinite", "steps"), rows, left=1, output=output))
@@ -168,7 +168,7 @@ def _tracked(tracked: Tracked, top: int, output: Output) -> list[str]:
     return parts
 
 
-def _onset(onset: Onset, output: Output) -> str:
+def _onset(onset: Onset, partly_checked: str, output: Output) -> str:
     """State the step at which NaN or infinity began, and the values before it."""
     rows = [("first in", "the loss" if onset.loss else "the gradients")]
     if onset.layers:
@@ -179,7 +179,11 @@ def _onset(onset: Onset, output: Output) -> str:
         rows.append(("loss before", str(onset.loss_before)))
     if onset.gradient_norm_before is not None:
         rows.append(("norm before", f"{onset.gradient_norm_before}, of all gradients"))
-    title = output.colour(f"NaN or infinite first at {onset.kind} {onset.number:,}", RED)
+    if partly_checked:
+        rows.append(("checked", f"{partly_checked}; it may have begun earlier"))
+    title = output.colour(
+        f"NaN or infinite first {'seen ' if partly_checked else ''}at {onset.kind} {onset.number:,}", RED
+    )
     return "\n".join([title, *_entries([(f"  {name}", text) for name, text in rows], 16, output)])
 
 

@@ -92,6 +92,14 @@ class Tracked:
     """In how many steps what was NaN or infinite; steps name their first ones only."""
     onset: Onset | None = None
     """None: nothing was NaN or infinite."""
+    norm_steps: int = 0
+    """Steps whose gradient norms were read."""
+
+    def partly_checked(self, steps: int) -> str:
+        """State on how many steps NaN could be seen; empty if the loss was logged or all gradients were read."""
+        if self.norm_steps >= steps or _LOSS in self.nonfinite or any(track.name == _LOSS for track in self.values):
+            return ""
+        return f"No loss was logged, and gradient norms were read on {self.norm_steps:,} of {steps:,} steps"
 
 
 @dataclass(slots=True)
@@ -100,6 +108,7 @@ class Tracks:
 
     totals: Counter[str] = field(default_factory=Counter)
     nonfinite: Counter[str] = field(default_factory=Counter)
+    norm_steps: int = 0
     _onset: Onset | None = None
     _finite: dict[str, At] = field(default_factory=dict)
     """The last finite value of each name."""
@@ -118,6 +127,7 @@ class Tracks:
             self._finite[_ALL] = At(line.number, line.gradient_norm)
         elif line.gradient_norms and _ALL in self._gradient:
             self._gradient[_ALL] = self._gradient[_ALL]._replace(last=None)
+        self.norm_steps += line.kind == "step" and bool(line.gradient_norms or line.gradient_norm is not None)
         several = len(line.gradient_norms) > 1
         for model, norms in line.gradient_norms.items():
             for path, norm in norms.items():
@@ -150,6 +160,7 @@ class Tracks:
             layers=sorted(self._layers.values(), key=lambda track: (-track.largest, track.name)),
             nonfinite=dict(self.nonfinite.most_common()),
             onset=self._onset,
+            norm_steps=self.norm_steps,
         )
 
     def _add_nonfinite(self, line: UnitLine, names: Sequence[str]) -> None:

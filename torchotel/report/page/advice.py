@@ -92,9 +92,12 @@ def _of_step(onset: Onset) -> str:
 def _cause(content: Content, onset: Onset) -> str:
     """Say where to look: in the growth of the loss, in the backward, or in the batch."""
     if not onset.loss and onset.loss_here is None:
+        checked = (
+            content.summary.tracked.partly_checked(content.summary.steps) or "The loss of that step was not logged"
+        )
         return (
-            "The loss was not logged, so it may have begun before that step, in the batch, the loss or the backward: "
-            "<code>torchotel.log(loss=loss)</code> tells."
+            f"{checked}; it may have begun on an earlier step, in the batch, the loss or the backward. Log the loss "
+            "with <code>torchotel.log(loss=loss)</code> to see the step."
         )
     if onset.loss and onset.loss_before is None:
         return "No loss before it was finite: check the inputs, the labels and the initial parameters."

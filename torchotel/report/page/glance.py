@@ -8,7 +8,7 @@ from torchotel.report.conditions import conditions
 from torchotel.report.page.advice import BROKEN, Advice, advise, later, phase_shares
 from torchotel.report.page.content import Content
 from torchotel.report.page.text import count, cut, duration, percent, rate, shown, size
-from torchotel.report.summary import PHASES
+from torchotel.report.summary import PHASES, Summary
 from torchotel.report.tracked import NOT_FINITE
 
 _MOST_ADVICE = 8
@@ -24,7 +24,7 @@ def glance(content: Content) -> str:
     parts = [f"<p class=lead>{_sentence(content)}</p>", _tiles(content)]
     if content.series.steps:
         parts.append(_shares(content))
-    parts.append(_todo(advise(content)))
+    parts += [_todo(advise(content)), _unchecked(content.summary)]
     return "\n".join(part for part in parts if part)
 
 
@@ -145,6 +145,12 @@ def _todo(found: Sequence[Advice]) -> str:
         for advice in found[:_MOST_ADVICE]
     )
     return f"<h2>What to do first</h2><ol class=advice>{rows}</ol>"
+
+
+def _unchecked(summary: Summary) -> str:
+    """State how many steps were checked for NaN if none was seen."""
+    checked = summary.tracked.partly_checked(summary.steps)
+    return f"<p>{checked}; a NaN on other steps is not shown.</p>" if checked and not summary.tracked.onset else ""
 
 
 def _wall_s(content: Content) -> float:
