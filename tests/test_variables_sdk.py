@@ -80,6 +80,12 @@ def test_attribute_count(variable: str, program: Program) -> None:
     assert span.dropped_attributes_count > 0
 
 
+def test_a_limit_beyond_sys_maxsize_drops_no_span(program: Program) -> None:
+    """`itertools.islice` raises ValueError for such a number."""
+    counts = program.run({"OTEL_ATTRIBUTE_COUNT_LIMIT": "9" * 20, "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "9" * 20})
+    assert counts["spans_exported"] == counts["spans_recorded"] > 0
+
+
 @proves("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT")
 def test_attribute_length(variable: str, program: Program) -> None:
     program.run({variable: "3"})

@@ -1,5 +1,6 @@
 """What kinds of settings have in common: how text is read, how a value is checked, how an error describes it."""
 
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ def integer(minimum: int, maximum: int | None = None) -> Kind:
             raise ValueError
         if maximum is not None and value > maximum:
             raise ValueError
-        return value
+        return min(value, sys.maxsize)  # the largest number that slices and islice take
 
     upper = "" if maximum is None else f" and at most {maximum}"
     return Kind(f"a whole number of at least {minimum}{upper}", check, int)
