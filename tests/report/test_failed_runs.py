@@ -8,6 +8,7 @@ import pytest
 import torch
 from realruns import advice, recorded, train
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from torchotel.report import describe, ending, open_run, render, summarise
 from torchotel.report.page.glance import glance
@@ -39,6 +40,7 @@ def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
         "kind": "step",
         "number": 20,
         "last_step": 19,
+        "phase": "",
     }
     assert (summary.steps, summary.evaluations) == (20, 0)
     text = render(summary, content.info)
@@ -89,10 +91,42 @@ def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(_net(), 5, loss=twice), raises=RuntimeError)
     failure = ending(content.summary, content.info)
     assert failure is not None
-    assert (describe(failure), failure.last_step) == ("RuntimeError at step 3", 2)
-    found = advice(content, "The run ended with RuntimeError at step 3")
+    assert (describe(failure), failure.last_step) == ("RuntimeError at step 3, in the backward", 2)
+    found = advice(content, "The run ended with RuntimeError at step 3, in the backward")
     assert found is not None
     assert "No module's call raised it" in found.text
+
+
+class Disk(Dataset[torch.Tensor]):
+    """Ends with its disk."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9:
+            raise OSError("disk gone\nsector 7")
+        return torch.rand(8)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fetch_that_ends_the_run(tmp_path: Path, workers: int) -> None:
+    """It is no evaluation, and the worker's own message is shown beside that of PyTorch."""
+
+    def program() -> None:
+        batches = iter(DataLoader(Disk(), batch_size=2, num_workers=workers))
+        train(_net(), 6, batch=lambda _: next(batches))
+
+    content = recorded(tmp_path, program, raises=OSError)
+    failure = ending(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == "OSError while fetching a batch, after step 3"
+    caught = "Caught OSError in DataLoader worker process 0. OSError: "
+    assert failure.message == f"{caught if workers else ''}disk gone"
+    found = advice(content, "The run ended with OSError while fetching a batch, after step 3")
+    assert found is not None
+    assert "module" not in found.text
+    assert content.summary.evaluations == 0
 
 
 @pytest.mark.parametrize(("steps", "place"), [(3, "after step 2"), (0, "before the first step")])

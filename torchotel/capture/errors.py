@@ -1,6 +1,7 @@
 """What a record holds of an exception: its class, its module, and as much of its text as the setting allows."""
 
 from collections.abc import Callable
+from itertools import dropwhile
 from typing import Literal, TypeAlias
 
 from torch.nn import Module
@@ -12,7 +13,8 @@ from torchotel.capture.seams import modules_that_raised
 ExceptionText: TypeAlias = Literal["type", "first_line", "full"]
 
 MAX_MESSAGE = 4096
-_WORKER_TRACEBACK = "\nOriginal Traceback (most recent call last):"
+_TRACEBACK = "Traceback (most recent call last):"
+_WORKER_TRACEBACK = f"\nOriginal {_TRACEBACK}"
 """Begins what `torch._utils.ExceptionWrapper` adds of another process: its source lines and paths."""
 
 
@@ -22,7 +24,8 @@ class ErrorReader:
     The text of an exception can hold values of tensors, mostly in further lines, so only the first is kept by default.
 
     Args:
-        text: How much of the text is kept: nothing, the first line, or all but the traceback of a DataLoader's worker.
+        text: How much of the text is kept: nothing, the first line, or all. Of a DataLoader worker's traceback, only
+            the exception is kept, to the same extent.
         path_of: Returns the path of a module, None for an unknown one.
     """
 
@@ -62,7 +65,14 @@ class ErrorReader:
     def _kept(self, exception: BaseException) -> str:
         if self._text == "type":
             return ""
-        message = str(exception).partition(_WORKER_TRACEBACK)[0]
+        message, _, original = str(exception).partition(_WORKER_TRACEBACK)
+        raised = _raised(original)
         if self._text == "first_line":
-            message = next(iter(message.splitlines()), "")
-        return message[:MAX_MESSAGE]
+            message, raised = message.partition("\n")[0], raised[:1]
+        return " ".join([message, "\n".join(raised)]).strip()[:MAX_MESSAGE]
+
+
+def _raised(original: str) -> list[str]:
+    """Return the class and the text of a worker's exception: what follows the frames of its last traceback."""
+    frames = original.rpartition(_TRACEBACK)[2].rstrip().splitlines()
+    return list(dropwhile(lambda line: line[:1] in {" ", ""}, frames))

@@ -31,7 +31,7 @@ class UnitLine(NamedTuple):
     """One line of `metrics.jsonl`: a step, an evaluation, or what was logged when its step was gone."""
 
     kind: str
-    """step | evaluation | log."""
+    """step | evaluation | data | log; data is a fetch that no step followed."""
     number: int
     start_unix_ns: int
     duration_s: float
@@ -52,6 +52,8 @@ class UnitLine(NamedTuple):
     """By model and path."""
     nonfinite: Sequence[str] = ()
     """What was NaN or infinite."""
+    error_phase: str = ""
+    """backward; empty: another phase, or unknown."""
     folded: int = 0
     """How many evaluations it stands for; 0: for itself."""
 
@@ -206,6 +208,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
             for model, norms in (line.get("gradient_norms") or {}).items()
         },
         nonfinite=tuple(map(str, line.get("nonfinite") or ())),
+        error_phase=str(error.get("phase") or ""),
         folded=_whole(line.get("folded", 0)),
     )
 

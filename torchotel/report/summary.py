@@ -58,17 +58,21 @@ class Failure(NamedTuple):
     path: str
     """Path of the module that raised; empty: unknown, or no module's call raised."""
     kind: str
-    """step | evaluation; empty: neither, an exception of the program's own code."""
+    """step | evaluation | data: fetching a batch; empty: none of them, an exception of the program's own code."""
     number: int
     last_step: int | None
     """The last whole step before it."""
+    phase: str = ""
+    """backward; empty: another phase, or unknown."""
 
     @property
     def place(self) -> str:
-        """Name the step or the evaluation, with its preposition."""
+        """Name the step and its backward, the evaluation or the fetch, with its preposition."""
         before = "before the first step" if self.last_step is None else f"after step {self.last_step:,}"
         if self.kind == "step":
-            return f"at step {self.number:,}"
+            return f"at step {self.number:,}" + (", in the backward" if self.phase == "backward" else "")
+        if self.kind == "data":
+            return f"while fetching a batch, {before}"
         return f"at evaluation {self.number:,}, {before}" if self.kind else before
 
 
@@ -203,7 +207,8 @@ class _Failures:
         kind, number = unit.kind, unit.number
         if _kind(unit) == "forward":  # the step that it would have been
             kind, number = "step", self._next
-        return Failure(unit.error_type or "", unit.error_message or "", unit.error_path, kind, number, self.last_step)
+        text, last = unit.error_message or "", self.last_step
+        return Failure(unit.error_type or "", text, unit.error_path, kind, number, last, unit.error_phase)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -148,7 +148,7 @@ def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]
     rows = [("first error" if end is None else "ended with", describe(failure))]
     if failure.message:
         rows.append(("", failure.message))
-    if failure.kind and failure.last_step is not None:
+    if failure.kind == "step" and failure.last_step is not None:
         rows.append(("", f"the last whole step before it is {failure.last_step:,}"))
     return rows
 

@@ -19,7 +19,7 @@ def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, 
         "detailed": unit.detailed,
         "folded": unit.folded,
         "trace_id": f"{trace_id:032x}",
-        "error": unit.error._asdict() if unit.error is not None else None,
+        "error": _error(unit),
     }
     if unit.gap_ns:
         line["gap_s"] = unit.gap_ns / 1e9
@@ -42,6 +42,14 @@ def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, 
 def log_line(log: Log) -> dict[str, object]:
     """Describe what was logged when its step had been handed over."""
     return {"kind": "log", "number": log.step, "time_unix_nano": str(log.unix_ns), "values": log.values}
+
+
+def _error(unit: Unit) -> dict[str, object] | None:
+    """Describe what the unit failed with, and the phase that raised it: backward, or None for all others."""
+    if unit.error is None:
+        return None
+    phase = next((phase.kind for phase in unit.phases if phase.error == unit.error), None)
+    return {**unit.error._asdict(), "phase": phase}
 
 
 def _by_model(gradients: GradientNorms) -> dict[str, dict[str, float]]:

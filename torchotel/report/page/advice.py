@@ -137,10 +137,14 @@ def _failed(content: Content) -> Iterator[Advice]:
         title = f"The run ended with {shown(failure.type)} {failure.place}"
     else:
         title = f"{count(sum(summary.errors.values()), 'failure')}, the first {failure.place}"
-    words = [f"It was raised in <code>{shown(failure.path)}</code>." if failure.path else "No module's call raised it."]
+    words = []
+    if failure.path:
+        words.append(f"It was raised in <code>{shown(failure.path)}</code>.")
+    elif failure.kind != "data":
+        words.append("No module's call raised it.")
     if failure.message:
         words.append(f"The message: <code>{shown(failure.message, 300)}</code>.")
-    if failure.kind and failure.last_step is not None:
+    if failure.kind == "step" and failure.last_step is not None:
         words.append(f"The last whole step before it is step {failure.last_step:,}.")
     if sum(summary.errors.values()) > 1:
         kinds = ", ".join(f"{steps:,} {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
