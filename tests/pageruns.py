@@ -48,9 +48,8 @@ def _spans(number: int, duration_s: float, rename: Callable[[str], str], *, deta
     def module(path: str, identity: int, parent: int, start: float, end: float, direction: str) -> dict[str, Any]:
         kind = path if path == "Net" else path.rpartition(".")[2].title()
         where = {"torch.model": rename("Net"), "torch.module.path": rename(path), "torch.module.type": rename(kind)}
-        return span(
-            rename(f"{direction} {path}"), identity, parent, start, end, **where, **{"torch.direction": direction}
-        )
+        of_step = {"torch.direction": direction, "torch.step.number": number}
+        return span(rename(f"{direction} {path}"), identity, parent, start, end, **where, **of_step)
 
     spans = [
         span("torch.step", 1, 0, 0, 100, **{"torch.step.number": number}),

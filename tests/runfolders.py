@@ -25,6 +25,7 @@ def module(
     *,
     direction: str = "forward",
     model: str = "Net",
+    step: int | None = 0,
 ) -> dict[str, Any]:
     names = {
         "torch.model": model,
@@ -32,7 +33,8 @@ def module(
         "torch.module.type": path.title(),
         "torch.direction": direction,
     }
-    return span(f"{direction} {path}", number, parent, start_ns, end_ns, **names)
+    of_step = {} if step is None else {"torch.step.number": step}
+    return span(f"{direction} {path}", number, parent, start_ns, end_ns, **names, **of_step)
 
 
 def span(

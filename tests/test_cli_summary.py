@@ -15,7 +15,7 @@ def test_shows_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     folder = runfolders.net(tmp_path / "run")
     assert main(["summary", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "slowest layers, backward\nlayer" in shown
+    assert "slowest layers, backward, in training steps\nlayer" in shown
     assert main(["summary", str(folder), "--top", "1"]) == 0
     assert len(capsys.readouterr().out) < len(shown)
 

@@ -45,7 +45,7 @@ def test_the_setting_says_how_much_is_recorded(text: str, starts: str, *, has_va
 class Rows(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         try:
-            [].pop()
+            return torch.rand(0)[index]
         except IndexError as error:
             raise ValueError(f"bad row\nvalue {VALUE}") from error
 

@@ -56,9 +56,8 @@ def _calls(number: int, times_s: Mapping[str, float]) -> Sequence[dict[str, Any]
     spans, at_ns = [], 0
     for place, (path, time_s) in enumerate(times_s.items(), 2):
         end_ns = at_ns + round(time_s * 1e9)
-        spans.append(folders.module(path, place, 1, at_ns, end_ns))
+        spans.append(folders.module(path, place, 1, at_ns, end_ns, step=number))
         at_ns = end_ns
     for span in spans:
         span["traceId"] = f"{number + 1:032x}"
-        span["attributes"].append(folders.attribute("torch.step.number", number))
     return spans

@@ -97,6 +97,7 @@ def test_writes_spans_counters_and_names(tmp_path: Path) -> None:
         "torch.module.path": "conv",
         "torch.module.type": "Conv",
         "torch.direction": "forward",
+        "torch.step.number": 0,
     }
     assert document["traceEvents"] == [
         {"ph": "M", "name": "process_name", "ts": 0, **at, "args": {"name": "train rank 3"}},

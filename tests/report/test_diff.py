@@ -137,16 +137,13 @@ def test_leaves_out_the_warm_up_and_what_failed(tmp_path: Path) -> None:
 
 
 def test_counts_a_layers_own_time_alone_and_no_evaluations(tmp_path: Path) -> None:
-    number = {"torch.step.number": 1}
     spans = [
         folders.module("Net", 2, 0, 0, 40),
         folders.module("conv", 3, 2, 0, 30),
         folders.module("conv", 4, 2, 30, 35),
         folders.module("conv", 5, 0, 50, 90, direction="backward"),
     ]
-    for span in spans:
-        span["attributes"] += [folders.attribute(key, value) for key, value in number.items()]
-    evaluated = {**folders.module("conv", 6, 0, 0, 1000), "traceId": "f" * 32}
+    evaluated = {**folders.module("conv", 6, 0, 0, 1000, step=None), "traceId": "f" * 32}
     lines = [folders.request(spans), folders.request([evaluated])]
     layers = read_times(open_run(folders.write(tmp_path / "run", segments=[lines]))).layers_s
     assert {key[1:]: list(times) for key, times in layers.items()} == {

@@ -12,8 +12,8 @@ from torchotel.report.summary import quantile
 LAID_OUT = """\
 run         run-1
 model       Net, 3 modules, 1,200 parameters
-steps       2, 1 of them in detail, 6.667 a second
-evaluations 1
+steps       2, 1 of them in detail, 6.667 a second by the wall clock
+evaluations 1, 50.00 ms in all
 
 step time        mean       p50       p95   share
 step         200.0 ms  200.0 ms  290.0 ms  100.0%
@@ -23,13 +23,13 @@ step         200.0 ms  200.0 ms  290.0 ms  100.0%
   optimizer  20.00 ms  20.00 ms  29.00 ms   10.0%
   other      20.00 ms  20.00 ms  29.00 ms   10.0%
 
-slowest layers, forward
+slowest layers, forward, in training steps
 layer  type  calls      self  share     total      mean
 conv   Conv      1  30.00 ms  75.0%  30.00 ms  30.00 ms
 Net    Net       1  5.000 ms  12.5%  40.00 ms  40.00 ms
 fc     Fc        1  5.000 ms  12.5%  5.000 ms  5.000 ms
 
-slowest layers, backward
+slowest layers, backward, in training steps
 layer  type  calls      self  share     total      mean
 conv   Conv      1  30.00 ms  75.0%  30.00 ms  30.00 ms
 fc     Fc        1  10.00 ms  25.0%  10.00 ms  10.00 ms
@@ -66,6 +66,41 @@ def test_counts_folded_evaluations_as_what_they_stand_for(tmp_path: Path) -> Non
     assert _summary(tmp_path / "run").evaluations == 25
 
 
+def test_adds_up_the_time_of_folded_evaluations(tmp_path: Path) -> None:
+    """The duration of a folded one reaches from the first to the last, with what is between them."""
+    units = [
+        folders.step(0, 0.25, kind="evaluation"),
+        folders.step(1, 60.0, kind="evaluation", folded=15, folded_s=1.5),
+    ]
+    summary = _summary(folders.write(tmp_path / "run", units=units))
+    assert summary.evaluation_s == 1.75
+    assert "evaluations 16, 1.750 s in all" in render(summary, {})
+
+
+def test_layers_are_those_of_training_steps(tmp_path: Path) -> None:
+    """Calls in evaluations count only if there was no step."""
+    spans = [folders.module("fc", 1, 0, 0, 10), folders.module("fc", 2, 0, 0, 30, step=None)]
+    units = [folders.step(0, 0.1), folders.step(0, 0.05, kind="evaluation")]
+    segments = [[folders.request(spans)]]
+    summary = _summary(folders.write(tmp_path / "run", units=units, segments=segments))
+    assert [(layer.calls, layer.total_s) for layer in summary.forward] == [(1, 10e-9)]
+    assert "slowest layers, forward, in training steps" in render(summary, {})
+    summary = _summary(folders.write(tmp_path / "evaluated", units=units[1:], segments=segments))
+    assert [(layer.calls, layer.total_s) for layer in summary.forward] == [(1, 30e-9)]
+    assert "slowest layers, forward, in evaluations" in render(summary, {})
+
+
+def test_says_how_many_calls_were_folded(tmp_path: Path) -> None:
+    """A phase can hold them too, if there is no room for any module."""
+    spans = [
+        folders.span("torch.forward", 1, 0, 0, 10, **{"torch.step.number": 0, "torch.folded.calls": 4}),
+        {**folders.module("fc", 2, 1, 0, 10)},
+    ]
+    spans[1]["attributes"].append(folders.attribute("torch.folded.calls", 1500))
+    folder = folders.write(tmp_path / "run", units=[folders.step(0, 0.1)], segments=[[folders.request(spans)]])
+    assert "left out    1,504 module calls beyond max_spans" in render(_summary(folder), {})
+
+
 def test_needs_no_order_of_spans(tmp_path: Path) -> None:
     run = open_run(folders.net(tmp_path / "run"))
     spans = list(run.spans())
@@ -76,7 +111,7 @@ def test_needs_no_order_of_spans(tmp_path: Path) -> None:
 
 def test_keeps_models_and_their_layers_apart(tmp_path: Path) -> None:
     spans = [folders.module("fc", 1, 0, 0, 10), folders.module("fc", 2, 0, 0, 30, model="Net-2")]
-    folder = folders.write(tmp_path / "run", segments=[[folders.request(spans)]])
+    folder = folders.write(tmp_path / "run", units=[folders.step(0, 0.1)], segments=[[folders.request(spans)]])
     layers = _summary(folder).forward
     assert [(layer.model, layer.path, layer.total_s) for layer in layers] == [
         ("Net-2", "fc", 30e-9),

@@ -7,9 +7,9 @@ import runfolders as folders
 from torchotel.report import Summary, Track, open_run, render, summarise
 
 LAID_OUT = """\
-steps       2, 2 of them in detail, 6.667 a second
+steps       2, 2 of them in detail, 6.667 a second by the wall clock
 evaluations 0
-samples     8, 26.67 a second
+samples     8, 26.67 a second by the wall clock
 
 step time        mean       p50       p95   share
 step         200.0 ms  200.0 ms  290.0 ms  100.0%

@@ -56,6 +56,8 @@ class UnitLine(NamedTuple):
     """backward; empty: another phase, or unknown."""
     folded: int = 0
     """How many evaluations it stands for; 0: for itself."""
+    folded_s: float = 0.0
+    """Their time."""
 
 
 class SpanLine(NamedTuple):
@@ -210,6 +212,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
         nonfinite=tuple(map(str, line.get("nonfinite") or ())),
         error_phase=str(error.get("phase") or ""),
         folded=_whole(line.get("folded", 0)),
+        folded_s=_seconds(line.get("folded_s")),
     )
 
 

@@ -98,7 +98,8 @@ class Summary:
     phases: Sequence[PhaseTime]
     """The whole step first; empty where there was no step."""
     forward: Sequence[LayerTime]
-    """Slowest by self time first: by total time the root would always win."""
+    """In training steps, or in evaluations if there was no step. Slowest by self time first: by total time the root
+    would always win."""
     backward: Sequence[LayerTime]
     tracked: Tracked
     """What was logged, and the norms of gradients."""
@@ -108,6 +109,10 @@ class Summary:
     """None: no samples were logged."""
     tokens_per_second: float | None = None
     """None: no tokens were logged."""
+    evaluation_s: float = 0.0
+    """Time of all evaluations."""
+    folded_calls: int = 0
+    """Module calls beyond `max_spans`, which have no span; their time is in the spans above them."""
 
 
 def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
@@ -115,7 +120,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     failures = _Failures()
-    steps = []
+    steps, evaluation_s = [], 0.0
     tracks = Tracks()
     for unit in units:
         counts[_kind(unit)] += max(1, unit.folded)
@@ -123,13 +128,16 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         failures.add(unit)
         if unit.error_type:
             errors[unit.error_type] += 1
+        if _kind(unit) == "evaluation":
+            evaluation_s += unit.folded_s or unit.duration_s
         if unit.kind == "step":
             # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
             steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
     tracked, wall_s = tracks.result(), _wall_s(steps)
-    layers = _Layers()
+    in_steps, in_evaluations = _Layers(), _Layers()
     for span in spans:
-        layers.add(span)
+        (in_steps if names.STEP_NUMBER in span.attributes else in_evaluations).add(span)
+    layers = in_steps if counts["step"] else in_evaluations
     return Summary(
         steps=counts["step"],
         evaluations=counts["evaluation"],
@@ -145,6 +153,8 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         steps_per_second=len(steps) / wall_s if wall_s else None,
         samples_per_second=_rate(tracked.totals.get("samples"), wall_s),
         tokens_per_second=_rate(tracked.totals.get("tokens"), wall_s),
+        evaluation_s=evaluation_s,
+        folded_calls=layers.folded_calls,
     )
 
 
@@ -264,10 +274,13 @@ class _Layers:
     """Times of module calls, without keeping the spans."""
 
     def __init__(self) -> None:
+        self.folded_calls = 0
         self._tallies: dict[_Key, _Tally] = {}
         self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
 
     def add(self, span: SpanLine) -> None:
+        folded = span.attributes.get(names.FOLDED_CALLS)
+        self.folded_calls += folded if isinstance(folded, int) else 0
         path = span.attributes.get(names.MODULE_PATH)
         if path is None or names.MODULE_TYPE not in span.attributes:  # a failed root names the module that raised
             return

@@ -36,9 +36,10 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10, output: 
         ]
         parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1, output=output))
     parts += _tracked(summary, top, output)
+    where = "training steps" if summary.steps else "evaluations"
     for direction, layers in (("forward", summary.forward), ("backward", summary.backward)):
         if layers:
-            parts.append(f"slowest layers, {direction}\n{_layers(layers, top, output)}")
+            parts.append(f"slowest layers, {direction}, in {where}\n{_layers(layers, top, output)}")
     if summary.steps and not summary.forward:
         parts += output.wrap("no layer times: no step was recorded in detail")
     return "\n\n".join(parts)
@@ -113,15 +114,13 @@ def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
     if model:
         size = f"{model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
         rows.append(("model", f"{model.get('name', '?')}, {size}"))
-    rate = summary.steps_per_second
-    a_second = f", {per_second(rate)} a second" if rate is not None else ""
-    steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail{a_second}"
+    steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail{_rate(summary.steps_per_second)}"
     rows.append(("steps", steps if summary.steps else "0"))
-    rows.append(("evaluations", f"{summary.evaluations:,}"))
+    in_all = f", {duration(summary.evaluation_s)} in all" if summary.evaluations else ""
+    rows.append(("evaluations", f"{summary.evaluations:,}{in_all}"))
     rates = {"samples": summary.samples_per_second, "tokens": summary.tokens_per_second}
     for name, total in summary.tracked.totals.items():
-        rate = rates.get(name)
-        rows.append((name, f"{total:,}" + (f", {per_second(rate)} a second" if rate is not None else "")))
+        rows.append((name, f"{total:,}{_rate(rates.get(name))}"))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
         rows.append(("errors", errors))
@@ -129,9 +128,17 @@ def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
     deleted = (info.get("recording") or {}).get("spans_deleted", 0)
     if deleted:
         rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))
+    if summary.folded_calls:
+        rows.append(
+            ("left out", f"{summary.folded_calls:,} module calls beyond max_spans; callers' self time includes them")
+        )
     if info.get("finished") is False:
         rows.append(("end", "the run has not ended, or was cut short"))
     return "\n".join(_entries(rows, 12, output))
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f", {per_second(rate)} a second by the wall clock"
 
 
 def describe(failure: Failure) -> str:

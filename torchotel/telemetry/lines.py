@@ -21,6 +21,8 @@ def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, 
         "trace_id": f"{trace_id:032x}",
         "error": _error(unit),
     }
+    if unit.folded:
+        line["folded_s"] = unit.folded_ns / 1e9
     if unit.gap_ns:
         line["gap_s"] = unit.gap_ns / 1e9
     if unit.kind == "evaluation":

@@ -40,15 +40,14 @@ def section(content: Content) -> Section | None:
         above += height
     made = figure(icicles, whole, margin={"l": 4, "r": 4, "t": 0, "b": 4})
     made.update_layout(annotations=_titles(icicles), uniformtext={"minsize": 10, "mode": "hide"})
-    steps = f"{count(content.traces.detailed, 'step')} with detail"
-    if content.summary.evaluations:
-        steps += " and in evaluations"
+    summary = content.summary
+    steps = f"{count(content.traces.detailed, 'training step')} with detail" if summary.steps else "evaluations"
     lead = (
         f"Total time of every module's calls in {steps}, by area; the deeper the colour, the more "
         "of it is the module's <em>own</em> time, without the modules inside it. Click a module to go in."
     )
-    if content.traces.spans_folded:
-        lead += " Modules beyond the limit of spans stand in their parents' own time."
+    if summary.folded_calls:
+        lead += " The own time of a module includes the calls inside it that are beyond <code>max_spans</code>."
     tables = "".join(_table(name, layers) for name, layers in drawn.items())
     return Section("modules", "Time by module", lead, made, f'<div class="pair">{tables}</div>')
 

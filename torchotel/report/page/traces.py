@@ -41,8 +41,6 @@ class Traces:
     """The one whose time is closest to the median; one with detail where there is any."""
     detailed: int = 0
     """Steps whose modules could be read: the spans of others were deleted, or left out by a sampler."""
-    spans_folded: int = 0
-    """Spans that hold modules which have none of their own."""
     devices: set[str] = field(default_factory=set)
     """Those that modules ran on."""
     _open: list[SpanLine] = field(default_factory=list)
@@ -51,8 +49,6 @@ class Traces:
         """Take in a span."""
         if self._open and self._open[0].trace_id != span.trace_id:
             self.close()
-        if names.FOLDED_TIME in span.attributes:
-            self.spans_folded += 1
         device = span.attributes.get(names.DEVICE)
         if isinstance(device, str) and len(self.devices) < _MOST_DEVICES:
             self.devices.add(device)
