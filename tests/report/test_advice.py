@@ -202,6 +202,15 @@ def test_a_container_that_dominates(tmp_path: Path) -> None:
     assert "time of its own code, outside of the modules in it" in found.text
 
 
+def test_no_advice_rests_on_the_time_of_hooks(tmp_path: Path) -> None:
+    """Most of a small container's self time is that of torchotel's hooks around the modules inside it."""
+    model = net(nn.Linear(8, 8), nn.Sequential(*(nn.Identity() for _ in range(60))), nn.Linear(8, 8))
+    content = recorded(tmp_path, lambda: train(model, 60), detail="all")
+    (container,) = [layer for layer in content.summary.forward if layer.path == "1"]
+    assert container.inner_calls == 60 * container.calls
+    assert advice(content, "of the forward") is None
+
+
 def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
     """The first call of a layer often does."""
     layer = Busy()

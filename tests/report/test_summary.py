@@ -49,13 +49,13 @@ def test_adds_up_steps_phases_and_layers(tmp_path: Path) -> None:
     assert (data.name, *data[1:]) == ("data", *map(pytest.approx, (0.02, 0.02, 0.029, 0.1)))
     assert summary.forward == [
         LayerTime("Net", "conv", "Conv", 1, 0.03, 0.03, 0.03, 0.75, 0.03),
-        LayerTime("Net", "Net", "Net", 1, 0.005, 0.04, 0.04, 0.125, 0.04),
+        LayerTime("Net", "Net", "Net", 1, 0.005, 0.04, 0.04, 0.125, 0.04, 2),
         LayerTime("Net", "fc", "Fc", 1, 0.005, 0.005, 0.005, 0.125, 0.005),
     ]
     assert summary.backward == [
         LayerTime("Net", "conv", "Conv", 1, 0.03, 0.03, 0.03, 0.75, 0.03),
         LayerTime("Net", "fc", "Fc", 1, 0.01, 0.01, 0.01, 0.25, 0.01),
-        LayerTime("Net", "Net", "Net", 1, 0.0, 0.04, 0.04, 0.0, 0.04),
+        LayerTime("Net", "Net", "Net", 1, 0.0, 0.04, 0.04, 0.0, 0.04, 2),
     ]
 
 

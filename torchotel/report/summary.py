@@ -42,6 +42,8 @@ class LayerTime(NamedTuple):
     """Of the self time of all layers in this direction, so shares add up to 1."""
     longest_s: float = 0.0
     """Of one call."""
+    inner_calls: int = 0
+    """Module calls directly inside it."""
 
     def name(self, *, several: bool) -> str:
         """Return the path, with the model's name before it if the run has several; a root is named as its model."""
@@ -260,6 +262,7 @@ class _Tally:
     total_ns: int = 0
     inner_ns: int = 0
     longest_ns: int = 0
+    inner_calls: int = 0
 
 
 @dataclass(slots=True)
@@ -268,6 +271,7 @@ class _OpenTrace:
     """By span id."""
     early: Counter[str] = field(default_factory=Counter)
     """Time of children whose parent has not come yet, by the parent's span id."""
+    early_calls: Counter[str] = field(default_factory=Counter)
 
 
 class _Layers:
@@ -292,11 +296,14 @@ class _Layers:
         trace = self._trace(span.trace_id)
         trace.tallies[span.span_id] = tally
         tally.inner_ns += trace.early.pop(span.span_id, 0)
+        tally.inner_calls += trace.early_calls.pop(span.span_id, 0)
         parent = trace.tallies.get(span.parent_id)
         if parent is not None:
             parent.inner_ns += duration_ns
+            parent.inner_calls += 1
         else:
             trace.early[span.parent_id] += duration_ns
+            trace.early_calls[span.parent_id] += 1
 
     def slowest(self, direction: str) -> Sequence[LayerTime]:
         chosen = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
@@ -316,6 +323,7 @@ class _Layers:
                     mean_s=tally.total_ns / 1e9 / tally.calls,
                     share=self_ns / whole if whole else 0.0,
                     longest_s=tally.longest_ns / 1e9,
+                    inner_calls=tally.inner_calls,
                 )
             )
         return sorted(rows, key=lambda row: (-row.self_s, row.path))
