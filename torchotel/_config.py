@@ -18,7 +18,7 @@ from torchotel._receiver import (
     without_credentials,
 )
 from torchotel._settings import Setting, env, otlp
-from torchotel._shared import first, without
+from torchotel._shared import first, only, without
 from torchotel._text import shortened
 from torchotel._unset import UNSET
 from torchotel._warn import warn_once
@@ -38,11 +38,7 @@ BACKENDS_VARIABLE: Final = "TORCHOTEL_BACKENDS"
 _PROTOCOLS_OF = {"endpoint": "protocol", "traces_endpoint": "protocol", "metrics_endpoint": "metrics_protocol"}
 """Fields whose form depends on another field."""
 
-_ELSEWHERE: Final = ("logging", "otlp/stdout", "otlp_proto_grpc", "otlp_proto_http")
-"""Exporters of OpenTelemetry, for traces and metrics, that others take."""
-_EXPORTERS: Final = choice("otlp", "console", "none")._replace(
-    ours=first("otlp", "console", others=("zipkin", *_ELSEWHERE))
-)
+_EXPORTERS: Final = choice("otlp", "console", "none")._replace(ours=first("otlp", "console"))
 _PROTOCOLS: Final = choice("http/protobuf", "grpc")._replace(ours=without("http/json"))
 _COMPRESSIONS: Final = choice("gzip", "none")._replace(ours=without("deflate"))
 _TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
@@ -58,7 +54,7 @@ _RUN_ID: Final = optional(checks.TEXT, word="none")
 _TEXT: Final = optional(checks.TEXT)
 _FOLDER: Final = optional(checks.FOLDER)
 _FILE: Final = optional(checks.FILE)
-_METRICS: Final = choices("prometheus", "otlp")._replace(ours=without("console", *_ELSEWHERE))
+_METRICS: Final = choices("prometheus", "otlp")._replace(ours=only("prometheus", "otlp"))
 _PORT: Final = optional(integer(0, checks.LAST_PORT), word="none")
 _TRACER_PROVIDER: Final = optional(having("get_tracer"))
 _METER_PROVIDER: Final = optional(having("get_meter"))

@@ -17,12 +17,17 @@ def without(*others: str) -> Ours:
     return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() not in others)
 
 
-def first(*words: str, others: tuple[str, ...]) -> Ours:
-    """Leave out all of a list but the first of some words, as well."""
+def only(*words: str) -> Ours:
+    """Keep the known words of a list, and "none"."""
+    return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() in {*words, "none"})
+
+
+def first(*words: str) -> Ours:
+    """Keep the first known word of a list, by the order of `words`."""
 
     def ours(text: str) -> str:
-        left = without(*others)(text)
+        left = only(*words)(text)
         found = {word.strip().lower() for word in left.split(",")}
-        return next(word for word in words if word in found) if found <= set(words) else left
+        return left if "none" in found else next((word for word in words if word in found), "")
 
     return ours

@@ -90,14 +90,13 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         Variable(
             "OTEL_TRACES_EXPORTER",
             "torchotel",
-            "`otlp` (the default), `console` or `none`; `otlp` of both. "
-            "OpenTelemetry's others are left out with a warning",
+            "`otlp` (the default), `console` or `none`; `otlp` of both. Other names are left out with a warning",
         ),
         Variable(
             "OTEL_METRICS_EXPORTER",
             "torchotel",
             "`prometheus` (the default), `otlp`, both with a comma between, or `none`. "
-            "OpenTelemetry's others are left out with a warning. With opentelemetry-distro, which makes it `otlp` "
+            "Other names are left out with a warning. With opentelemetry-distro, which makes it `otlp` "
             "where it is unset, `prometheus` needs `opentelemetry-exporter-prometheus`, or nothing is instrumented",
         ),
         *_unread(_NO_LOGS, "OTEL_LOGS_EXPORTER"),
