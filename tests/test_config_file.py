@@ -14,6 +14,7 @@ OFF = {
     "quoted": "'disabled': \"true\"\n",
     "json": '{\n  "file_format": "1.0",\n  "disabled": true\n}',
     "default": "disabled: ${SWITCHED_OFF:-true}\n",
+    "byte order mark": "\ufeffdisabled: true\n",
     "variable": "disabled: ${env:OFF:-false}\n",
 }
 ON = {
@@ -32,7 +33,7 @@ ON = {
 def test_a_file_that_disables_is_honoured(variable: str, text: str, tmp_path: Path) -> None:
     """Whatever other variables hold, as under OTEL_SDK_DISABLED."""
     path = tmp_path / "otel.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     assert Config.read({}, {variable: str(path), "OFF": "true", "TORCHOTEL_DETAIL": "junk"}).disabled
 
 
@@ -43,7 +44,7 @@ def test_a_warning_says_that_the_rest_is_not_read(
 ) -> None:
     """Once."""
     path = tmp_path / "otel.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     for _ in range(2):
         assert not Config.read({}, {variable: str(path)}).disabled
     (record,) = caplog.records
@@ -56,6 +57,6 @@ def test_a_file_that_cannot_be_read_costs_a_warning(
 ) -> None:
     """It may be meant for another program."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "binary"):
+    for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "binary") * 2:  # each is read twice, and warned of once
         assert Config.read({}, {variable: str(path)}) == Config()
     assert [record.getMessage().startswith(f"{variable} is ignored: ") for record in caplog.records] == [True] * 3

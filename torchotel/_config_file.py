@@ -25,10 +25,10 @@ def disables(environ: Mapping[str, str]) -> bool:
         return False
     path = Path(environ[variable].strip())
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             text = file.read(_MAX_CHARACTERS)
     except (OSError, ValueError) as error:
-        warn_once("%s is ignored: %s cannot be read (%s). Correct the path, or unset it", variable, path, error)
+        warn_once("%s is ignored: %s cannot be read (%s). Correct the path, or unset it", variable, path, str(error))
         return False
     if _read_disabled(_substituted(text, environ)):
         return True
