@@ -76,7 +76,14 @@ def test_fails_on_no_variable_while_disabled() -> None:
 
 def test_counts_an_unknown_word_of_the_sdk_flag_as_false(caplog: pytest.LogCaptureFixture) -> None:
     assert not Config.read({}, {"OTEL_SDK_DISABLED": "1"}).disabled
-    assert "OTEL_SDK_DISABLED" in caplog.text
+    assert caplog.messages == ["OTEL_SDK_DISABLED counts as False: got '1', takes True or False"]
+
+
+def test_names_the_variable_of_the_signal_that_has_a_bad_flag(caplog: pytest.LogCaptureFixture) -> None:
+    """The specification: a bad flag is false, so the general variable does not count."""
+    environ = {"OTEL_EXPORTER_OTLP_TRACES_INSECURE": "yes", "OTEL_EXPORTER_OTLP_INSECURE": "true"}
+    assert not Config.read({}, environ).insecure
+    assert caplog.messages == ["OTEL_EXPORTER_OTLP_TRACES_INSECURE counts as False: got 'yes', takes True or False"]
 
 
 def test_a_variable_that_is_nobodys_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

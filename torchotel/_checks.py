@@ -52,15 +52,10 @@ def _parse_flag(text: str) -> object:
     return flags[text.lower()]
 
 
-def otel_flag(variable: str) -> Kind:
-    """Take what the specification calls a Boolean: only "true" is true, all else is false and worth a warning."""
-
-    def parse(text: str) -> object:
-        if text.lower() not in {"true", "false"}:
-            warn_once("%s takes 'true' or 'false'; %r counts as 'false'", variable, text)
-        return text.lower() == "true"
-
-    return Kind("True or False", _check_flag, parse)
+def _parse_otel_flag(text: str) -> object:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError
+    return text.lower() == "true"
 
 
 def _check_seconds(value: object) -> object:
@@ -233,6 +228,8 @@ def _parse_detail(text: str) -> object:
 
 TEXT = Kind("a string that is not empty", _check_text)
 FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
+OTEL_FLAG = Kind("True or False", _check_flag, _parse_otel_flag, otherwise=False)
+"""What the specification calls a Boolean: only "true" is true, all else is false and worth a warning."""
 SECONDS = Kind("a number of seconds above 0 (in a variable: 0 for no limit)", _check_seconds, _parse_seconds)
 TIMEOUT_MILLISECONDS = Kind(
     "a number above 0 (in a variable: milliseconds, 0 for no limit)", _check_seconds, _parse_timeout_milliseconds

@@ -44,7 +44,6 @@ _COMPRESSIONS: Final = choice("gzip", "none")._replace(ours=without("deflate"))
 _TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
 _HISTOGRAMS: Final = choice("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
 _EXEMPLARS: Final = choice("trace_based", "always_on", "always_off")
-_INSECURE: Final = checks.otel_flag("OTEL_EXPORTER_OTLP_INSECURE")
 _EXCEPTION_TEXT: Final = choice("type", "first_line", "full")
 _LIMIT: Final = integer(0)
 _LENGTH: Final = optional(integer(0))
@@ -104,9 +103,9 @@ class Config:
     """PEM file of the client certificate's private key; None: it is in the certificate's file."""
     metrics_client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", signal="METRICS")] = None
     """The same for metrics. By its variables only."""
-    insecure: Annotated[bool, otlp(_INSECURE, "INSECURE")] = False
+    insecure: Annotated[bool, otlp(checks.OTEL_FLAG, "INSECURE")] = False
     """Whether a gRPC endpoint without a scheme is called without TLS. By its variables only."""
-    metrics_insecure: Annotated[bool, otlp(_INSECURE, "INSECURE", signal="METRICS")] = False
+    metrics_insecure: Annotated[bool, otlp(checks.OTEL_FLAG, "INSECURE", signal="METRICS")] = False
     """The same for metrics. By its variables only."""
     metrics_interval_s: Annotated[float, env(checks.MILLISECONDS, "OTEL_METRIC_EXPORT_INTERVAL")] = 60.0
     """Time between two pushes of metrics. By its variable only, which has milliseconds."""
@@ -196,7 +195,7 @@ class Config:
     """How much of an exception's text is recorded: its class only, the first line, or all of it."""
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None
     """The run, the same on all its ranks; None: the launcher's job id, else one that ranks agree on, else random."""
-    disabled: Annotated[bool, env(checks.otel_flag("OTEL_SDK_DISABLED"), "OTEL_SDK_DISABLED")] = False
+    disabled: Annotated[bool, env(checks.OTEL_FLAG, "OTEL_SDK_DISABLED")] = False
     """No hook is installed and nothing is exported."""
 
     def __post_init__(self) -> None:

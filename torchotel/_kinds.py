@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torchotel._shared import Ours, all_of
+from torchotel._unset import UNSET
 
 
 def _same(value: object) -> object:
@@ -22,6 +23,8 @@ class Kind(NamedTuple):
     """Read a variable's text, or raise ValueError."""
     show: Callable[[object], object] = _same
     """What an error may repeat of a bad value."""
+    otherwise: object = UNSET
+    """What a bad value of a variable of OpenTelemetry counts as; UNSET: the variable is ignored."""
     ours: Ours = all_of
     """What of a variable's text is for torchotel."""
 

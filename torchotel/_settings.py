@@ -58,8 +58,9 @@ class Setting(NamedTuple):
         except (ValueError, TypeError):
             if not variable.startswith(OTEL_PREFIX):
                 raise ConfigError(name, self.kind.show(text), self.kind.takes, variable) from None
-            warn_once("%s is ignored: got %r, takes %s", variable, self.kind.show(text), self.kind.takes)
-            return UNSET
+            counts = "is ignored" if self.kind.otherwise is UNSET else f"counts as {self.kind.otherwise}"
+            warn_once("%s %s: got %r, takes %s", variable, counts, self.kind.show(text), self.kind.takes)
+            return self.kind.otherwise
 
 
 def env(kind: Kind, *variables: str) -> Setting:
