@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from google.rpc.status_pb2 import Status
 from grpc_receiver import grpc_receiver
 from misbehaving import misbehaving, trickle
 from receiver import Answer, Receiver, rejected
@@ -94,6 +95,51 @@ def test_other_statuses_drop(server: Receiver, status: int, caplog: pytest.LogCa
     assert len(server.requests) == 2
     assert stats.read() == ExportCounts(2, 7, {str(status): 1})
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/x-protobuf", Status(code=3, message="tenant\nunknown").SerializeToString()),
+        ("application/json", b'{"code": 3, "message": "tenant\\nunknown"}'),
+        ("text/plain", b"tenant unknown\n"),
+    ],
+)
+def test_a_refusal_quotes_the_message_of_the_server(
+    kind: str, body: bytes, server: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its advice is not to start a Collector: something answered."""
+    server.answers.append(Answer(400, {"Content-Type": kind}, body))
+    with sending(server.url) as (sender, _):
+        sender.put(b"", 7)
+        assert not sender.flush(soon())
+    (message,) = caplog.messages
+    assert "it answered 400 Bad Request: tenant unknown. " in message
+    assert "Start a Collector" not in message
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("text/html", b"<html>no</html>"),
+        ("application/x-protobuf", b"\xff<"),
+        ("application/json", b"["),
+        ("application/json", b'{"message": "' + b"x" * 5000 + b'"}'),
+        ("text/plain", b"\x1b[31m\xff"),
+    ],
+)
+def test_a_refusal_is_one_printable_line_of_bounded_length(
+    kind: str, body: bytes, server: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers.append(Answer(400, {"Content-Type": kind}, body))
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 7)
+        assert not sender.flush(soon())
+    (message,) = caplog.messages
+    assert message.isprintable()
+    assert len(message) < 600
+    assert stats.read() == ExportCounts(0, 7, {"400": 1})
 
 
 def test_partial_success(server: Receiver, caplog: pytest.LogCaptureFixture) -> None:

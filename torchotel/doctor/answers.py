@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from torchotel._receiver import Receiver, without_credentials
 from torchotel.doctor.finding import Finding, ok, warning
 from torchotel.doctor.trouble import Trouble
-from torchotel.exporters.otlp.http_transport import Answer
+from torchotel.exporters.otlp.http_transport import Answer, error_message
 
 _PROTOBUF = "application/x-protobuf"
 _NO_RECEIVER = (
@@ -63,9 +63,9 @@ _REASON = "That is the endpoint's own reason; its log may say more."
 
 
 def _refused(answer: Answer, receiver: Receiver, shown: str) -> Trouble:
-    words = receiver.quote(answer.content.decode("utf-8", "replace"))
+    words = receiver.quote(error_message(answer))
     what = f"{shown} answered {answer.status} {receiver.quote(answer.reason)}".rstrip()
-    if words and "<" not in words:  # a page of HTML says nothing in a line
+    if words:
         what += f": {words}"
     return Trouble(what, _advise(answer, receiver, shown))
 

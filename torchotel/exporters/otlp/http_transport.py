@@ -1,5 +1,6 @@
 """OTLP over HTTP: POST protobuf."""
 
+import json
 import logging
 import time
 import zlib
@@ -20,6 +21,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 # https://opentelemetry.io/docs/specs/otlp/#retryable-response-codes
 _RETRYABLE = frozenset({429, 502, 503, 504})
 _PAGE = "text/html"
+_PROTOBUF = "application/x-protobuf"
 _GZIP_WBITS = 31
 _URLLIB3 = "urllib3.connectionpool"
 _OK = range(200, 300)
@@ -67,7 +69,7 @@ class HttpTransport(Transport):
         self._headers = {
             "User-Agent": f"torchotel/{version}",
             **receiver.headers,
-            "Content-Type": "application/x-protobuf",
+            "Content-Type": _PROTOBUF,
             "Accept-Encoding": "identity",  # an answer is a few bytes, and what is not compressed is no bomb
         }
         if self._gzip:
@@ -104,9 +106,10 @@ class HttpTransport(Transport):
             return Reply(error_type="no_otlp", text=text)
         if answer.status in _OK:
             return taken(answer.content, self._receiver)
+        words = ": ".join(filter(None, (answer.reason, error_message(answer))))
         return Reply(
             error_type=str(answer.status),
-            text=f"it answered {answer.status} {self._receiver.quote(answer.reason)}".rstrip(),
+            text=f"it answered {answer.status} {self._receiver.quote(words)}".rstrip(),
             retry=answer.status in _RETRYABLE,
             retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
         )
@@ -173,6 +176,24 @@ def _beginning(answer: "requests.Response") -> bytes:
                 break
             content += piece
     return content
+
+
+def error_message(answer: Answer) -> str:
+    """Return the server's message in an error: OTLP's is a `google.rpc.Status` in protobuf or JSON.
+
+    https://opentelemetry.io/docs/specs/otlp/#failures
+    """
+    kind = answer.headers.get("Content-Type", "")
+    if kind.startswith(_PROTOBUF):
+        from google.rpc.status_pb2 import Status  # noqa: PLC0415  # slow, and rare
+
+        with suppress(Exception):  # the status is what counts
+            return str(Status.FromString(answer.content).message)
+        return ""
+    text = answer.content.decode("utf-8", "replace")
+    with suppress(ValueError, RecursionError, TypeError, KeyError):
+        text = str(json.loads(text)["message"])
+    return "" if text.lstrip().startswith("<") else text  # a page of HTML has no message in one line
 
 
 def retry_after_s(header: str | None) -> float | None:

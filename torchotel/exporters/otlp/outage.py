@@ -9,15 +9,23 @@ from torchotel.exporters.otlp.signals import Signal
 QUIET_S = 3600.0
 """After a warning, failures of the same cause are only counted for this long: one that flaps must not fill the log."""
 _HEADERS = "Check OTEL_EXPORTER_OTLP_HEADERS."
+_BUSY = "The request is sent again for up to 64 seconds. Read the log of that server."
+_PATH = "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/{name} is added."
 _ADVICE = {
     "401": _HEADERS,
     "403": _HEADERS,
     "UNAUTHENTICATED": _HEADERS,
     "PERMISSION_DENIED": _HEADERS,
-    "404": "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/{name} is added.",
+    "404": _PATH,
+    "405": _PATH,
+    **dict.fromkeys(("429", "502", "503", "504"), _BUSY),
+    "no_otlp": "Check its port: 4318 of a Collector or Jaeger takes OTLP over HTTP, 16686 is Jaeger's page.",
     "UNIMPLEMENTED": "It speaks gRPC, but no {name}: set OTEL_EXPORTER_OTLP_{NAME}_ENDPOINT or OTEL_{NAME}_EXPORTER.",
 }
-_ADVICE_ELSE = (
+_ADVICE_ANSWERED = (
+    "Check OTEL_EXPORTER_OTLP_ENDPOINT, its path and OTEL_EXPORTER_OTLP_HEADERS, and read the log of that server."
+)
+_ADVICE_UNANSWERED = (
     "Start a Collector or Jaeger there (4318 is for http/protobuf, 4317 for grpc), set OTEL_EXPORTER_OTLP_ENDPOINT "
     "and OTEL_EXPORTER_OTLP_PROTOCOL, or set OTEL_{NAME}_EXPORTER=none."
 )
@@ -45,11 +53,12 @@ class OutageLog:
         self._warned = False
         self._quiet_until_s: dict[str, float] = {}
 
-    def failed(self, error_type: str, text: str) -> None:
+    def failed(self, error_type: str, text: str, *, answered: bool) -> None:
         """Warn at the first failure of its kind; training goes on, and so the rest is for the counters."""
         name = self._signal.name
         told = next((advice for words, advice in _ADVICE_ON_WORDS.items() if words in text), None)
-        advice = (told or _ADVICE.get(error_type, _ADVICE_ELSE)).format(name=name, NAME=name.upper())
+        otherwise = _ADVICE_ANSWERED if answered else _ADVICE_UNANSWERED
+        advice = (told or _ADVICE.get(error_type, otherwise)).format(name=name, NAME=name.upper())
         message = "Could not send %s to %s: %s. Training is not affected. %s"
         if self._warn(error_type, message, self._signal.items, self._endpoint, text, advice):
             self._warned = True

@@ -189,7 +189,7 @@ class Sender:
             if reply.error_type is None:
                 return reply
             self._stats.error(reply.error_type)
-            self._outage.failed(reply.error_type, reply.text)
+            self._outage.failed(reply.error_type, reply.text, answered=reply.answered)
             if reply.retry_after_s is not None:
                 self._not_before_s = time.monotonic() + reply.retry_after_s
             pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - began_s, _random.random())
