@@ -128,7 +128,7 @@ EXCEPTION_MESSAGE = "exception.message"
 # Resource.
 
 SDK_NAME = "telemetry.sdk.name"
-"""string: torchotel where its own exporter made the spans; opentelemetry is reserved for OpenTelemetry's SDKs."""
+"""string: torchotel; opentelemetry on spans that OpenTelemetry's SDK exports."""
 SDK_VERSION = "telemetry.sdk.version"
 """string: version of it."""
 RUN_ID = "torch.run.id"

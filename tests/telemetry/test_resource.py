@@ -7,7 +7,11 @@ from typing import Any
 
 import commands
 import pytest
+import torch
+from scrapes import scrape
 
+import torchotel
+from torchotel._package import package_version
 from torchotel.telemetry.resource import describe_process
 
 
@@ -72,3 +76,17 @@ def test_a_detector_and_the_recording_agree_on_the_run_id(tmp_path: Path) -> Non
     described = json.loads((tmp_path / "run" / "run.json").read_text())
     assert described["resource"].items() >= found.items()
     assert described["run_id"] == found["torch.run.id"]
+
+
+def test_the_sdk_is_torchotel_wherever_the_resource_is_told(tmp_path: Path) -> None:
+    """The name `opentelemetry` is reserved for OpenTelemetry's SDKs."""
+    with torchotel.instrument(record=tmp_path / "run", traces_exporter="none") as handle:
+        with torchotel.step():
+            torch.nn.Linear(1, 1)(torch.ones(1)).backward()
+        handle.flush()
+        text = scrape(handle.prometheus_port).text
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["resource"]
+    version = package_version()
+    assert (told["telemetry.sdk.name"], told["telemetry.sdk.version"]) == ("torchotel", version)
+    (line,) = (line for line in text.splitlines() if line.startswith("target_info{"))
+    assert f'telemetry_sdk_name="torchotel",telemetry_sdk_version="{version}"' in line

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from torchotel import _names
 from torchotel.exporters.otlp import wire
-from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events, span_resource
+from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.spans import (
     Attributes,
@@ -41,7 +41,7 @@ class JsonEncoder:
         self._rest = rest
         self._since_rest = 0
         self._known = TemplateCache(_template)
-        described = _attributes(span_resource(resource, version))[1:]
+        described = _attributes(resource)[1:]
         self._before = (
             f'{{"resourceSpans":[{{"resource":{{"attributes":[{described}]}},"scopeSpans":[{{'
             f'"scope":{{"name":{_quote(_names.SCOPE)},"version":{_quote(version)}}},"spans":['

@@ -14,16 +14,6 @@ def is_int64(number: int) -> bool:
     return -(2**63) <= number < 2**63
 
 
-def span_resource(resource: Attributes, version: str) -> Attributes:
-    """Name torchotel in place of OpenTelemetry's SDK, which did not make these spans.
-
-    https://opentelemetry.io/docs/specs/semconv/resource/#telemetry-sdk
-    """
-    if _names.SDK_NAME not in resource:
-        return resource
-    return {**resource, _names.SDK_NAME: _names.SCOPE, _names.SDK_VERSION: version}
-
-
 def own_attributes(span: Span) -> Attributes:
     """Give the span's own attributes, with the error's type where it failed."""
     own = span.attributes or {}

@@ -8,6 +8,7 @@ from uuid import uuid4
 from opentelemetry.sdk.resources import Resource, ResourceDetector
 
 from torchotel import _names as names
+from torchotel._package import package_version
 from torchotel._ranks import Identity, identify, own_run
 from torchotel._text import shortened
 from torchotel.telemetry.spans import Attributes, AttributeValue
@@ -72,7 +73,13 @@ def describe_process(service_name: str | None, default_name: str, versions: Mapp
         default_name: It where nothing says it.
         versions: Of torch and CUDA, by attribute.
     """
-    own: dict[str, AttributeValue] = {"process.pid": os.getpid(), **versions}
+    own: dict[str, AttributeValue] = {
+        "process.pid": os.getpid(),
+        # `opentelemetry` is reserved: https://opentelemetry.io/docs/specs/semconv/resource/#telemetry-sdk
+        names.SDK_NAME: names.SCOPE,
+        names.SDK_VERSION: package_version(),
+        **versions,
+    }
     detected = dict(Resource.create({}).attributes)
     # The SDK makes an instance id of its own in newer versions only.
     detected.setdefault("service.instance.id", str(uuid4()))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from torchotel import _names
 from torchotel.exporters.otlp import wire
-from torchotel.exporters.spans import own_attributes, own_events, span_resource
+from torchotel.exporters.spans import own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
 from torchotel.telemetry.spans import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
@@ -185,7 +185,7 @@ class Envelope:
     """
 
     def __init__(self, resource: Attributes, version: str) -> None:
-        attributes = wire.attributes_field(wire.RESOURCE_ATTRIBUTES, span_resource(resource, version))
+        attributes = wire.attributes_field(wire.RESOURCE_ATTRIBUTES, resource)
         scope = wire.string_field(wire.SCOPE_NAME, _names.SCOPE)
         scope += wire.string_field(wire.SCOPE_VERSION, version)
         self._before = wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)

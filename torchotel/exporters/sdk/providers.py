@@ -86,10 +86,12 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 0.1 s, and only on request
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415  # as above
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
+    from opentelemetry.sdk.version import __version__  # noqa: PLC0415  # as above
 
     from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415  # as above
 
-    provider = SdkTracerProvider(resource=Resource(speakable(resource), _names.SCHEMA_URL), id_generator=OwnRandomIds())
+    attributes = {**speakable(resource), _names.SDK_NAME: "opentelemetry", _names.SDK_VERSION: __version__}
+    provider = SdkTracerProvider(resource=Resource(attributes, _names.SCHEMA_URL), id_generator=OwnRandomIds())
     provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
     return provider
 
