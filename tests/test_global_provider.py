@@ -157,6 +157,36 @@ def test_a_variable_that_the_sdk_refuses_costs_the_users_spans_alone(tmp_path: P
     assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
 
 
+LIMITED = """
+import torch, torchotel
+from opentelemetry import trace
+with torchotel.instrument(set_global_provider=True, prometheus_port=None) as handle:
+    with trace.get_tracer("user").start_as_current_span("mine", {"a": 1}) as span:
+        span.add_event("e", {"a": 1})
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+    assert handle.flush()
+"""
+LIMITS = ("SPAN_ATTRIBUTE_COUNT", "SPAN_EVENT_COUNT", "SPAN_LINK_COUNT", "ATTRIBUTE_COUNT", "ATTRIBUTE_VALUE_LENGTH")
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "9" * 20, " "])
+def test_a_malformed_limit_costs_no_span(text: str, tmp_path: Path, server: Receiver) -> None:
+    """The SDK raises of it when it is imported, which samplers and pushed metrics do too, or when a span begins."""
+    done = commands.python(
+        "-c",
+        LIMITED,
+        cwd=tmp_path,
+        OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"),
+        OTEL_METRICS_EXPORTER="otlp",
+        OTEL_TRACES_SAMPLER="traceidratio",
+        **{f"OTEL_{name}_LIMIT": text for name in LIMITS},
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stderr.count("is ignored") == (len(LIMITS) if text in {"abc", "-1"} else 0), done.stderr
+    assert {"torch.run", "torch.step", "mine"} <= {span.name for span in server.spans}
+    assert server.pushed
+
+
 def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiver) -> None:
     """With `set_global_provider` both arrive at one endpoint in one tree; the next session finds it and keeps it."""
     code = """

@@ -32,6 +32,7 @@ from torchotel._warn import Warn
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
+from torchotel.exporters.sdk.refused import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.frameworks.frameworks import Frameworks
 from torchotel.telemetry.budget import every_within
@@ -74,6 +75,7 @@ class Session:
         wait: bool = False,
     ) -> None:
         self._config = config
+        import_despite_limit()
         self._guard = Guard("the session", limit=1000)
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         self._metrics = Metrics(

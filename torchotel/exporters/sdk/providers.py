@@ -57,7 +57,7 @@ def _global_provider() -> TracerProvider | None:
 def set_provider(config: Config, resource: Attributes) -> None:
     """Set a global provider that sends the user's own spans where ours go; where one is set, warn and leave it.
 
-    The SDK reads OTEL_TRACES_SAMPLER, OTEL_BSP_* and limits by itself.
+    The SDK reads OTEL_TRACES_SAMPLER and OTEL_BSP_* by itself.
     """
     global _ours  # noqa: PLW0603  # the global provider can be set once in a process
     current = _global_provider()
@@ -72,7 +72,7 @@ def set_provider(config: Config, resource: Attributes) -> None:
         return
     try:
         _ours = _make_provider(config, resource)
-    except ValueError as error:  # a malformed OTEL_* variable, of which the SDK raises
+    except (ValueError, OverflowError) as error:  # a malformed OTEL_* variable, of which the SDK raises
         _logger.warning(
             "The SDK made no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
             "spans are not exported. Correct the OTEL_* variable.",
@@ -84,6 +84,7 @@ def set_provider(config: Config, resource: Attributes) -> None:
 
 def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 0.1 s, and only on request
+    from opentelemetry.sdk.trace import SpanLimits  # noqa: PLC0415  # as above
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415  # as above
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
     from opentelemetry.sdk.version import __version__  # noqa: PLC0415  # as above
@@ -91,7 +92,20 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415  # as above
 
     attributes = {**speakable(resource), _names.SDK_NAME: "opentelemetry", _names.SDK_VERSION: __version__}
-    provider = SdkTracerProvider(resource=Resource(attributes, _names.SCHEMA_URL), id_generator=OwnRandomIds())
+    length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
+    limits = SpanLimits(  # without arguments it reads the variables itself, and raises of those that are malformed
+        max_events=config.event_count_limit,
+        max_links=config.link_count_limit,
+        max_attributes=SpanLimits.UNSET,  # the three below hold
+        max_span_attributes=config.attribute_count_limit,
+        max_event_attributes=config.event_attribute_count_limit,
+        max_link_attributes=config.link_attribute_count_limit,
+        max_attribute_length=SpanLimits.UNSET if event_length is None else event_length,
+        max_span_attribute_length=SpanLimits.UNSET if length is None else length,
+    )
+    provider = SdkTracerProvider(
+        resource=Resource(attributes, _names.SCHEMA_URL), id_generator=OwnRandomIds(), span_limits=limits
+    )
     provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
     return provider
 
