@@ -117,6 +117,7 @@ def test_escapes_and_cuts_each_name_in_each_place(tmp_path: Path, evil: str, har
 def test_modules_have_their_names_on_a_wide_and_on_a_narrow_page(tmp_path: Path, width: int) -> None:
     """Labels that are too long for their place are hidden by plotly: those of the second level never are."""
     opened = _open(pageruns.training(tmp_path / "run"), tmp_path, f"--window-size={width},3000")
+    assert ('class="modebar-btn"' in opened.dom) == (width > 700)  # the buttons would cover the legend
     labels = [html.unescape(label) for label in _labels(opened.section("modules"))]
     second = ["Conv" if width > 700 else "", "", "Head" if width > 700 else ""]
     for name, kind in zip(("conv", "blocks", "head"), second, strict=True):

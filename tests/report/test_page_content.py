@@ -166,7 +166,8 @@ def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_pa
     units = [runfolders.step(number, 0.1, gradient_norms={"Net": norm_of}) for number in (4, 9)]
     section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
     assert section is not None
-    heat, crosses = section.figure.data
+    heat, red, crosses = section.figure.data
+    assert [[place for place, bad in enumerate(row) if bad] for row in red.z[:3]] == [[], [0, 1], []]
     assert [list(row) for row in heat.z][1] == [None, None]
     assert math.isclose(heat.z[2][0], -3)
     assert heat.z[0][0] < heat.zmin  # a norm of 0
@@ -237,6 +238,7 @@ def test_several_models_are_told_apart(tmp_path: Path) -> None:
     forward = section.figure.data[0]
     models = {label for label, parent in zip(forward.labels, forward.parents, strict=True) if parent == "all"}
     assert models == {"generator", "Sequential"}
+    assert re.search(r"ran <b>generator</b> \(.*\) and <b>Sequential</b> for <b>4", glance.glance(content))
     for name in ("generator: 0", "generator: 1", "Sequential: 0", "generator", "Sequential"):
         assert f"<td>{name}</td>" in section.after
         assert re.search(rf"^{name} ", render(content.summary, content.info), re.MULTILINE)
@@ -255,7 +257,7 @@ def test_says_no_share_of_waiting_where_no_loader_was_seen(tmp_path: Path) -> No
     """What a program loads by itself is in no phase, so 0 % would be a promise."""
     without = {**PHASES, "data": 0.0}
     said = glance.glance(pageruns.content(pageruns.training(tmp_path / "without", phases=without)))
-    assert "<dt>waiting for data</dt><dd>not seen</dd><dd class=note>for want of a DataLoader</dd>" in said
+    assert "<dt>waiting for data</dt><dd>not seen</dd><dd class=note>no DataLoader ran</dd>" in said
     assert '<i class="phase data">' not in said
     with_one = glance.glance(pageruns.content(pageruns.training(tmp_path / "with", phases=PHASES)))
     assert "<dt>waiting for data</dt><dd>20%</dd>" in with_one

@@ -99,7 +99,7 @@ def _conclusion(diff: Diff, limit: float) -> str:
         names = ", ".join(f"{row.name} {_change(row)[0]}" for row in found)
         said = f"{len(found):,} regression{'s' if len(found) > 1 else ''} beyond {limit * 100:.6g}%: {names}"
         if diff.runs == (1, 1):
-            said += "; several runs a side tell the program from the machine"
+            said += "; compare several runs of each program, since one run may be slower because of the machine"
     if untold:
         more = "longer" if diff.runs == (1, 1) else "more"
         said += f"; {untold:,} of {len(diff.judged):,} can't be told without {more} runs"

@@ -81,7 +81,7 @@ def _nonfinite(content: Content) -> Iterator[Advice]:
         words.append(f"The last finite values before: {values}.")
     words.append(_cause(content, onset))
     if any(math.isinf(norm) for row in content.series.norms.values() for norm in row):
-        words.append('Crosses in the <a href="#norms">gradient norms by layer</a> mark such gradients.')
+        words.append('Red cells in the <a href="#norms">gradient norms by layer</a> are such gradients.')
     # Without a loss only steps with gradient norms are looked at.
     began = "began" if onset.loss or onset.loss_here is not None else "was first seen"
     yield Advice(4, f"NaN or infinity {began} at {onset.kind} {onset.number:,}", " ".join(words))

@@ -12,6 +12,7 @@ from torchotel.report.summary import PHASES, Summary
 from torchotel.report.tracked import NOT_FINITE
 
 _MOST_ADVICE = 8
+_MOST_MODELS = 5
 
 
 def title(content: Content) -> str:
@@ -61,7 +62,11 @@ def _sentence(content: Content) -> str:
         known = f", {size(parameters)} parameters" if isinstance(parameters, int) else ""
         modules = model.get("modules")
         held = count(modules, "module") if isinstance(modules, int) else ""
-        what += f" ran <b>{shown(model['name'])}</b> ({held}{known})"
+        layers = [*summary.forward, *summary.backward]
+        further = sorted({one.model for one in layers if one.path != one.type} - {model["name"]})
+        names = ", ".join(f"<b>{shown(name)}</b>" for name in further[:_MOST_MODELS])
+        others = f" and {names}" + (f" and {len(further) - _MOST_MODELS} more" if len(further) > _MOST_MODELS else "")
+        what += f" ran <b>{shown(model['name'])}</b> ({held}{known}){others if further else ''}"
     if not summary.steps:
         return f"{what}: no training step, {count(summary.evaluations, 'evaluation')}."
     words = f"{what} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
@@ -107,7 +112,7 @@ def _tiles(content: Content) -> str:
         share = phase_shares(later(content))["data"]
         # Even a loader that is always ready takes some time.
         loaded = any(step.phases_s[PHASES.index("data")] for step in content.series.steps)
-        said = (percent(share), "of the time of a step") if loaded else ("not seen", "for want of a DataLoader")
+        said = (percent(share), "of the time of a step") if loaded else ("not seen", "no DataLoader ran")
         tiles.append(("waiting for data", *said))
     cells = "".join(
         f"<div><dt>{name}</dt><dd>{value}</dd><dd class=note>{note}</dd></div>" for name, value, note in tiles

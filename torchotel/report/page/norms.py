@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from torchotel.report.page.content import Content
 from torchotel.report.page.series import Series, chunks, middle, spread
 from torchotel.report.page.text import count, rounded, shown
-from torchotel.report.page.theme import ALARM, LINE, PAPER, Section, figure
+from torchotel.report.page.theme import ALARM, LINE, ON_DARK, PAPER, Section, figure
 from torchotel.report.summary import quantile
 
 MOST_COLUMNS, MOST_CELLS = 300, 100_000
@@ -38,12 +38,11 @@ def section(content: Content) -> Section | None:
         for place, (name, pick) in enumerate(picks.items())
     ]
     marks = _marks(series, columns)
+    alarms = [_alarms(series, columns), marks] if marks else []
     height = max(_LEAST_PX, min(_MOST_PX, len(series.norms) * _ROW_PX + 100))
-    made = figure(
-        [*maps, marks] if marks else maps, height, xaxis=_steps(_edges(series, columns)), yaxis=_layers(series)
-    )
+    made = figure([*maps, *alarms], height, xaxis=_steps(_edges(series, columns)), yaxis=_layers(series))
     if len(maps) > 1:
-        made.update_layout(updatemenus=[_buttons(list(picks), marks=bool(marks))])
+        made.update_layout(updatemenus=[_buttons(list(picks), alarms=len(alarms))])
     return Section("norms", "Gradient norms by layer", _lead(series, len(columns[0]), marks), made)
 
 
@@ -56,7 +55,7 @@ def _lead(series: Series, steps: int, marks: go.Scatter | None) -> str:
     if steps > 1:
         lead += f" A column stands for {steps:,} of them, and the buttons choose which of their norms it shows."
     if marks:
-        lead += ' <strong class="alarm">A cross is a gradient that was NaN or infinite.</strong>'
+        lead += ' <strong class="alarm">A red cell has gradients that were NaN or infinite.</strong>'
     if series.layers_left_out:
         lead += f" Only the first {len(series.norms):,} layers are shown."
     return lead
@@ -126,8 +125,23 @@ def _log(norm: float, low: float) -> float | None:
     return rounded(math.log10(norm)) if norm > 0 else rounded(low - 3)
 
 
+def _alarms(series: Series, columns: Sequence[Sequence[int]]) -> go.Heatmap:
+    """Fill what was not finite: there may be more of it than marks."""
+    return go.Heatmap(
+        x=_edges(series, columns),
+        z=[
+            [1 if any(map(math.isinf, row[part[0] : part[-1] + 1])) else None for part in columns]
+            for row in series.norms.values()
+        ],
+        colorscale=[[0, ALARM], [1, ALARM]],
+        showscale=False,
+        hoverongaps=False,
+        hovertemplate="NaN or infinite<extra></extra>",
+    )
+
+
 def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | None:
-    """Mark what was not finite, which has no colour."""
+    """Mark what was not finite by a cross, for readers who do not see the red."""
     found = [
         ((series.norm_steps[part[0]] + series.norm_steps[part[-1]]) / 2, layer)
         for part in columns
@@ -141,7 +155,7 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
         x=[step for step, _ in found],
         y=[layer for _, layer in found],
         mode="markers",
-        marker={"symbol": "x", "size": 6, "color": ALARM, "line": {"color": PAPER, "width": 0.5}},
+        marker={"symbol": "x", "size": 6, "color": ON_DARK},
         hovertemplate="NaN or infinite<extra></extra>",
     )
 
@@ -179,7 +193,7 @@ def _layers(series: Series) -> dict[str, object]:
     }
 
 
-def _buttons(names: Sequence[str], *, marks: bool) -> dict[str, object]:
+def _buttons(names: Sequence[str], *, alarms: int) -> dict[str, object]:
     return {
         "type": "buttons",
         "direction": "right",
@@ -192,7 +206,7 @@ def _buttons(names: Sequence[str], *, marks: bool) -> dict[str, object]:
         "bordercolor": LINE,
         "font": {"color": "#7B8794"},  # plotly's colour of the chosen one is light in dark mode too
         "buttons": [
-            {"label": name, "method": "restyle", "args": ["visible", [one == name for one in names] + [True] * marks]}
+            {"label": name, "method": "restyle", "args": ["visible", [one == name for one in names] + [True] * alarms]}
             for name in names
         ],
     }

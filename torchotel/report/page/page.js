@@ -3,7 +3,6 @@
   const config = {
     displaylogo: false,
     responsive: true,
-    displayModeBar: "hover",
     showSendToCloud: false, // nothing leaves the page
     modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
   };
@@ -37,10 +36,12 @@
     const { data, layout } = JSON.parse(text);
     const place = document.getElementById(source.dataset.figure);
     for (const trace of data) {
-      if (trace.type === "heatmap") trace.hovertext = hoverTexts(trace);
+      if (trace.meta) trace.hovertext = hoverTexts(trace);
       if (trace.type === "icicle") fitLevels(trace, place.clientWidth);
     }
-    return Plotly.react(place, data, layout, config);
+    // On a narrow page the buttons would cover the legend.
+    const displayModeBar = place.clientWidth < 600 ? false : "hover";
+    return Plotly.react(place, data, layout, { ...config, displayModeBar });
   }
 
   function sortBy(head) {

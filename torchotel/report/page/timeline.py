@@ -58,7 +58,7 @@ def section(content: Content) -> Section | None:
         made.add_annotation(_title(f"{title}: {_about(step, content.median_s)}", axis))
         top = bottom - _BETWEEN_PX / pixels
     made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8}, uniformtext={"minsize": 9, "mode": "hide"})
-    return Section("timeline", "The slowest step, and one like most", _lead(chosen), made, _differences(chosen))
+    return Section("timeline", "The slowest step and a median step", _lead(chosen), made, _differences(chosen))
 
 
 def bars(step: StepTrace) -> Sequence[Bar]:

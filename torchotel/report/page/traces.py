@@ -1,4 +1,4 @@
-"""Choose the steps whose spans are shown one by one: the slowest, and one like most; pure."""
+"""Choose the steps whose spans are shown one by one: the slowest and a median step; pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
