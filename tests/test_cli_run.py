@@ -129,7 +129,7 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
         words = [*quiet, "lost", "--endpoint", endpoint, "train.py", "plain"]
         done = commands.torchotel(*words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
     assert (done.returncode, done.stdout) == (0, "epoch\n")
-    again = f"To send them when a server runs there: torchotel export lost --to {endpoint}"
+    again = "To send them to a server: torchotel export lost --to http://localhost:4318"
     assert re.search(rf"\d+ spans did not reach {endpoint}, and the recording has them. {again}\n", done.stderr)
 
 
@@ -216,6 +216,8 @@ def test_sums_up_after_an_interrupt(folder: Path) -> None:
 def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> None:
     done = commands.torchotel("run", "train.py", "plain", cwd=folder, OTEL_SDK_DISABLED="true")
     assert (done.returncode, done.stdout) == (0, "epoch\n")
+    assert done.stderr.startswith("torchotel: nothing was recorded: OTEL_SDK_DISABLED")
+    assert done.stderr.count("\n") == 1
     assert not (folder / "torchotel-runs").exists()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchotel._config import Config
 from torchotel._errors import ConfigError
+from torchotel._receiver import default_endpoint
 from torchotel._text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import flag_of
@@ -101,7 +102,10 @@ class _Recording:
         if os.getpid() != self._process:
             return  # a child that the program forked has come out here too
         try:
-            if self._handle is not None:
+            if self.config.disabled:
+                if not self._quiet:
+                    _note("nothing was recorded: OTEL_SDK_DISABLED or the file of OTEL_CONFIG_FILE disables torchotel")
+            elif self._handle is not None:
                 error: BaseException | None = None if self.finished else getattr(sys, "last_value", None)
                 self._handle.end(finished=self.finished, error=error)
                 sys.stderr.flush()
@@ -150,7 +154,7 @@ class _Recording:
             endpoint = config.public()["endpoint"]
             _note(
                 f"{lost:,} spans did not reach {endpoint}, and the recording has them. "
-                f"To send them when a server runs there: torchotel export {shown} --to {endpoint}"
+                f"To send them to a server: torchotel export {shown} --to {default_endpoint(config.protocol)}"
             )
 
     def _sum_up(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
