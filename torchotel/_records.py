@@ -228,6 +228,8 @@ class Unit:
     """The program's when the step began, for span processors; None: there was none. It is not exported."""
     grad: bool = True
     """Whether a forward ran with gradients on; an evaluation without is part of the user's span from the start."""
+    training: bool = True
+    """Whether one of these forwards was of a model in training mode."""
     phases: Sequence[Phase] = ()
     calls: Sequence[ModuleCall] = ()
     stamps: Sequence[Stamp] = ()

@@ -243,6 +243,16 @@ def test_an_episode_of_many_forwards_is_one_step() -> None:
     assert Program().play(("F" * 3000 + "BO") * 2).end() == _steps("FBO", "FBO")
 
 
+def test_serving_in_evaluation_mode_with_gradients_on() -> None:
+    """Each call of a model in evaluation mode is an evaluation, on a thread that has never trained."""
+    program = Program()
+    for _ in range(3):
+        program.machine.forward_begins(program._tick(), grad=True, model=1, training=False)
+        program.machine.forward_ends(program._tick())
+    assert program.end() == [("evaluation", "")] * 3
+    assert [unit.end_ns - unit.start_ns for unit in program.units] == [10] * 3
+
+
 def test_validation_in_evaluation_mode_is_no_part_of_the_next_step() -> None:
     """Without `no_grad` and without a loader, the mode of the model tells; a teacher in that mode is another model."""
     program, student, teacher = Program(), 1, 2

@@ -79,6 +79,22 @@ def test_an_evaluation_that_ends_the_run(tmp_path: Path) -> None:
     assert content.summary.evaluations == 2
 
 
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_request_with_gradients_on_is_no_step(tmp_path: Path, steps: int) -> None:
+    """A model in evaluation mode serves, even if the program forgot `no_grad`."""
+
+    def program() -> None:
+        net = _net()
+        train(net, steps)
+        net.eval()(torch.rand(4, 6))
+
+    content = recorded(tmp_path, program, raises=RuntimeError)
+    failure = ending(content.summary, content.info)
+    assert failure is not None
+    assert (failure.kind, failure.number, failure.last_step) == ("evaluation", 0, steps - 1 if steps else None)
+    assert (content.summary.steps, content.summary.evaluations) == (steps, 1)
+
+
 def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
     """It belongs to a step, and no module's call raised."""
 

@@ -192,6 +192,7 @@ def join(
         user_span=first.user_span,
         baggage=first.baggage,
         grad=first.grad,
+        training=not first.models.keys() <= first.evaluated,
         phases=tuple(first.phases) if kind != "data" else (),  # there the root is the fetch
         calls=first.calls,
         stamps=first.stamps,

@@ -94,7 +94,7 @@ class StepMachine:
             self._end_validation(part)
             part = self._pending.open
         if part is None or not (self.stepping or part.explicit):
-            part = self._part_of_forward(now_ns, grad=grad)
+            part = self._part_of_forward(now_ns, grad=grad, evaluated=0 if training else model)
         if not training and grad:
             part.evaluated.add(model)
         if not grad:
@@ -311,7 +311,7 @@ class StepMachine:
 
     # ---- the rule
 
-    def _part_of_forward(self, now_ns: int, *, grad: bool) -> Part:
+    def _part_of_forward(self, now_ns: int, *, grad: bool, evaluated: int) -> Part:
         part = self._pending.open
         if part is None or part.finished:
             if grad:
@@ -319,7 +319,9 @@ class StepMachine:
             self._pending.close_open()
             part = self._pending.begin(now_ns)
             part.opened_without_grad = True
-        elif (grad and part.backwards) or ((grad or not self._has_trained()) and self._is_another_evaluation(part)):
+        elif (grad and part.backwards) or (
+            (grad or not self._has_trained()) and self._is_another_evaluation(part, evaluated)
+        ):
             self._pending.close_open()
             part = self._pending.begin(now_ns)
             part.opened_without_grad = not grad
@@ -344,13 +346,18 @@ class StepMachine:
         if len(ahead.phases) <= forwards + 1 and ahead.user_span == first.user_span:
             first.phases, first.start_ns = ahead.phases + first.phases, ahead.start_ns
 
-    def _is_another_evaluation(self, part: Part) -> bool:
-        """Tell whether a part that only forwards belongs to another request, or to one that serves for ever."""
+    def _is_another_evaluation(self, part: Part, evaluated: int) -> bool:
+        """Tell whether a part that only forwards belongs to another request, or to one that serves for ever.
+
+        Args:
+            part: The open one.
+            evaluated: The `id()` of the model that runs, if it is in evaluation mode: each of its calls is a request.
+        """
         if not part.forwards:
             return False
         user_span, own = self._pending.user_span(), part.identity.reference
         inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
-        serves = part.forwards >= MAX_FORWARDS and not self._has_trained()
+        serves = (part.forwards >= MAX_FORWARDS or evaluated in part.evaluated) and not self._has_trained()
         return serves or not (inside or part.user_span == user_span)
 
     def _has_trained(self) -> bool:

@@ -45,6 +45,8 @@ class UnitLine(NamedTuple):
     """Path of the module that raised; empty: unknown."""
     grad: bool = False
     """Of an evaluation: whether it ran with gradients, as a training step's forward does."""
+    training: bool = True
+    """Of an evaluation: whether its model was in training mode; unknown in older runs."""
     values: Mapping[str, Value] = {}
     """What was logged; a number that was not finite is None."""
     gradient_norm: float | None = None
@@ -203,6 +205,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
         error_message=str(error.get("message")) if error else None,
         error_path=str(error.get("path") or ""),
         grad=bool(line.get("grad", False)),
+        training=bool(line.get("training", True)),
         values={name: _logged(value) for name, value in (line.get("values") or {}).items()},
         gradient_norm=_number(line.get("gradient_norm")),
         gradient_norms={

@@ -182,8 +182,9 @@ def ending(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
 
 
 def _kind(unit: UnitLine) -> str:
-    """Return what a line counts as: a failed forward with gradients was no evaluation, but a training step's."""
-    return "forward" if unit.kind == "evaluation" and unit.grad and unit.error_type else unit.kind
+    """Return what a line counts as: a failed forward in training mode was no evaluation, but a training step's."""
+    trains = unit.kind == "evaluation" and unit.grad and unit.training
+    return "forward" if trains and unit.error_type else unit.kind
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, 
     if unit.gap_ns:
         line["gap_s"] = unit.gap_ns / 1e9
     if unit.kind == "evaluation":
-        line["grad"] = unit.grad
+        line["grad"], line["training"] = unit.grad, unit.training
     if unit.values:
         line["values"] = unit.values
     if unit.gradients is not None:
