@@ -192,6 +192,22 @@ def test_a_context_that_a_thread_has_kept_answers_with_no_later_step() -> None:
     assert look.above("asks") == [["torch.step"]]
 
 
+def test_the_span_of_a_context_stays_the_same() -> None:
+    """Also on its own thread, amid later steps: https://opentelemetry.io/docs/specs/otel/trace/api/#get-context."""
+    with looked("otlp"):
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        spans: list[trace.Span] = []
+        given: list[int] = []
+        for batch in rows(3):
+            model(batch).sum().backward()
+            spans.append(trace.get_current_span())
+            given.append(spans[-1].get_span_context().span_id)
+            optimizer.step()
+            assert [span.get_span_context().span_id for span in spans] == given
+    assert len(set(given)) == 3
+
+
 def test_an_evaluation_in_a_block_of_the_users_leaves_nothing_current() -> None:
     """The block brings back the span of the step before it, which the steps after it go on from."""
     with looked("otlp") as look:

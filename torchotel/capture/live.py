@@ -106,17 +106,19 @@ class LiveSpans:
             return identity.reference
         thread.asking = True  # a processor of the user's may ask again while it is told of the span
         try:
-            return self._innermost(thread)
+            return self._innermost(thread, identity)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
             self._capture.guard.fault()
             return None
         finally:
             thread.asking = False
 
-    def _innermost(self, thread: ThreadState) -> SpanReference | None:
+    def _innermost(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         current = thread.current()
         if current is None or self._start_span is None:
             return None
+        if identity.reference is not None and current[0] is not identity:
+            return identity.reference  # a context that the program has kept of an earlier step
         identity, start_ns = current
         part = thread.machine.open_part
         if part is not None and part.identity is not identity:
