@@ -64,8 +64,11 @@ def test_skips_headers_that_are_malformed(caplog: pytest.LogCaptureFixture) -> N
     assert "secret" not in caplog.text
 
 
-def test_warns_of_a_timeout_that_looks_like_milliseconds(caplog: pytest.LogCaptureFixture) -> None:
-    assert Config.read({}, {"OTEL_EXPORTER_OTLP_TIMEOUT": "10000"}).timeout_s == 10000
+@pytest.mark.parametrize(("text", "used_s"), [("10000", 10_000), ("100000", 86_400)])
+def test_warns_of_a_timeout_that_looks_like_milliseconds(
+    text: str, used_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Config.read({}, {"OTEL_EXPORTER_OTLP_TIMEOUT": text}).timeout_s == used_s
     assert "seconds" in caplog.text
 
 

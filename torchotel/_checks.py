@@ -67,11 +67,11 @@ def _check_seconds(value: object) -> object:
 
 
 def _parse_seconds(text: str) -> object:
-    seconds = float(text) or _NO_LIMIT_S
-    if _LONG_TIMEOUT_S < seconds < _NO_LIMIT_S:
+    seconds = float(text)
+    if seconds > _LONG_TIMEOUT_S:
         # The specification says milliseconds, Python's SDK reads seconds.
         warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
-    return seconds
+    return seconds or _NO_LIMIT_S
 
 
 def _parse_milliseconds(text: str) -> object:
