@@ -32,7 +32,7 @@ from torchotel._warn import Warn
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
-from torchotel.exporters.sdk.refused import import_despite_limit
+from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.frameworks.frameworks import Frameworks
 from torchotel.telemetry.budget import every_within

@@ -106,7 +106,7 @@ def accumulation() -> None:
 def compiled() -> None:
     """One layer is compiled: its call is seen, what it compiles is not."""
     model = Net()
-    model.body = torch.compile(model.body, backend="eager")  # type: ignore[assignment]
+    model.body = torch.compile(model.body, backend="eager")  # type: ignore[assignment]  # typed as a function
     optimizer = sgd(model)
     for _ in range(STEPS):
         train(model, optimizer, torch.ones(3, 4))

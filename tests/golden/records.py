@@ -43,7 +43,7 @@ def record(name: str) -> str:
 
 
 def _traces(folder: Path) -> list[str]:
-    """Return the trees of all traces in order of their start, children in order of theirs."""
+    """Return the trees of all traces; traces and child spans are sorted by start time."""
     spans = [span for path in sorted(folder.glob("trace-*.jsonl")) for span in _spans(path)]
     spans.sort(key=lambda span: int(span["startTimeUnixNano"]))
     children = defaultdict(list)
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     RECORDS.mkdir(exist_ok=True)
     for one in sys.argv[1:] or PROGRAMS:
         (RECORDS / f"{one}.txt").write_text(record(one))
-        print(one, flush=True)  # noqa: T201  # it takes a minute
+        print(one, flush=True)  # noqa: T201  # progress of a command that runs for a minute

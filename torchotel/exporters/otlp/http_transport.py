@@ -185,7 +185,7 @@ def error_message(answer: Answer) -> str:
     """
     kind = answer.headers.get("Content-Type", "")
     if kind.startswith(_PROTOBUF):
-        from google.rpc.status_pb2 import Status  # noqa: PLC0415  # slow, and rare
+        from google.rpc.status_pb2 import Status  # noqa: PLC0415  # loads protobuf, which sending does not need
 
         with suppress(Exception):  # the status is what counts
             return str(Status.FromString(answer.content).message)

@@ -1,6 +1,8 @@
 """Which tracer provider there is, and the one that we set where there is none."""
 
 import logging
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import (
@@ -26,6 +28,26 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("torchotel")
 _ours: TracerProvider | None = None
 """Set globally by us, and that can be done only once in a process."""
+
+
+_LIMIT_VARIABLE = "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"
+"""`opentelemetry.sdk.trace` reads it when it is imported, and raises ValueError unless it is a whole number."""
+
+
+def import_despite_limit() -> None:
+    """Import `opentelemetry.sdk.trace` without a limit that it cannot read, of which `Config` has warned.
+
+    Metrics over OTLP and samplers import it too, and so does the program.
+    """
+    text = os.environ.get(_LIMIT_VARIABLE)
+    if text is None or text.strip().isdecimal():
+        return
+    del os.environ[_LIMIT_VARIABLE]
+    try:
+        with suppress(ImportError):
+            import opentelemetry.sdk.trace  # noqa: F401, PLC0415  # 0.1 s, and only for a malformed variable
+    finally:
+        os.environ[_LIMIT_VARIABLE] = text
 
 
 def find_provider(given: TracerProvider | None) -> TracerProvider | None:
@@ -84,10 +106,10 @@ def set_provider(config: Config, resource: Attributes) -> None:
 
 def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 0.1 s, and only on request
-    from opentelemetry.sdk.trace import SpanLimits  # noqa: PLC0415  # as above
+    from opentelemetry.sdk.trace import SpanLimits  # noqa: PLC0415  # 0.1 s, and only on request
     from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415  # as above
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
-    from opentelemetry.sdk.version import __version__  # noqa: PLC0415  # as above
+    from opentelemetry.sdk.version import __version__  # noqa: PLC0415  # the SDK is loaded on request only
 
     from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415  # as above
 
