@@ -16,6 +16,11 @@ OFF = {
     "default": "disabled: ${SWITCHED_OFF:-true}\n",
     "byte order mark": "\ufeffdisabled: true\n",
     "variable": "disabled: ${env:OFF:-false}\n",
+    "flow": '{file_format: "1.0", disabled: true}\n',
+    "flow with a variable": 'propagator: {}\n"disabled": "${OFF}"\n',
+    "indented": '  file_format: "1.0"\n  disabled: true\n',
+    "a word of YAML 1.1": "disabled: yes\n",
+    "a value that is no YAML when substituted": 'resource: "${BRACKETS}"\ndisabled: true\n',
 }
 ON = {
     "absent": 'file_format: "1.0"\n',
@@ -24,7 +29,17 @@ ON = {
     "nested json": '{"propagator": {"disabled": true}}',
     "value": "name: disabled\nother: true\n",
     "default": "disabled: ${OFF_AT_HOME:-false}\n",
+    "text of a scalar": "description: |\n  disabled: true\n  or false\n",
+    "no mapping": "- disabled: true\n",
+    "no scalar": "disabled: [true]\n",
+    "key that is no scalar": "? [disabled]\n: true\n",
+    "empty": "",
+}
+BROKEN = {
     "too deep": "[" * 100_000,
+    "too long": "disabled: true\n" + "#" * 100_000,
+    "no YAML": "disabled: true\n  api-key: secret: [\n",
+    "two documents": "disabled: true\n---\ndisabled: true\n",
 }
 
 
@@ -34,7 +49,7 @@ def test_a_file_that_disables_is_honoured(variable: str, text: str, tmp_path: Pa
     """Whatever other variables hold, as under OTEL_SDK_DISABLED."""
     path = tmp_path / "otel.yaml"
     path.write_text(text, encoding="utf-8")
-    assert Config.read({}, {variable: str(path), "OFF": "true", "TORCHOTEL_DETAIL": "junk"}).disabled
+    assert Config.read({}, {variable: str(path), "OFF": "true", "BRACKETS": "[{", "TORCHOTEL_DETAIL": "junk"}).disabled
 
 
 @proves(*VARIABLES)
@@ -60,3 +75,27 @@ def test_a_file_that_cannot_be_read_costs_a_warning(
     for path in (tmp_path / "absent.yaml", tmp_path, tmp_path / "binary") * 2:  # each is read twice, and warned of once
         assert Config.read({}, {variable: str(path)}) == Config()
     assert [record.getMessage().startswith(f"{variable} is ignored: ") for record in caplog.records] == [True] * 3
+
+
+@proves(*VARIABLES)
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_no_yaml_costs_a_warning(
+    variable: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one line, which quotes nothing of the file: it may hold the headers of an exporter."""
+    path = tmp_path / "otel.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert Config.read({}, {variable: str(path)}) == Config()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{variable} is ignored: {path} cannot be read (")
+    assert "\n" not in record.getMessage()
+    assert "secret" not in record.getMessage()
+
+
+@pytest.mark.parametrize("alias", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merge keys"])
+def test_nested_aliases_are_not_expanded(alias: str, tmp_path: Path) -> None:
+    """Ten to the power of thirty values, or thirty nodes."""
+    levels = [f"a{n}: &a{n} {alias.format(', '.join([f'*a{n - 1}'] * 10))}\n" for n in range(1, 31)]
+    path = tmp_path / "otel.yaml"
+    path.write_text("".join(["a0: &a0 {x: 1}\n", *levels, "disabled: true\n"]))
+    assert Config.read({}, {VARIABLES[0]: str(path)}).disabled

@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Parts of torchotel by what they may import of it; a new part takes its place here."""
 
 THIRD_PARTY: dict[str, set[str]] = {
+    "_config_file": {"yaml"},
     "capture": {"torch"},
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},

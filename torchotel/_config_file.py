@@ -3,18 +3,19 @@
 https://opentelemetry.io/docs/specs/otel/configuration/data-model/
 """
 
-import json
 import re
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 
 from torchotel._warn import warn_once
 
 VARIABLES = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
 """The stable name and the one that older SDKs read; the first that is set counts."""
-_MAX_CHARACTERS = 1_000_000
-# A YAML parser is no dependency, and a key at the top level stands at the beginning of its line.
-_DISABLED = re.compile(r"""^["']?disabled["']?\s*:\s*["']?(.*?)["']?\s*(?:#.*)?$""", re.MULTILINE)
+_MAX_CHARACTERS = 100_000
+"""PyYAML parses as many in about a second."""
+_TRUE = frozenset({"true", "yes", "on"})
+"""The words for true in YAML 1.1, whether quoted or not: a program that writes one of them wants no telemetry."""
 _SUBSTITUTION = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}\n]*))?\}")
 
 
@@ -25,12 +26,11 @@ def disables(environ: Mapping[str, str]) -> bool:
         return False
     path = Path(environ[variable].strip())
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(_MAX_CHARACTERS)
-    except (OSError, ValueError) as error:
-        warn_once("%s is ignored: %s cannot be read (%s). Correct the path, or unset it", variable, path, str(error))
+        disabled = _read_disabled(path)
+    except (OSError, ValueError, RecursionError) as error:
+        warn_once("%s is ignored: %s cannot be read (%s). Correct it, or unset it", variable, path, str(error))
         return False
-    if _read_disabled(_substituted(text, environ)):
+    if _substituted(disabled, environ).lower() in _TRUE:
         return True
     warn_once(
         "%s: torchotel reads only `disabled` of %s. Set its exporters, endpoint and sampler by arguments or variables",
@@ -40,14 +40,25 @@ def disables(environ: Mapping[str, str]) -> bool:
     return False
 
 
+def _read_disabled(path: Path) -> str:
+    """Return the text of the top-level scalar `disabled` in a YAML file; empty if there is none."""
+    import yaml  # noqa: PLC0415  # few programs set the variable
+
+    with path.open(encoding="utf-8-sig") as file:
+        text = file.read(_MAX_CHARACTERS + 1)
+    if len(text) > _MAX_CHARACTERS:
+        message = f"it has more than {_MAX_CHARACTERS} characters"
+        raise ValueError(message)
+    try:
+        # Nodes, not values: merge keys (`<<`) of nested aliases grow exponentially when values are built from them.
+        # From a stream: an error in a string quotes the line, which may hold the headers of an exporter.
+        root = yaml.compose(StringIO(text), yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    scalars = (value.value for key, value in pairs if key.value == "disabled" and isinstance(value, yaml.ScalarNode))
+    return next(scalars, "")
+
+
 def _substituted(text: str, environ: Mapping[str, str]) -> str:
     return _SUBSTITUTION.sub(lambda found: environ.get(found[1]) or found[2] or "", text)
-
-
-def _read_disabled(text: str) -> bool:
-    try:  # JSON is YAML too, and its top level may be indented
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):
-        found = _DISABLED.search(text)
-        return found is not None and found[1].lower() == "true"
-    return isinstance(parsed, dict) and parsed.get("disabled") is True
