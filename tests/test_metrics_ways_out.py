@@ -1,16 +1,18 @@
 """One set of metrics, whichever way it leaves: names, labels and values are the same on all of them."""
 
 import urllib.error
+from collections.abc import Iterator
 
 import pytest
 from metered_training import SEEN, STEPS, train
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
     InMemoryMetricReader,
 )
 from receiver import Receiver
-from scrapes import OPENMETRICS, Series, pushed_exemplars, pushed_series, scrape, value
+from scrapes import OPENMETRICS, Series, metrics_of, pushed_exemplars, pushed_series, scrape, value
 
 import torchotel
 from torchotel._handle import Handle
@@ -105,6 +107,45 @@ def test_target_info_is_the_resource(handle: Handle, server: Receiver) -> None:
     assert set(target) == set(pushed)
     assert target["torch_rank"] == str(pushed["torch_rank"].int_value) == "0"
     assert target["torch_run_id"] == pushed["torch_run_id"].string_value
+
+
+def intervals(message: ExportMetricsServiceRequest) -> Iterator[tuple[str, int, int]]:
+    """Give the metric, start and end of each point of a sum or a histogram."""
+    for metric in metrics_of(message):
+        kind = metric.WhichOneof("data") or ""
+        if kind != "gauge":
+            points = getattr(metric, kind).data_points
+            yield from ((metric.name, point.start_time_unix_nano, point.time_unix_nano) for point in points)
+
+
+@pytest.mark.parametrize("histograms", ["explicit_bucket_histogram", "base2_exponential_bucket_histogram"])
+@pytest.mark.parametrize("temporality", ["cumulative", "delta", "lowmemory"])
+def test_points_start_before_the_measurements_that_they_cover(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch, temporality: str, histograms: str
+) -> None:
+    """Cumulative ones where the session began, delta ones where the push before ended."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION", histograms)
+    with torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"),
+        metrics_exporter="otlp",
+        module_histograms=True,
+    ) as handle:
+        assert handle.flush()  # before the series of modules exist
+        for _ in range(2):
+            train(3)
+            assert handle.flush()
+    pushes = [list(intervals(pushed.message)) for pushed in server.pushed]
+    ends = [max(end for _, _, end in push) for push in pushes]
+    first_step_ns = min(span.start_time_unix_nano for span in server.spans if span.name == "torch.step")
+    session_ns = min(start for _, start, _ in pushes[0])
+    assert session_ns <= first_step_ns
+    for previous_ns, push in zip([session_ns, *ends], pushes, strict=False):
+        counters = {start for name, start, _ in push if not name.endswith(".duration")}
+        assert counters == {previous_ns if temporality == "delta" else session_ns}
+        histograms_too = {start for name, start, _ in push if name.endswith(".duration")}
+        assert histograms_too <= {session_ns if temporality == "cumulative" else previous_ns}
+    assert {name for name, _, _ in pushes[-2]} > {"torch.module.calls", "torch.step.duration", "torch.module.duration"}
 
 
 def test_the_end_is_told_and_then_all_is_silent(handle: Handle, server: Receiver, reader: InMemoryMetricReader) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,6 +62,8 @@ class Metrics:
         exemplars: bool = True,
         sliced: Sliced,
     ) -> None:
+        self.start_ns = time.time_ns()
+        """The unix time from which on it counts."""
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
         self._module_histograms, self._sliced = module_histograms, sliced
         self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it

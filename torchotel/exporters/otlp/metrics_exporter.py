@@ -6,6 +6,7 @@ from typing import Any
 
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA
 from opentelemetry.sdk.metrics import Counter, Histogram, ObservableCounter
 from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.metrics.view import Aggregation, ExponentialBucketHistogramAggregation
@@ -31,17 +32,21 @@ class SenderMetricExporter(MetricExporter):
     Args:
         sender: Brings them out, and counts what fails.
         resource: Attributes of the resource, read anew for each push, in place of the provider's.
+        start_ns: The unix time at which the session began to count.
         temporality: Which instruments count since the last push, by OpenTelemetry's word for it.
         histograms: What histograms are, by OpenTelemetry's word for it.
     """
 
-    def __init__(self, sender: Sender, resource: Attributes, *, temporality: str, histograms: str) -> None:
+    def __init__(
+        self, sender: Sender, resource: Attributes, *, start_ns: int, temporality: str, histograms: str
+    ) -> None:
         exponential = histograms == "base2_exponential_bucket_histogram"
         aggregation: dict[type, Aggregation] = {Histogram: ExponentialBucketHistogramAggregation()}
         super().__init__(
             dict.fromkeys(_DELTAS[temporality], AggregationTemporality.DELTA), aggregation if exponential else None
         )
         self._sender, self._resource = sender, resource
+        self._start_ns = self._last_push_ns = start_ns
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Hand the requests over; what becomes of them is the sender's to count."""
@@ -49,9 +54,27 @@ class SenderMetricExporter(MetricExporter):
         ours = [
             replace(one, resource=resource, schema_url=resource.schema_url) for one in metrics_data.resource_metrics
         ]
-        for request in split(encode_metrics(MetricsData(ours)), MAX_REQUEST_BYTES):
+        whole = encode_metrics(MetricsData(ours))
+        self._set_start_times(whole)
+        for request in split(whole, MAX_REQUEST_BYTES):
             self._sender.put(request.SerializeToString(), 0)
         return MetricExportResult.SUCCESS
+
+    def _set_start_times(self, request: ExportMetricsServiceRequest) -> None:
+        """Start each sum and histogram at the session's start, or at the last push if it is a delta.
+
+        The SDK starts a series when it first observes it, which is after the measurements that a callback has counted.
+        """
+        collected_ns = self._last_push_ns
+        for metric in _metrics(request):
+            data = getattr(metric, metric.WhichOneof("data"))
+            is_gauge = metric.HasField("gauge")
+            is_delta = not is_gauge and data.aggregation_temporality == AGGREGATION_TEMPORALITY_DELTA
+            for point in data.data_points:
+                collected_ns = max(collected_ns, point.time_unix_nano)
+                if not is_gauge:
+                    point.start_time_unix_nano = self._last_push_ns if is_delta else self._start_ns
+        self._last_push_ns = collected_ns
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """Do nothing: the sender is flushed by who owns it."""

@@ -136,7 +136,11 @@ class OtlpMetricsOutlet(MetricsOutlet):
             views = []
         pushing = self._pushing
         exporter = SenderMetricExporter(
-            self._sender, self._resource, temporality=pushing.temporality, histograms=pushing.histograms
+            self._sender,
+            self._resource,
+            start_ns=self._metrics.start_ns,
+            temporality=pushing.temporality,
+            histograms=pushing.histograms,
         )
         # Without a thread of the SDK's: that would come up again in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
