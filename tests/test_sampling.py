@@ -1,6 +1,7 @@
 """Head sampling by OTEL_TRACES_SAMPLER on the trace id, and what is kept late all the same."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from looked import looked
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.trace import get_current_span
 from receiver import receiver
 from support import Seen
 from torch import nn
@@ -109,6 +111,32 @@ def test_ids_that_are_given_out_carry_the_decision(monkeypatch: pytest.MonkeyPat
             look.tracer.start_span("in step").end()
             model(torch.ones(2, 4)).sum().backward()
     assert look.spans == {}
+
+
+@pytest.mark.parametrize("limit", ["128", "1"], ids=["whole", "limited"])
+def test_a_step_that_is_kept_late_has_the_flags_that_it_gave_out(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler had left it out when the program asked, so the program's own spans in it are missing."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", limit)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with receiver() as server:
+        endpoint = server.url.removesuffix("/v1/traces")
+        with torchotel.instrument(endpoint=endpoint, metrics_exporter="none", record=tmp_path / "run"):
+            model(torch.ones(2, 4)).sum().backward()
+            given = get_current_span().get_span_context()
+            own = TracerProvider(shutdown_on_exit=False).get_tracer("user").start_span("in step")
+            optimizer.step()
+            torchotel.log(loss=math.inf)
+        spans = server.spans
+    assert spans[0].name == "torch.step"
+    assert spans[0].span_id == given.span_id.to_bytes(8)
+    assert (given.trace_flags, own.is_recording()) == (0, False)
+    assert {span.flags for span in spans} == {0x100}
+    assert '"flags":256' in (tmp_path / "run" / "trace-00001.jsonl").read_text()
 
 
 def _unit(duration_ns: int, **more: Any) -> Unit:

@@ -3,6 +3,7 @@
 https://opentelemetry.io/docs/specs/otel/common/#attribute-limits
 """
 
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -79,7 +80,7 @@ class Limiter:
             else:
                 spans.append(span._replace(template=cut.template))
                 same = False
-        return trace if same else Trace(trace.trace_id, spans, common, trace.remote_parent, trace.state)
+        return trace if same else replace(trace, spans=spans, attributes=common)
 
     def _fits(self, span: Span, cut: _Cut) -> bool:
         """Tell whether what a span has of its own may stay as it is.

@@ -58,9 +58,8 @@ class JsonEncoder:
     def _spans(self, trace: Trace) -> Iterable[str]:
         head = f'{{"traceId":"{trace.trace_id:032x}","spanId":"'
         common = _attributes(trace.attributes)
-        flags = wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE
         state = f'"traceState":{_quote(trace.state)},' if trace.state else ""
-        remote = wire.FLAG_IS_REMOTE if trace.remote_parent else 0
+        flags = wire.flags(sampled=trace.sampled, remote=trace.remote_parent)
         for span in trace.spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, _ = span
             name, shared = self._known[template]
@@ -68,11 +67,11 @@ class JsonEncoder:
             plain = attributes is None and error is None and not events and not links
             own, rest = ("", "") if plain else (_attributes(own_attributes(span)), _rest(span))
             yield (
-                f'{head}{span_id:016x}",{parent}"flags":{flags | remote},{state}{name},'
+                f'{head}{span_id:016x}",{parent}"flags":{flags},{state}{name},'
                 f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
                 f'"attributes":[{(shared + common + own)[1:]}]{rest}}}'
             )
-            remote = 0
+            flags &= ~wire.FLAG_IS_REMOTE
             self._since_rest += 1
             if self._since_rest >= REST_SPANS:
                 self._since_rest = 0
@@ -121,5 +120,5 @@ def _event(event: SpanEvent) -> str:
 def _link(link: SpanLink) -> str:
     ids = f'"traceId":"{link.trace_id:032x}","spanId":"{link.span_id:016x}"'
     state = f',"traceState":{_quote(link.state)}' if link.state else ""
-    flags = wire.link_flags(sampled=link.sampled, remote=link.remote)
+    flags = wire.flags(sampled=link.sampled, remote=link.remote)
     return f'{{{ids}{state},"attributes":[{_attributes(link.attributes)[1:]}],"flags":{flags}}}'

@@ -81,6 +81,8 @@ class Trace:
     """Whether the parent of the first span is in another process."""
     state: str = ""
     """The `tracestate` of its spans, which the caller's has."""
+    sampled: bool = True
+    """The flag of its spans' contexts: False if the sampler had left out a trace that is kept late."""
 
     @property
     def root(self) -> Span:

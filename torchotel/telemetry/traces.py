@@ -88,6 +88,7 @@ class TraceBuilder:
             trace_attributes(unit),
             parent is not None and parent.remote,
             root.state,
+            root.sampled,
         )
 
     def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:

@@ -30,10 +30,6 @@ _SPAN_ID, _PARENT_ID = 0x1208, 0x2208
 _ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
 _SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
 _TRACE_ID = wire.tag(wire.SPAN_TRACE_ID, wire.LENGTH) + wire.varint(16)
-_FLAGS = wire.fixed32_field(wire.SPAN_FLAGS, wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE)
-_FLAGS_BELOW_REMOTE = wire.fixed32_field(
-    wire.SPAN_FLAGS, wire.FLAG_SAMPLED | wire.FLAG_HAS_IS_REMOTE | wire.FLAG_IS_REMOTE
-)
 
 EncodedSpan: TypeAlias = tuple[SpanTemplate, bytes]
 """A span as one of repeated `ScopeSpans.spans`, with its template."""
@@ -119,7 +115,7 @@ def _head(trace: Trace, *, remote: bool) -> bytes:
         _TRACE_ID
         + trace.trace_id.to_bytes(16, "big")
         + (wire.string_field(wire.SPAN_TRACE_STATE, trace.state) if trace.state else b"")
-        + (_FLAGS_BELOW_REMOTE if remote else _FLAGS)
+        + wire.fixed32_field(wire.SPAN_FLAGS, wire.flags(sampled=trace.sampled, remote=remote))
         + wire.attributes_field(wire.SPAN_ATTRIBUTES, trace.attributes)
     )
 
@@ -162,7 +158,7 @@ def _link(link: SpanLink) -> bytes:
         + (wire.string_field(wire.LINK_TRACE_STATE, link.state) if link.state else b"")
         + wire.attributes_field(wire.LINK_ATTRIBUTES, link.attributes)
         + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped)
-        + wire.fixed32_field(wire.LINK_FLAGS, wire.link_flags(sampled=link.sampled, remote=link.remote)),
+        + wire.fixed32_field(wire.LINK_FLAGS, wire.flags(sampled=link.sampled, remote=link.remote)),
     )
 
 

@@ -39,8 +39,13 @@ STATUS_ERROR = 2
 FLAG_SAMPLED, FLAG_HAS_IS_REMOTE, FLAG_IS_REMOTE = 0x01, 0x100, 0x200
 
 
-def link_flags(*, sampled: bool, remote: bool) -> int:
-    """Return the flags of a link: those of its trace context, and whether the span came from another process."""
+def flags(*, sampled: bool, remote: bool) -> int:
+    """Return the flags of a span or a link.
+
+    Args:
+        sampled: The flag of the span's or the linked context, as propagated.
+        remote: Whether the span's parent or the linked span is in another process.
+    """
     return FLAG_HAS_IS_REMOTE | (FLAG_SAMPLED if sampled else 0) | (FLAG_IS_REMOTE if remote else 0)
 
 
