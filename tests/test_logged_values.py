@@ -44,6 +44,30 @@ def test_logged_values_are_attributes_of_their_step(tmp_path: Path) -> None:
     assert run.steps[0].attributes["torch.loss"] > run.steps[1].attributes["torch.loss"]
 
 
+def test_fractions_of_counts_add_up(tmp_path: Path) -> None:
+    """A rank may log its share of a batch's tokens; a whole sum stays a whole number."""
+    loop = Loop()
+    with recorded(record=tmp_path / "run"):
+        loop.step()
+        torchotel.log(tokens=2.5, samples=torch.tensor(1.5))
+        torchotel.log(tokens=np.float32(0.25), samples=torch.tensor(2.0))
+        torchotel.log(epoch=2.75)
+        loop.step()
+        torchotel.log(tokens=2.0, samples=torch.tensor(4.0))
+    values = [(line["values"]["tokens"], line["values"]["samples"]) for line in _lines(tmp_path / "run")]  # type: ignore[index] # a dict
+    assert json.dumps(values) == "[[2.75, 3.5], [2, 4]]"
+
+
+def test_blanks_around_a_name_do_not_count() -> None:
+    """`"loss "` is the loss and no second series."""
+    loop = Loop()
+    with recorded() as run:
+        loop.step()
+        torchotel.log(**{" loss ": 0.5, "accuracy\n": 0.25, "top 5": 0.75})
+    logged = {name: value for name, value in run.steps[0].attributes.items() if name.startswith("torch.lo")}
+    assert logged == {"torch.loss": 0.5, "torch.log.accuracy": 0.25, "torch.log.top 5": 0.75}
+
+
 def test_without_lr_it_is_the_optimizers() -> None:
     """Read at its step; a tensor too."""
     loop = Loop()
@@ -131,7 +155,7 @@ def test_what_cannot_be_logged_is_left_out_with_one_warning(caplog: pytest.LogCa
         "log(odd=…)",
     ]
     assert "a tensor of shape (3,) and torch.float32" in warned[0]
-    assert "got -3; takes a whole number of at least 0" in warned[3]
+    assert "got -3; takes a number of at least 0" in warned[3]
 
 
 class Stage(IntEnum):

@@ -20,7 +20,9 @@ LOSS = "loss"
 FRACTIONS = frozenset({LOSS, "lr"})
 COUNTS = frozenset({"samples", "tokens"})
 """They add up within a step: one `log` for each part of an accumulated batch."""
-WHOLE = COUNTS | {"epoch"}
+EPOCH = "epoch"
+NUMBERS = FRACTIONS | COUNTS | {EPOCH}
+"""Known names; none takes a text."""
 MAX_NAMES = 64
 """Of the user's values, and as many of a framework's; each is a series of its own."""
 LONGEST_TEXT = 256
@@ -60,7 +62,7 @@ class Logged:
                 self._last[name] = value
                 continue
             before = self._counts.setdefault(name, [])
-            if before and isinstance(before[-1], int) and isinstance(value, int):
+            if before and isinstance(before[-1], int | float) and isinstance(value, int | float):
                 before[-1] += value
             else:
                 before.append(value)
@@ -145,8 +147,8 @@ def _come(name: str, value: LogValue | Reading) -> LogValue | None:
     return _number(name, numbers[0]) if numbers else None
 
 
-def _sum(name: str, values: Sequence[LogValue | Reading]) -> int | None:
-    come = [number for value in values if isinstance(number := _come(name, value), int)]
+def _sum(name: str, values: Sequence[LogValue | Reading]) -> float | None:
+    come = [number for value in values if isinstance(number := _come(name, value), int | float)]
     return sum(come) if come else None
 
 
@@ -180,7 +182,7 @@ class LogReader:
         known = self._offered if offered else self._names
         complain = _say_nothing if offered else self._complain
         for whole, value in given.items():
-            name = shortened(str(whole))
+            name = shortened(str(whole).strip())
             known.add(name)
             if len(known) > MAX_NAMES:
                 known.discard(name)
@@ -210,7 +212,7 @@ def _read(name: str, value: Any) -> LogValue | Reading | None:
         with without_torch_function():  # a mode of the user's would be called for each property that we read
             return read_later([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
-        return None if name in FRACTIONS or name in WHOLE else value[:LONGEST_TEXT]
+        return None if name in NUMBERS else value[:LONGEST_TEXT]
     try:
         item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
         return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)
@@ -223,17 +225,19 @@ def _number(name: str, value: object) -> LogValue | None:
         return None
     if name in FRACTIONS:
         return float(value)
-    if name in WHOLE:
-        return int(value) if isfinite(value) and (value >= 0 or name not in COUNTS) else None
+    if name in COUNTS:
+        if not isfinite(value) or value < 0:
+            return None
+        return value if value % 1 else int(value)
+    if name == EPOCH:
+        return int(value) if isfinite(value) else None
     return value if isinstance(value, bool | float) else int(value)  # an enum's member is its number
 
 
 def _takes(name: str) -> str:
     if name in COUNTS:
-        return "a whole number of at least 0, or a tensor with one element"
-    if name in WHOLE:
-        return "a whole number, or a tensor with one element"
-    text = "" if name in FRACTIONS else ", a string"
+        return "a number of at least 0, or a tensor with one element"
+    text = "" if name in NUMBERS else ", a string"
     return f"a number{text}, or a tensor with one element"
 
 

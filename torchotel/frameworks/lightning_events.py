@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchotel.capture.logged import FRACTIONS, WHOLE
+from torchotel.capture.logged import NUMBERS
 from torchotel.frameworks.heard import tell
 
 
@@ -46,7 +46,7 @@ class LightningEvents:
 
 def _named(whose: str, values: Mapping[str, object]) -> dict[str, object]:
     """Keep what is a whole validation's or epoch's apart from what a step has under the same name."""
-    return {f"{whose}_{name}" if name in FRACTIONS | WHOLE else name: value for name, value in values.items()}
+    return {f"{whose}_{name}" if name in NUMBERS else name: value for name, value in values.items()}
 
 
 def _logged(trainer: Any, *, on_step: bool) -> dict[str, object]:
