@@ -5,7 +5,9 @@ import logging
 
 import pytest
 import torch
+from opentelemetry.trace import get_current_span
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from torchotel.testing import capture
 
@@ -74,6 +76,21 @@ def test_two_networks_that_step_by_closures_in_turn_share_each_step() -> None:
             for model, optimizer in zip(models, optimizers, strict=True):
                 _step_by_closure(model, optimizer)
     assert len(captured.steps) == 3
+
+
+def test_an_evaluation_amid_a_step_takes_no_ids_of_the_step() -> None:
+    """Spans of the program that began in the step stay in its trace."""
+    model = nn.Linear(4, 1)
+    optimizer = _sgd(model)
+    with capture() as captured:
+        _train(model, optimizer, 1)
+        model(ROWS).sum().backward()
+        current = get_current_span().get_span_context()
+        for (rows,) in DataLoader(TensorDataset(ROWS), batch_size=2):
+            model.eval()(rows)
+        _train(model.train(), optimizer, 1)
+    assert len(captured.evaluations) == 1
+    assert captured.steps[-1].trace_id == current.trace_id
 
 
 async def _train_in_turns(model: nn.Module) -> None:

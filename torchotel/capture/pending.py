@@ -107,6 +107,8 @@ class PendingStep:
         elif part.forwards:
             if self.idle_since_ns:
                 self.idle_since_ns += part.end_ns - part.start_ns
+            if self._shared(part):
+                part.identity = Identity()
             self._emit("evaluation", [part])
         elif part.identity.reference is not None and not self._shared(part):
             self._emit("data", [part])
