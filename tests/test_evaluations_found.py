@@ -1,11 +1,16 @@
 """Evaluations that nobody marks with `no_grad`, and fetches that fail: what a real program shows of them."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from opentelemetry.sdk.trace import TracerProvider
+from scrapes import scrape, value
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+import torchotel
+from torchotel.report import open_run, summarise
 from torchotel.testing import capture
 
 ROWS = torch.ones(2, 4)
@@ -87,3 +92,23 @@ def test_a_loader_that_raises_is_seen(workers: int) -> None:
     assert failed.attributes["torch.kept.reason"] == "error"
     assert len(captured.steps) == 2
     assert all(step.error is None for step in captured.steps)
+
+
+def test_metric_and_summary_count_the_same_evaluations(tmp_path: Path) -> None:
+    """A training step whose forward failed is no evaluation in either; a failed request is one in both."""
+    model = nn.Linear(4, 1)
+    with torchotel.instrument(record=tmp_path / "run", traces_exporter="none", prometheus_port=0) as handle:
+        model(ROWS).sum().backward()
+        torch.optim.SGD(model.parameters()).step()
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.ones(2, 5))
+        with torch.no_grad():
+            model(ROWS)
+            with pytest.raises(RuntimeError, match="shapes"):
+                model(torch.ones(2, 5))
+        assert handle.flush()
+        series = scrape(handle.prometheus_port).series
+    run = open_run(tmp_path / "run")
+    summary = summarise(run.units(), run.spans())
+    assert summary.evaluations == value(series, "torch_evaluations_total") == 2
+    assert summary.evaluation_s == pytest.approx(value(series, "torch_evaluation_time_seconds_total"))

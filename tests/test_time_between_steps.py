@@ -95,6 +95,20 @@ def test_validation_is_no_time_between_steps() -> None:
     assert second.duration_s < 3 * LOAD_S
 
 
+def test_a_training_step_whose_forward_failed_is_time_between_steps() -> None:
+    """It is no evaluation, so its time is in the step that follows."""
+    training = Training()
+    with capture() as captured:
+        training.step(torch.randn(4, 4))
+        handle = training.model.register_forward_pre_hook(lambda *_: time.sleep(LOAD_S))
+        with pytest.raises(RuntimeError, match="shapes"):
+            training.step(torch.randn(4, 5))
+        handle.remove()
+        training.step(torch.randn(4, 4))
+    _, second = captured.steps
+    assert second.find(names.SPAN_BETWEEN).duration_s >= LOAD_S
+
+
 def test_asking_for_the_current_span_makes_no_step_longer() -> None:
     """Every log record does, where the program links its logs to traces."""
     training = Training()

@@ -252,6 +252,11 @@ class Unit:
     """Their time."""
 
     @property
+    def counts_as_evaluation(self) -> bool:
+        """Whether it is counted as an evaluation: a failed forward in training mode with gradients on is not."""
+        return self.kind == "evaluation" and not (self.grad and self.training and self.error is not None)
+
+    @property
     def between_ns(self) -> int:
         """Time from the end of the step before to this step's first event, as far as it is part of the step."""
         first = self.phases[0] if self.phases else None

@@ -272,6 +272,24 @@ def test_validation_in_evaluation_mode_is_no_part_of_the_next_step() -> None:
     assert program.end() == [*_steps("FBO", "FBO"), ("evaluation", ""), *_steps("FBO")]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "handed"),
+    [
+        ("FBO", "FBO", [*_steps("FBO"), ("evaluation", ""), *_steps("FBO")]),
+        ("FBO", "f", [*_steps("FBO"), ("evaluation", ""), ("evaluation", "")]),
+        ("FB", "FBO", [("evaluation", ""), *_steps("FBFBO")]),
+        ("D", "FBO", _steps("DFBO")),
+    ],
+)
+def test_a_failed_forward_is_no_part_of_the_next_step(before: str, after: str, handed: list[tuple[str, str]]) -> None:
+    """Its error is not that step's; only the same fetched batch may be tried again in one step."""
+    program = Program().play(before)
+    program.machine.forward_begins(program._tick(), grad=True)
+    program.machine.forward_ends(program._tick(), Error("OutOfMemoryError", "no memory"))
+    assert sorted(program.play(after).end()) == sorted(handed)
+    assert [unit.error is not None for unit in program.units if unit.kind == "step"][-1] == (before == "D")
+
+
 def test_a_fetch_that_failed_is_handed_over() -> None:
     """With its error: the program may end there."""
     handed: list[Part] = []

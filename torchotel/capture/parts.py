@@ -136,6 +136,11 @@ class Part:
         return self.forwards_with_grad > 0 or self.trained
 
     @property
+    def trains(self) -> bool:
+        """Whether a forward with gradients on was of a model in training mode."""
+        return not self.models.keys() <= self.evaluated
+
+    @property
     def step_start_ns(self) -> int:
         """Start of a step whose first part this is: the time since the step before it is part of the step."""
         return step_start_ns(self.start_ns, 0 if self.paused else self.idle_since_ns)
@@ -192,7 +197,7 @@ def join(
         user_span=first.user_span,
         baggage=first.baggage,
         grad=first.grad,
-        training=not first.models.keys() <= first.evaluated,
+        training=first.trains,
         phases=tuple(first.phases) if kind != "data" else (),  # there the root is the fetch
         calls=first.calls,
         stamps=first.stamps,

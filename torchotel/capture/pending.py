@@ -105,7 +105,7 @@ class PendingStep:
             if self.by_hand and not part.explicit:
                 self.hand_over_each()
         elif part.forwards:
-            if self.idle_since_ns:
+            if self.idle_since_ns and not (part.trains and part.error is not None):  # a failed step is no evaluation
                 self.idle_since_ns += part.end_ns - part.start_ns
             if self._shared(part):
                 part.identity = Identity()

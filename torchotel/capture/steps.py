@@ -90,8 +90,8 @@ class StepMachine:
             training: Whether that is in training mode.
         """
         part = self._pending.open
-        if part is not None and not (self.stepping or part.explicit) and training and model in part.evaluated:
-            self._end_validation(part)
+        if part is not None and (part.error is not None or (training and model in part.evaluated)):
+            self._end_evaluation(part)
             part = self._pending.open
         if part is None or not (self.stepping or part.explicit):
             part = self._part_of_forward(now_ns, grad=grad, evaluated=0 if training else model)
@@ -266,7 +266,7 @@ class StepMachine:
     def forwarding(self) -> Part | None:
         """The open part while a further forward with gradients only adds to it: as yet it does nothing but forward."""
         part = self._pending.open
-        if part is None or part.forward_start_ns is None or part.trained or self.stepping:
+        if part is None or part.forward_start_ns is None or part.trained or part.error or self.stepping:
             return None
         return part if part.forwards % MAX_FORWARDS else None
 
@@ -327,9 +327,13 @@ class StepMachine:
             part.opened_without_grad = not grad
         return part
 
-    def _end_validation(self, part: Part) -> None:
-        """Close a part of forwards in evaluation mode, whose model now trains again: no backward follows them."""
-        if part.forwards and not part.trained:
+    def _end_evaluation(self, part: Part) -> None:
+        """Close a part that no backward follows: its model trains again, or its only forward failed.
+
+        After a fetch, a forward that failed may be tried again with the same batch.
+        """
+        goes_on = part.trained or part.explicit or self.stepping
+        if part.forwards and not goes_on and (part.error is None or (part.forwards == 1 and not part.fetched)):
             self._pending.close_open()
 
     def _take_in_ahead(self, part: Part, ahead: Part) -> None:

@@ -96,7 +96,7 @@ class Metrics:
                 self._module_times.add(timed, self._numbers)
                 if self._module_histograms:
                     self._observe_calls(timed, span, observed)
-            elif unit.kind == "evaluation":
+            elif unit.counts_as_evaluation:
                 self._numbers.add(table.EVALUATIONS, unit.folded or 1)
                 self._numbers.add(table.EVALUATION_TIME, (unit.folded_ns or unit.end_ns - unit.start_ns) / 1e9)
             self._add_values(unit.values, unit.number)
