@@ -9,6 +9,7 @@ import pytest
 import torch
 from opentelemetry.trace import get_current_span
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
 from torchotel import _names as names
@@ -107,6 +108,33 @@ def test_a_training_step_whose_forward_failed_is_time_between_steps() -> None:
         training.step(torch.randn(4, 4))
     _, second = captured.steps
     assert second.find(names.SPAN_BETWEEN).duration_s >= LOAD_S
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_validation_amid_a_step_is_in_none_of_its_phases(tmp_path: Path, *, grad: bool) -> None:
+    """Gradients accumulate over two batches, with a validation between: its time is that of evaluations only."""
+    training = Training()
+
+    def validate() -> None:
+        training.model.eval()
+        handle = training.model.register_forward_pre_hook(lambda *_: time.sleep(LOAD_S))
+        for (rows,) in DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4):
+            training.model(rows)
+        handle.remove()
+        training.model.train()
+
+    with torchotel.instrument(record=tmp_path / "run", traces_exporter="none", metrics_exporter="none"):
+        training.step(torch.randn(4, 4))
+        training.model(torch.randn(4, 4)).sum().backward()
+        with torch.set_grad_enabled(grad):
+            validate()
+        training.step(torch.randn(4, 4))
+    units = list(open_run(tmp_path / "run").units())
+    steps = [unit for unit in units if unit.kind == "step"]
+    evaluated_s = sum(unit.duration_s for unit in units if unit.kind == "evaluation")
+    assert len(steps) == 2
+    assert evaluated_s >= 2 * LOAD_S
+    assert steps[1].duration_s == pytest.approx(sum(steps[1].phases.values()) + evaluated_s)
 
 
 def test_asking_for_the_current_span_makes_no_step_longer() -> None:

@@ -246,6 +246,8 @@ class Unit:
     device_times: Sequence[DeviceTimes] = ()
     gap_ns: int = 0
     """Time since the step before that is not part of the step: over a minute, or capture was paused in it."""
+    evaluated_ns: int = 0
+    """Time of evaluations inside the step, which is in none of its phases."""
     folded: int = 0
     """Evaluations that this one stands for."""
     folded_ns: int = 0

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar, cast
 
 from torch.nn import Module
@@ -205,8 +206,9 @@ def join(
         error=first.error,
         identity=identity,
     )
-    for part in later:
+    for before, part in pairwise(parts):
         _go_on(unit, part)
+        unit.evaluated_ns += max(0, part.idle_since_ns - before.end_ns)
     if later:  # once for all of them: there may be hundreds
         unit.phases = [phase for part in parts for phase in part.phases]
         unit.calls = [call for part in parts for call in part.calls]

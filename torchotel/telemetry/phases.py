@@ -30,6 +30,7 @@ def enclosing(phases: Sequence[Phase]) -> list[int]:
 def phase_times_s(unit: Unit) -> dict[str, float]:
     """Return the self time of each kind of phase in seconds, and what is left of the step as "other".
 
+    The time of evaluations inside the step is in none.
     A closure's forward inside the optimizer's step counts as forward, an optimizer that steps inside the
     backward as optimizer.
     """
@@ -40,5 +41,5 @@ def phase_times_s(unit: Unit) -> dict[str, float]:
         times_ns[phase.kind] += length_ns
         if parent >= 0:
             times_ns[unit.phases[parent].kind] -= length_ns
-    times_ns["other"] = max(0, unit.end_ns - unit.start_ns - sum(times_ns.values()))
+    times_ns["other"] = max(0, unit.end_ns - unit.start_ns - unit.evaluated_ns - sum(times_ns.values()))
     return {kind: ns / 1e9 for kind, ns in times_ns.items()}
