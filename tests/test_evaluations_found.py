@@ -7,7 +7,7 @@ import torch
 from opentelemetry.sdk.trace import TracerProvider
 from scrapes import scrape, value
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchotel
 from torchotel.report import open_run, summarise
@@ -41,7 +41,7 @@ def test_a_request_without_no_grad_swallows_no_other() -> None:
 
 
 def test_validation_in_evaluation_mode_is_no_part_of_a_step() -> None:
-    """Neither `no_grad` nor a DataLoader says so; the step has one forward, as every other."""
+    """Neither `no_grad` nor a DataLoader says so; each batch is an evaluation, and the step has one forward."""
     model = nn.Sequential(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -59,8 +59,37 @@ def test_validation_in_evaluation_mode_is_no_part_of_a_step() -> None:
         model.train()
         train()
     assert [len(step.find_all("forward 0")) for step in captured.steps] == [1, 1, 1]
-    (evaluation,) = [root for root in captured.roots if root.name == "torch.evaluation"]
-    assert len(evaluation.find_all("forward 0")) == 3
+    assert [len(evaluation.find_all("forward 0")) for evaluation in captured.evaluations] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_training_in_evaluation_mode_stays_training(*, frozen: bool) -> None:
+    """A step that forwards twice is whole from the second on: that a model trains in that mode shows at its backward.
+
+    The first is whole, too, if a model in training mode runs before.
+    """
+    model, critic = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 1)).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with capture() as captured:
+        for epoch in range(4):
+            model.train(frozen or not epoch)
+            rows = model(ROWS)
+            (critic(rows) - critic(model(ROWS)).square() if epoch else rows).sum().backward()
+            optimizer.step()
+    assert len(captured.steps) == 4
+    assert [len(step.find_all("forward 0")) for step in captured.steps] == [1, 4 if frozen else 2, 4, 4]
+
+
+def test_a_fetched_batch_is_one_evaluation() -> None:
+    """Also if the model runs on it twice, in evaluation mode and with gradients on."""
+    model = nn.Linear(4, 1)
+    with capture() as captured:
+        model(ROWS).sum().backward()
+        torch.optim.SGD(model.parameters()).step()
+        model.eval()
+        for (rows,) in DataLoader(TensorDataset(ROWS)):
+            model(rows) + model(rows)
+    assert len(captured.evaluations) == len(ROWS)
 
 
 class Rows(Dataset[torch.Tensor]):

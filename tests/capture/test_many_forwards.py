@@ -92,7 +92,7 @@ def test_an_interrupt_of_a_later_one_leaves_nothing() -> None:
 
 
 def test_validation_amid_them_is_told_apart() -> None:
-    """By the mode of the model, or by `no_grad`, where each forward is an evaluation."""
+    """By the mode of the model, or by `no_grad`, each forward is an evaluation."""
     model = Net()
     with capture(detail="off") as captured:
         _train(model)
@@ -106,7 +106,7 @@ def test_validation_amid_them_is_told_apart() -> None:
                 model(ROWS)
         _train(model)
     assert _phases(captured) == [WHOLE] * 6
-    assert len(captured.evaluations) == 4
+    assert len(captured.evaluations) == 6
 
 
 def test_a_request_after_them_has_an_evaluation_of_its_own() -> None:

@@ -43,6 +43,7 @@ class StepMachine:
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
+        self._tuned: set[int] = set()  # `id()`s of models that ran in evaluation mode before a backward
         self._ahead: Part | None = None  # only fetched when its iterator ended; no fetch or evaluation since
 
     # ---- events
@@ -133,6 +134,8 @@ class StepMachine:
             part.forward_ends(now_ns)
             part.backwards += 1
             part.trained = True
+            if part.evaluated:
+                self._tuned |= part.evaluated
         self._running.append((part, len(part.phases)))
         part.phases.append(new_phase(Phase, ("backward", now_ns, now_ns, None, None, None, 0)))
         return part
@@ -355,14 +358,17 @@ class StepMachine:
 
         Args:
             part: The open one.
-            evaluated: The `id()` of the model that runs, if it is in evaluation mode: each of its calls is a request.
+            evaluated: The `id()` of the model that runs, if it is in evaluation mode: each of its calls is a request,
+                unless a fetch tells batches apart, or a model trains.
         """
         if not part.forwards:
             return False
         user_span, own = self._pending.user_span(), part.identity.reference
         inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
-        serves = (part.forwards >= MAX_FORWARDS or evaluated in part.evaluated) and not self._has_trained()
-        return serves or not (inside or part.user_span == user_span)
+        if part.forwards >= MAX_FORWARDS and not self._has_trained():
+            return True
+        repeats = evaluated in part.evaluated and not (part.fetched or part.trains or evaluated in self._tuned)
+        return repeats or not (inside or part.user_span == user_span)
 
     def _has_trained(self) -> bool:
         """Tell whether a backward ran or an optimizer stepped on this thread: what it runs is not requests."""
