@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+from collections import Counter
 from enum import IntEnum, StrEnum
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from small_loop import Loop
-from support import recorded, rows
+from support import Run, recorded, rows
+from torch import nn
 
 import torchotel
+from torchotel.capture.rates import MAX_REST
 
 
 def _lines(folder: Path) -> list[dict[str, object]]:
@@ -76,6 +79,85 @@ def test_without_lr_it_is_the_optimizers() -> None:
         loop.optimizer.param_groups[0]["lr"] = torch.tensor(0.0625)
         loop.step()
     assert [step.attributes["torch.learning_rate"] for step in run.steps] == [0.03125, 0.0625]
+
+
+class Gan:
+    """A generator and a discriminator, each with its optimizer and learning rate."""
+
+    def __init__(self) -> None:
+        self.generator, self.discriminator = nn.Linear(2, 4), nn.Linear(4, 1)
+        self.rates = 0.5, 0.25
+        models = self.discriminator, self.generator
+        self.optimizers = [torch.optim.SGD(m.parameters(), lr=rate) for m, rate in zip(models, self.rates, strict=True)]
+
+    def train(self, real: torch.Tensor, which: int) -> None:
+        """Update the discriminator (0) or the generator (1)."""
+        made = self.generator(torch.ones(len(real), 2))
+        scores = [
+            self.discriminator(batch).sigmoid().log().mean() for batch in ([real, made] if which == 0 else [made])
+        ]
+        self.optimizers[which].zero_grad()
+        (-sum(scores)).backward()
+        self.optimizers[which].step()
+
+
+def learning_rates(run: Run) -> list[object]:
+    return [step.attributes.get("torch.learning_rate") for step in run.steps]
+
+
+def test_of_several_optimizers_the_first_has_the_learning_rate() -> None:
+    """In one step, whichever steps last."""
+    gan = Gan()
+    with recorded() as run:
+        for batch in rows(3):
+            gan.train(batch, 0)
+            gan.train(batch, 1)
+    assert learning_rates(run) == [0.5] * 3
+
+
+def test_steps_of_another_optimizer_alone_have_no_learning_rate() -> None:
+    """Two rates in one series would read as a schedule."""
+    gan = Gan()
+    with recorded() as run:
+        for number, batch in enumerate(rows(6)):
+            gan.train(batch, int(number % 3 == 2))
+    assert learning_rates(run) == [0.5, 0.5, None] * 2
+
+
+def test_the_next_optimizer_has_the_learning_rate_once_the_first_is_gone() -> None:
+    """A second training in the same program."""
+    with recorded() as run:
+        for rate in (0.5, 0.25):
+            loop = Loop()
+            loop.optimizer.param_groups[0]["lr"] = rate
+            for batch in rows(2):
+                loop.step(batch)
+    assert learning_rates(run) == [0.5, 0.5, 0.25, 0.25]
+
+
+def test_the_next_optimizer_has_the_learning_rate_once_the_first_has_rested() -> None:
+    """The backbone is trained after the head, whose optimizer is still there."""
+    head, backbone = Loop(), Loop()
+    backbone.optimizer.param_groups[0]["lr"] = 0.25
+    with recorded("off") as run:
+        head.step()
+        for batch in rows(MAX_REST + 2):
+            backbone.step(batch)
+        head.step()
+    assert learning_rates(run) == [0.03125, *[None] * MAX_REST, 0.25, 0.25, None]
+
+
+def test_each_thread_has_a_first_optimizer() -> None:
+    """Two models that are trained side by side."""
+    first, second = Loop(), Loop()
+    second.optimizer.param_groups[0]["lr"] = 0.25
+    with recorded() as run:
+        first.step()
+        other = threading.Thread(target=second.step)
+        other.start()
+        other.join()
+        first.step()
+    assert Counter(learning_rates(run)) == {0.03125: 2, 0.25: 1}
 
 
 def test_a_value_is_read_as_it_was_when_it_was_logged() -> None:

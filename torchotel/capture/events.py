@@ -150,10 +150,12 @@ class Events:
         kind = type(optimizer).__name__
         part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
         if part is not None:
-            part.learning_rate = self._capture.rates.read(optimizer)
+            number = self._capture.numbers["step"]
+            rate = self._capture.rates.read(thread.leading_optimizer, optimizer, number)
+            part.learning_rate = part.learning_rate if rate is None else rate
             gradients = self._capture.gradients
             if (part.detailed or gradients.beyond_detail) and len(thread.machine.stepping) == 1:
-                gradients.optimizer_begins(thread, part, optimizer, self._capture.numbers["step"], closure=closure)
+                gradients.optimizer_begins(thread, part, optimizer, number, closure=closure)
         self._capture.live.enter(thread, part)
 
     def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:

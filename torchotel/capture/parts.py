@@ -118,7 +118,7 @@ class Part:
     registrations: Sequence[Registration] = ()
     logged: Logged = field(default_factory=Logged)
     learning_rate: LogValue | Reading | None = None
-    """The optimizer's, which holds where none is logged."""
+    """That of the leading optimizer, which holds if none is logged."""
     gradients: NormsByOptimizer = field(default_factory=dict)
     """Norms as the last backward left them, and as each optimizer got them."""
     read: dict[int, GradientState] | None = None

@@ -16,6 +16,7 @@ from torchotel.capture.backward import BackwardStamps, Gate
 from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.held import HandOver, HeldSteps
 from torchotel.capture.parts import Identity, Part
+from torchotel.capture.rates import LeadingOptimizer
 from torchotel.capture.scaling import Scaling
 from torchotel.capture.steps import StepMachine
 from torchotel.capture.watch import PendingGradient
@@ -64,6 +65,7 @@ class ThreadState:
         self.in_fetch = self.fetch_start_ns = self.optimizer_steps = 0
         self.stepped: tuple[int, weakref.ref[asyncio.Task[Any]] | None] = 0, None
         """The `id()` of the optimizer that stepped last, and the task of asyncio that it stepped in."""
+        self.leading_optimizer = LeadingOptimizer()
         self.read_in_closure = False
         """Gradient norms were read inside the optimizer's step that runs."""
         self.scaling = Scaling()

@@ -89,7 +89,9 @@ EVALUATIONS = Instrument(
     names.METRIC_EVALUATIONS, "counter", "{evaluation}", (), "Batches forwarded that no training step claims."
 )
 LOSS = Instrument(names.METRIC_LOSS, "gauge", "", (), "Loss, as logged.")
-LEARNING_RATE = Instrument(names.METRIC_LEARNING_RATE, "gauge", "", (), "Learning rate, as logged or the optimizer's.")
+LEARNING_RATE = Instrument(
+    names.METRIC_LEARNING_RATE, "gauge", "", (), "Learning rate, as logged or the first optimizer's."
+)
 STEP_LAST_END_TIME = Instrument(
     names.METRIC_STEP_LAST_END_TIME, "gauge", "s", (), "Unix time at which the last training step ended."
 )
