@@ -62,21 +62,21 @@ def test_shakes_hands_and_sends(authority: trustme.CA, trusted: str) -> None:
     assert [finding.subject for finding in findings] == ["tls", "tls", "endpoint", "test span", "clock"]
     assert findings[0].text == f"certificate {trusted} can be read"
     assert "TLSv1.3 with 127.0.0.1:" in findings[1].text
-    assert "is good for 100 days" in findings[1].text
+    assert "is valid for 100 days" in findings[1].text
 
 
 def test_tells_that_a_certificate_ends_soon(authority: trustme.CA, trusted: str) -> None:
     with serving(authority.issue_cert("127.0.0.1", not_after=NOW + timedelta(days=3))) as base:
         found = examine(base, certificate=trusted)[1]
     assert found.level is Level.WARNING
-    assert "is good for 3 days" in found.text
+    assert "is valid for 3 days" in found.text
     assert "Renew" in found.advice
 
 
 @pytest.mark.parametrize(
     ("name", "days", "known", "text", "advice"),
     [
-        ("127.0.0.1", 9, False, "is signed by nobody in", "OTEL_EXPORTER_OTLP_CERTIFICATE"),
+        ("127.0.0.1", 9, False, "is not signed by an authority in", "OTEL_EXPORTER_OTLP_CERTIFICATE"),
         ("127.0.0.1", -1, True, "has expired", "Renew the server's certificate"),
         ("collector.example", 9, True, "is for other names: collector.example", "one of these names"),
     ],
@@ -95,7 +95,7 @@ def test_tells_what_is_wrong_with_a_certificate(
 def test_knows_a_port_without_tls() -> None:
     with receiver() as server:
         found = only("endpoint", examine(server.url.replace("http", "https").removesuffix("/v1/traces")))
-    assert found.text.endswith("speaks no TLS")
+    assert found.text.endswith("does not use TLS")
     assert "http:// instead of https://" in found.advice
 
 
@@ -125,7 +125,7 @@ def test_tells_files_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) 
     Path(locked).write_bytes(encrypted)
     Path(text).write_text("not a certificate")
     for settings, what in (
-        ({"client_certificate": certificate, "client_key": key}, "do not belong together"),
+        ({"client_certificate": certificate, "client_key": key}, "do not match"),
         ({"client_certificate": certificate, "client_key": locked}, "is encrypted"),
         ({"client_certificate": text}, "cannot be read"),
         ({"certificate": text}, "cannot be read"),
@@ -133,4 +133,4 @@ def test_tells_files_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) 
         findings = examine("https://127.0.0.1:1", **settings)
         assert [finding.level for finding in findings] == [Level.FAILED] * 2
         assert what in findings[0].text
-        assert findings[1].text == "not called: the files above cannot be used"
+        assert findings[1].text == "skipped: fix the certificate files above first"

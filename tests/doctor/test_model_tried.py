@@ -158,10 +158,10 @@ def test_tells_that_nothing_goes_backward() -> None:
         ("net", (((2, 5), "float32"),), "a step of Net failed: RuntimeError: "),
         ("net", (), "a step of Net failed: TypeError"),
         ("net", (((2, 4), "banana"),), "torch has no dtype banana"),
-        ("broken", (), "could not be had: ValueError: no weights here ("),
-        ("ends", (), "could not be had: SystemExit: usage: train.py ("),
-        ("absent", (), "could not be had: AttributeError: module 'doctored' has no attribute 'absent'"),
-        ("wrong", (), "doctored:wrong gave a int"),
+        ("broken", (), "could not be loaded: ValueError: no weights here ("),
+        ("ends", (), "could not be loaded: SystemExit: usage: train.py ("),
+        ("absent", (), "could not be loaded: AttributeError: module 'doctored' has no attribute 'absent'"),
+        ("wrong", (), "doctored:wrong is of type int"),
     ],
 )
 def test_tells_what_is_wrong(name: str, inputs: tuple[Any, ...], text: str) -> None:
@@ -175,7 +175,7 @@ def test_tells_an_error_of_our_own() -> None:
     """The hooks want to know whether a module trains."""
     found = tried("Secretive", ROW)[0]
     assert found.level is Level.FAILED
-    assert "errors of torchotel's own in Secretive" in found.text
+    assert "errors of torchotel in Secretive" in found.text
 
 
 def test_keeps_the_session_of_a_script_out() -> None:

@@ -23,7 +23,7 @@ def test_sends_a_span_and_tells_its_trace_id() -> None:
         findings = list(endpoint.check(Config(endpoint=receiver.endpoint, protocol="grpc")))
         (span,) = receiver.spans
     assert [finding.subject for finding in findings] == ["endpoint", "test span"]
-    assert findings[0].text == f"localhost:{receiver.port} takes OTLP over gRPC"
+    assert findings[0].text == f"localhost:{receiver.port} accepts OTLP over gRPC"
     assert findings[1].text == f"trace id {span.trace_id.hex()}"
     assert "http://localhost:16686/trace/" in findings[1].advice
 
@@ -38,11 +38,16 @@ def partial(spans: int) -> ExportTraceServiceResponse:
 @pytest.mark.parametrize(
     ("answer", "level", "text", "advice"),
     [
-        (partial(1), Level.FAILED, "rejected what is in it: quota", "own reason"),
-        (partial(0), Level.WARNING, "took it, with a warning: quota", ""),
-        (Refusal(grpc.StatusCode.UNAUTHENTICATED), Level.FAILED, "refused: UNAUTHENTICATED: later", "were sent: key."),
-        (Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, 9), Level.FAILED, "RESOURCE_EXHAUSTED", "It may pass"),
-        (Refusal(grpc.StatusCode.INTERNAL), Level.FAILED, "INTERNAL", "own log"),
+        (partial(1), Level.FAILED, "rejected its content: quota", "gave this reason"),
+        (partial(0), Level.WARNING, "accepted the request with a warning: quota", ""),
+        (
+            Refusal(grpc.StatusCode.UNAUTHENTICATED),
+            Level.FAILED,
+            "refused the request: UNAUTHENTICATED: later",
+            "were sent: key.",
+        ),
+        (Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, 9), Level.FAILED, "RESOURCE_EXHAUSTED", "This may be temporary"),
+        (Refusal(grpc.StatusCode.INTERNAL), Level.FAILED, "INTERNAL", "endpoint's log"),
     ],
 )
 def test_tells_answers_apart(
@@ -70,7 +75,7 @@ def test_knows_a_server_of_other_services() -> None:
 def test_knows_a_port_of_http(server: Receiver) -> None:
     found = examined(f"127.0.0.1:{server.server_port}", protocol="grpc", insecure=True)
     assert found.level is Level.FAILED
-    assert "HTTP is spoken there. OTLP over gRPC has another port, mostly 4317" in found.advice
+    assert "The server there uses HTTP. Use the port of OTLP over gRPC, usually 4317" in found.advice
 
 
 def test_knows_a_port_of_tls(server: Receiver) -> None:
@@ -80,7 +85,7 @@ def test_knows_a_port_of_tls(server: Receiver) -> None:
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # handshakes that fail are the point
     found = examined(f"http://127.0.0.1:{server.server_port}", protocol="grpc")
     assert found.level is Level.FAILED
-    assert "name the endpoint with https://" in found.advice
+    assert "use https://" in found.advice
 
 
 def test_speaks_tls(tmp_path: Path) -> None:
@@ -91,8 +96,8 @@ def test_speaks_tls(tmp_path: Path) -> None:
     with grpc_receiver("localhost:0", grpc.ssl_server_credentials([pair])) as receiver:
         taken = examined(receiver.endpoint, protocol="grpc", certificate=path)
         found = examined(receiver.endpoint, protocol="grpc")
-    assert taken.text == f"localhost:{receiver.port} takes OTLP over gRPC"
-    assert "is signed by nobody in" in found.text
+    assert taken.text == f"localhost:{receiver.port} accepts OTLP over gRPC"
+    assert "is not signed by an authority in" in found.text
 
 
 def test_tells_a_silent_server() -> None:

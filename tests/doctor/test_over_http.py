@@ -46,23 +46,23 @@ def test_sends_a_span_and_tells_its_trace_id(server: Receiver, base: str) -> Non
 @pytest.mark.parametrize(
     ("answer", "level", "text", "advice"),
     [
-        (Answer(200, OTLP), Level.OK, "takes OTLP", ""),
-        (Answer(202, OTLP), Level.OK, "takes OTLP", ""),
-        (Answer(200), Level.WARNING, "did not say that it speaks OTLP", "Look the test span up"),
-        (Answer(200, OTLP, WARNED), Level.WARNING, "took it, with a warning: slow", "own reason"),
-        (rejected(1, "quota"), Level.FAILED, "rejected what is in it: quota", "own reason"),
-        (Answer(200, {"Content-Type": "text/html"}, b"<p>"), Level.FAILED, "200 with text/html", "Something else"),
-        (Answer(200, OTLP, b"\xff" * 9), Level.FAILED, "no answer of OTLP", "Something else listens there"),
-        (Answer(302, {"Location": "http://u:p@x/y"}), Level.FAILED, "302", "that it leads to: http://x/y"),
+        (Answer(200, OTLP), Level.OK, "accepts OTLP", ""),
+        (Answer(202, OTLP), Level.OK, "accepts OTLP", ""),
+        (Answer(200), Level.WARNING, "may not be an OTLP receiver", "Check that the test span arrived"),
+        (Answer(200, OTLP, WARNED), Level.WARNING, "accepted the request with a warning: slow", "gave this reason"),
+        (rejected(1, "quota"), Level.FAILED, "rejected its content: quota", "gave this reason"),
+        (Answer(200, {"Content-Type": "text/html"}, b"<p>"), Level.FAILED, "200 with text/html", "Another server"),
+        (Answer(200, OTLP, b"\xff" * 9), Level.FAILED, "not an OTLP response", "Another server listens there"),
+        (Answer(302, {"Location": "http://u:p@x/y"}), Level.FAILED, "302", "target of the redirect: http://x/y"),
         (Answer(400, {}, b"bad wire"), Level.FAILED, "answered 400 Bad Request: bad wire", "could not read"),
         (Answer(401), Level.FAILED, "answered 401 Unauthorized", "OTEL_EXPORTER_OTLP_HEADERS"),
         (Answer(403), Level.FAILED, "answered 403 Forbidden", "Headers that were sent: none"),
         (Answer(404), Level.FAILED, "answered 404 Not Found", "no OTLP receiver at /v1/traces"),
         (Answer(405), Level.FAILED, "answered 405", "16686 is Jaeger's page"),
-        (Answer(415), Level.FAILED, "answered 415", "takes no protobuf"),
-        (Answer(429), Level.FAILED, "answered 429", "sent again"),
-        (Answer(500), Level.FAILED, "answered 500", "own log"),
-        (Answer(200, OTLP, bytes(2 * MAX_ANSWER_BYTES)), Level.FAILED, "no answer of OTLP", "Something else"),
+        (Answer(415), Level.FAILED, "answered 415", "does not accept protobuf"),
+        (Answer(429), Level.FAILED, "answered 429", "retried"),
+        (Answer(500), Level.FAILED, "answered 500", "endpoint's log"),
+        (Answer(200, OTLP, bytes(2 * MAX_ANSWER_BYTES)), Level.FAILED, "not an OTLP response", "Another server"),
     ],
 )
 def test_tells_answers_apart(server: Receiver, base: str, answer: Answer, level: Level, text: str, advice: str) -> None:
@@ -76,8 +76,8 @@ def test_tells_answers_apart(server: Receiver, base: str, answer: Answer, level:
 @pytest.mark.parametrize(
     ("path", "verbatim", "advice"),
     [
-        ("", True, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is taken as it is, so it has to end in /v1/traces"),
-        ("/v1/traces", False, "is a base URL, to which /v1/traces is added: leave that out"),
+        ("", True, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is used unchanged, so it must end in /v1/traces"),
+        ("/v1/traces", False, "is a base URL, to which /v1/traces is appended: remove that path"),
     ],
 )
 def test_knows_the_usual_mistakes_with_paths(
@@ -100,7 +100,7 @@ def test_names_headers_and_never_their_values(server: Receiver, base: str) -> No
 
 def test_compares_clocks_by_the_date_of_the_answer(server: Receiver, base: str) -> None:
     server.answers.append(Answer(200, OTLP))
-    assert examined(base, "clock").text == "as the endpoint's, to a second"
+    assert examined(base, "clock").text == "within a second of the endpoint's clock"
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nDate: Sat, 01 Jan 2000 00:00:00 GMT\r\n\r\n"
     with saying(page) as old:
         found = examined(old, "clock")
@@ -128,7 +128,7 @@ def test_tells_a_silent_server() -> None:
     with saying(b"") as url:
         found = examined(url, timeout_s=0.2)
     assert found.level is Level.FAILED
-    assert "took the request and gave no answer in 0.2 s" in found.text
+    assert "accepted the request but did not answer within 0.2 s" in found.text
 
 
 def test_does_not_wait_for_a_server_that_never_comes_to_an_end() -> None:
@@ -136,7 +136,7 @@ def test_does_not_wait_for_a_server_that_never_comes_to_an_end() -> None:
     with saying(b"HTTP/1.1 200 OK\r\nX: ", then_s=0.1) as url:
         found = examined(url, timeout_s=0.3)
     assert found.level is Level.FAILED
-    assert "took the request and gave no answer" in found.text
+    assert "accepted the request but did not answer" in found.text
 
 
 def test_tells_an_address_that_takes_no_connection() -> None:
@@ -151,7 +151,7 @@ def test_tells_an_address_that_takes_no_connection() -> None:
         for waiting in held:
             waiting.close()
     assert found.level is Level.FAILED
-    assert "gave no answer in 0.3 s" in found.text
+    assert "did not answer within 0.3 s" in found.text
     assert "firewall" in found.advice
 
 
@@ -159,14 +159,14 @@ def test_tells_garbage() -> None:
     with saying(b"220 mail.example.org ESMTP\r\n") as url:
         found = examined(url, timeout_s=0.5)
     assert found.level is Level.FAILED
-    assert "gave no answer of OTLP" in found.text
+    assert "gave no OTLP response" in found.text
 
 
 def test_knows_a_grpc_port() -> None:
     with grpc_receiver() as receiver:
         found = examined(f"http://127.0.0.1:{receiver.port}")
     assert found.level is Level.FAILED
-    assert "gRPC is spoken there. OTLP over HTTP has another port, mostly 4318" in found.advice
+    assert "The server there uses gRPC. Use the port of OTLP over HTTP, usually 4318" in found.advice
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def tls_url(server: Receiver) -> str:
 def test_knows_a_port_of_tls(tls_url: str) -> None:
     found = examined(f"http://{tls_url}")
     assert found.level is Level.FAILED
-    assert "name the endpoint with https://" in found.advice
+    assert "use https://" in found.advice
 
 
 def test_names_the_proxy_that_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +205,6 @@ def test_calls_nobody_where_nothing_is_sent(server: Receiver, base: str) -> None
 
 def test_examines_the_endpoint_of_metrics_too(server: Receiver, base: str) -> None:
     found = examined(base, "metrics", traces_exporter="none", metrics_exporter="otlp")
-    assert found.text == f"{base}/v1/metrics answered 200, and did not say that it speaks OTLP (no Content-Type)"
+    assert found.text == f"{base}/v1/metrics answered 200 without a Content-Type, so it may not be an OTLP receiver"
     (pushed,) = server.pushed
     assert not pushed.message.resource_metrics

@@ -13,7 +13,7 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def contradicting(environ: Mapping[str, str], **given: object) -> list[str]:
-    """Give what is said about settings, without "none contradicts another"."""
+    """Give what is said about settings, without "no settings contradict each other"."""
     found = contradictions.check(settings.read(given, environ).config, given, environ)
     return [finding.text for finding in found if finding.level is not Level.OK]
 
@@ -65,8 +65,8 @@ def test_goes_on_behind_each_variable_that_cannot_be_read() -> None:
     assert config.service_name == "mine"
     assert [finding.level for finding in findings] == [Level.FAILED] * 2
     assert {finding.advice for finding in findings} == {
-        "instrument() raises ConfigError for it. Correct TORCHOTEL_DETAIL, or unset.",
-        "instrument() raises ConfigError for it. Correct TORCHOTEL_MAX_DEPTH, or unset.",
+        "instrument() raises ConfigError for it. Correct or unset TORCHOTEL_DETAIL.",
+        "instrument() raises ConfigError for it. Correct or unset TORCHOTEL_MAX_DEPTH.",
     }
 
 
@@ -106,24 +106,33 @@ def test_looks_behind_the_switch_that_turns_all_off() -> None:
     ("environ", "text"),
     [
         ({ENDPOINT: "http://x:4318", "OTEL_TRACES_EXPORTER": "none"}, f"{ENDPOINT} names an endpoint, but"),
-        ({ENDPOINT: "http://x:4317"}, "port 4317 is mostly that of grpc"),
-        ({ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "port 4318 is mostly that of http"),
-        ({ENDPOINT: "http://x/v1/traces", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "gRPC takes no path"),
-        ({ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_HEADERS": "key=sesame"}, "headers (key) travel to x as"),
+        ({ENDPOINT: "http://x:4317"}, "port 4317 is usually that of grpc"),
+        ({ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "port 4318 is usually that of http"),
+        (
+            {ENDPOINT: "http://x/v1/traces", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "the path of the endpoint has no effect",
+        ),
+        (
+            {ENDPOINT: "http://x:4318", "OTEL_EXPORTER_OTLP_HEADERS": "key=sesame"},
+            "headers (key) are sent to x unencrypted",
+        ),
         ({"OTEL_EXPORTER_OTLP_CERTIFICATE": __file__}, "has no effect: the endpoint is http://"),
         ({"OTEL_TRACES_SAMPLER": "always_off"}, "OTEL_TRACES_SAMPLER is always_off: no trace is sent"),
-        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}, "but for slow, failed and NaN"),
+        (
+            {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"},
+            "except those of slow, failed and NaN",
+        ),
         ({"OTEL_TRACES_SAMPLER_ARG": "0.1"}, "OTEL_TRACES_SAMPLER_ARG has no effect"),
-        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "5", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "50"}, "wins over"),
-        ({"OTEL_EXPORTER_OTLP_HEADERS": "a=1", "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "b=2"}, "wins over"),
+        ({"OTEL_EXPORTER_OTLP_TIMEOUT": "5", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "50"}, "overrides"),
+        ({"OTEL_EXPORTER_OTLP_HEADERS": "a=1", "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "b=2"}, "overrides"),
         (
             {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"},
-            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT holds for traces alone; metrics are sent to http://localhost:4318",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT applies to traces only; metrics are sent to http://localhost:4318",
         ),
         ({"OTEL_EXPORTER_PROMETHEUS_PORT": "1", "OTEL_METRICS_EXPORTER": "none"}, "has no effect: metrics_exporter"),
         ({"OTEL_EXPORTER_PROMETHEUS_PORT": "none", "TORCHOTEL_DISCOVERY_DIR": "/x"}, "prometheus_port is none"),
         ({"OTEL_METRIC_EXPORT_INTERVAL": "100"}, "has no effect: metrics_exporter is prometheus"),
-        ({"TORCHOTEL_DETAIL": "off"}, "no gradient norms are taken"),
+        ({"TORCHOTEL_DETAIL": "off"}, "no gradient norms are read"),
         ({"TORCHOTEL_DETAIL": "off", "TORCHOTEL_GRADIENT_NORMS": "1", "TORCHOTEL_INCLUDE": "a"}, "TORCHOTEL_INCLUDE"),
     ],
 )

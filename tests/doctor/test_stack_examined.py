@@ -66,7 +66,9 @@ def test_says_nothing_of_a_stack_that_is_not_up(tmp_path: Path) -> None:
     ids=["scraped", "through the Collector", "into Prometheus"],
 )
 def test_knows_the_ways_to_it(said: dict[str, str]) -> None:
-    assert found(**said) == Finding("stack", Level.OK, "up as plain processes; its Prometheus finds what trains")
+    assert found(**said) == Finding(
+        "stack", Level.OK, "up as plain processes; its Prometheus finds runs of this machine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,14 +77,14 @@ def test_knows_the_ways_to_it(said: dict[str, str]) -> None:
         ({"OTEL_METRICS_EXPORTER": "none"}, "metrics_exporter is none"),
         ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://far:1"}, "metrics_exporter is otlp"),
         ({"OTEL_EXPORTER_PROMETHEUS_PORT": "none"}, "prometheus_port is none"),
-        ({"TORCHOTEL_DISCOVERY_DIR": "elsewhere"}, "discovery_dir is elsewhere, and it looks into {up.targets}"),
+        ({"TORCHOTEL_DISCOVERY_DIR": "elsewhere"}, "discovery_dir is elsewhere, but it reads {up.targets}"),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value.split(",")[0],
 )
 def test_says_what_is_in_the_way(up: Stack, said: dict[str, str], why: str) -> None:
     finding = found(**said)
     assert finding.level is Level.WARNING
-    assert finding.text.endswith(f"its Prometheus will not find what trains: {why.format(up=up)}")
+    assert finding.text.endswith(f"its Prometheus will not find a run: {why.format(up=up)}")
     assert finding.advice
 
 

@@ -10,8 +10,8 @@ from torchotel.exporters.otlp.http_transport import Answer, error_message
 
 _PROTOBUF = "application/x-protobuf"
 _NO_RECEIVER = (
-    "Something else listens there. OTLP over HTTP is port 4318 of a Collector or of Jaeger (16686 is Jaeger's page, "
-    "4317 gRPC)."
+    "Another server listens there. OTLP over HTTP is port 4318 of a Collector or of Jaeger; 16686 is Jaeger's page, "
+    "4317 is gRPC."
 )
 _BUSY = frozenset({429, 502, 503, 504})
 _HEADERS_ASKED = frozenset({401, 403})
@@ -35,13 +35,13 @@ def judge(subject: str, answer: Answer, response: Any, receiver: Receiver) -> Fi
         raise _refused(answer, receiver, shown)
     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind not in {"", _PROTOBUF}:
-        text = f"{shown} answered {answer.status} with {receiver.quote(kind)}, which is no answer of OTLP"
+        text = f"{shown} answered {answer.status} with {receiver.quote(kind)}, which is not an OTLP response"
         raise Trouble(text, _NO_RECEIVER)
     try:
         partial = response.FromString(answer.content).partial_success
     except Exception:  # noqa: BLE001 - whatever protobuf makes of another's bytes
         raise Trouble(
-            f"{shown} answered {answer.status} with something that is no answer of OTLP", _NO_RECEIVER
+            f"{shown} answered {answer.status} with a body that is not an OTLP response", _NO_RECEIVER
         ) from None
     return _taken(subject, partial, receiver, shown, said=bool(kind))
 
@@ -50,16 +50,18 @@ def _taken(subject: str, partial: Any, receiver: Receiver, shown: str, *, said: 
     message = receiver.quote(partial.error_message)
     rejected = getattr(partial, "rejected_spans", 0) or getattr(partial, "rejected_data_points", 0)
     if rejected:
-        raise Trouble(f"{shown} took the request and rejected what is in it: {message or 'no reason given'}", _REASON)
+        raise Trouble(f"{shown} accepted the request and rejected its content: {message or 'no reason given'}", _REASON)
     if message:
-        return warning(subject, f"{shown} took it, with a warning: {message}", _REASON)
+        return warning(subject, f"{shown} accepted the request with a warning: {message}", _REASON)
     if not said:
-        text = f"{shown} answered 200, and did not say that it speaks OTLP (no Content-Type)"
-        return warning(subject, text, "Look the test span up: a server that answers 200 to anything loses it.")
-    return ok(subject, f"{shown} takes OTLP")
+        text = f"{shown} answered 200 without a Content-Type, so it may not be an OTLP receiver"
+        return warning(
+            subject, text, "Check that the test span arrived: a server that answers 200 to every request loses spans."
+        )
+    return ok(subject, f"{shown} accepts OTLP")
 
 
-_REASON = "That is the endpoint's own reason; its log may say more."
+_REASON = "The endpoint gave this reason. Check its log."
 
 
 def _refused(answer: Answer, receiver: Receiver, shown: str) -> Trouble:
@@ -75,13 +77,15 @@ def _advise(answer: Answer, receiver: Receiver, shown: str) -> str:
     if status in _HEADERS_ASKED:
         return _advise_headers(receiver)
     if status in _BUSY:
-        return "It may pass. In a run such requests are sent again for about a minute, then dropped and counted."
+        return (
+            "This may be temporary. In a run, such requests are retried for about a minute, then dropped and counted."
+        )
     if status in _NO_SUCH_PATH:
         return _advise_path(shown)
     if status // 100 == 3:  # noqa: PLR2004 - the class of statuses that lead elsewhere
         to = receiver.quote(without_credentials(answer.headers.get("Location", "?")))
-        return f"Redirects are not followed. Name the endpoint that it leads to: {to}"
-    return _ADVICE.get(status, "The endpoint's own log may say more.")
+        return f"Redirects are not followed. Set the endpoint to the target of the redirect: {to}"
+    return _ADVICE.get(status, "Check the endpoint's log.")
 
 
 def _advise_headers(receiver: Receiver) -> str:
@@ -95,18 +99,18 @@ def _advise_headers(receiver: Receiver) -> str:
 def _advise_path(shown: str) -> str:
     path = urlsplit(shown).path
     if path.count("/v1/") > 1:
-        return "OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/traces is added: leave that out of it."
+        return "OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/traces is appended: remove that path."
     if not path.endswith(("/v1/traces", "/v1/metrics")):
         return (
-            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is taken as it is, so it has to end in /v1/traces; "
-            "OTEL_EXPORTER_OTLP_ENDPOINT has that added."
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is used unchanged, so it must end in /v1/traces. That path is appended "
+            "to OTEL_EXPORTER_OTLP_ENDPOINT only."
         )
     return f"There is no OTLP receiver at {path} of that server. " + _NO_RECEIVER
 
 
 _ADVICE = {
-    400: "It could not read the request; a proxy in between may have changed it.",
-    407: "The proxy asks for a password: HTTP_PROXY, HTTPS_PROXY, NO_PROXY.",
-    413: "Even one span is too large for it: raise its limit.",
-    415: "It takes no protobuf: a receiver of OTLP over HTTP must take application/x-protobuf.",
+    400: "The endpoint could not read the request. A proxy may have changed it.",
+    407: "The proxy requires a password: set it in HTTP_PROXY or HTTPS_PROXY, or bypass the proxy with NO_PROXY.",
+    413: "Even one span is too large for the endpoint: raise the endpoint's limit.",
+    415: "The endpoint does not accept protobuf. A receiver of OTLP over HTTP must accept application/x-protobuf.",
 }

@@ -28,12 +28,14 @@ class Steadiness:
         """Tell whether the wall clock was set meanwhile, and what a reading costs."""
         moved_s = (_offset_ns() - self._offset_ns) / 1e9
         if abs(moved_s) > _STEADY_S:
-            advice = "Durations are right all the same, but spans of other machines stand beside others: look at NTP."
-            yield warning(SUBJECT, f"the wall clock moved by {moved_s:+.3f} s while this ran", advice)
+            advice = "Durations are still correct, but spans of different machines do not line up: check NTP."
+            yield warning(SUBJECT, f"the wall clock moved by {moved_s:+.3f} s during the checks", advice)
         readings = [time.perf_counter_ns() for _ in range(_READINGS)]
         cost_ns = median(later - earlier for earlier, later in pairwise(readings))
         if any(later < earlier for earlier, later in pairwise(readings)):
-            yield warning(SUBJECT, "perf_counter went back", "Durations are wrong on such a machine: report its clock.")
+            yield warning(
+                SUBJECT, "time.perf_counter went back", "Durations are wrong on this machine: check its clock source."
+            )
         elif cost_ns > _SLOW_NS:
             advice = "On Linux, /sys/devices/system/clocksource/clocksource0/current_clocksource should be tsc."
             yield warning(SUBJECT, f"a reading of the clock takes {cost_ns:.0f} ns", advice)
@@ -54,10 +56,10 @@ def compare(date: str | None, sent_s: float, received_s: float) -> Finding | Non
     behind_s = theirs_s - received_s
     skew_s = max(ahead_s, behind_s)
     if skew_s <= MOST_SKEW_S:
-        return ok(SUBJECT, "as the endpoint's, to a second")
+        return ok(SUBJECT, "within a second of the endpoint's clock")
     way = "ahead of" if ahead_s > behind_s else "behind"
-    advice = "Spans of this machine stand in another time than those of others: look at NTP (timedatectl, chronyc)."
-    return warning(SUBJECT, f"at least {skew_s:.1f} s {way} the endpoint's", advice)
+    advice = "Spans of this machine and of others do not line up: check NTP (timedatectl, chronyc)."
+    return warning(SUBJECT, f"at least {skew_s:.1f} s {way} the endpoint's clock", advice)
 
 
 def _offset_ns() -> float:

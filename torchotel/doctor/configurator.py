@@ -19,6 +19,6 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name, group in _EXPORTERS.items():
         words = {word.strip() for word in environ.get(name, "").split(",")} - {"", "none"}
         for word in sorted(words - entry_points(group=group).names):
-            text = f"opentelemetry-instrument would find no exporter for {name}={word}, and instrument nothing at all"
-            advice = f"Leave {name} unset, which there is otlp, or install opentelemetry-exporter-{word}."
+            text = f"opentelemetry-instrument would find no exporter for {name}={word} and instrument nothing"
+            advice = f"Unset {name}, whose default is otlp, or install opentelemetry-exporter-{word}."
             yield warning(SUBJECT, text, advice)

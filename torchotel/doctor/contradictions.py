@@ -13,7 +13,7 @@ SUBJECT = "settings"
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 _PORTS = {"http/protobuf": 4317, "grpc": 4318}
 """The port that mostly is the other protocol's."""
-_EXPORTER = "Set OTEL_TRACES_EXPORTER to otlp, or unset it; --traces-exporter otlp for one run."
+_EXPORTER = "Set OTEL_TRACES_EXPORTER to otlp, or unset it. For one run, use --traces-exporter otlp."
 
 
 def check(config: Config, given: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -28,7 +28,7 @@ def check(config: Config, given: Mapping[str, Any], environ: Mapping[str, str]) 
     ]
     yield from (warning(SUBJECT, text, advice) for text, advice in found)
     if not found:
-        yield ok(SUBJECT, "none contradicts another")
+        yield ok(SUBJECT, "no settings contradict each other")
 
 
 def _said(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
@@ -53,9 +53,9 @@ def _of_traces(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, s
     if exporter == "none" and config.set_global_provider:
         yield "set_global_provider has no effect while traces_exporter is none", _EXPORTER
     if config.sampler.endswith("always_off") or (config.sampler.endswith("ratio") and config.sampler_ratio == 0):
-        but = "" if config.sampler.endswith("always_off") else ", but for slow, failed and NaN steps"
+        but = "" if config.sampler.endswith("always_off") else ", except those of slow, failed and NaN steps"
         text = f"OTEL_TRACES_SAMPLER is {config.sampler}: no trace is sent{but}"
-        yield text, "Unset it, or take traceidratio with OTEL_TRACES_SAMPLER_ARG from 0 to 1."
+        yield text, "Unset it, or use traceidratio with OTEL_TRACES_SAMPLER_ARG from 0 to 1."
     elif "sampler_ratio" in said and not config.sampler.endswith("ratio"):
         text = f"OTEL_TRACES_SAMPLER_ARG has no effect with the sampler {config.sampler}"
         yield text, "Set OTEL_TRACES_SAMPLER to traceidratio or parentbased_traceidratio."
@@ -66,23 +66,23 @@ def _of_endpoints(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str
     if config.traces_exporter == "otlp" and parts.scheme in {"http", "https"}:
         if parts.port == _PORTS[config.protocol]:
             other = "grpc" if config.protocol == "http/protobuf" else "http/protobuf"
-            text = f"port {parts.port} is mostly that of {other}, and protocol is {config.protocol}"
+            text = f"port {parts.port} is usually that of {other}, but protocol is {config.protocol}"
             yield text, f"Set OTEL_EXPORTER_OTLP_PROTOCOL to {other}, or the endpoint to port {_PORTS[other]}."
         if config.protocol == "grpc" and "/v1/" in parts.path:
-            yield "gRPC takes no path: that of the endpoint has no effect", "Name scheme, host and port alone."
+            yield "the path of the endpoint has no effect with gRPC", "Set the endpoint to scheme, host and port only."
         if parts.scheme == "http" and config.headers and not is_loopback(parts.hostname or ""):
             names = ", ".join(config.headers)
-            text = f"headers ({names}) travel to {parts.hostname} as everybody on the way can read them"
-            yield text, "Name the endpoint with https:// where they hold credentials."
+            text = f"headers ({names}) are sent to {parts.hostname} unencrypted"
+            yield text, "Use https:// in the endpoint if they hold credentials."
         if parts.scheme == "http" and (
             files := [name for name in ("certificate", "client_certificate") if name in said]
         ):
             text = f"{' and '.join(said[name] for name in files)} has no effect: the endpoint is http://, without TLS"
-            yield text, "Name the endpoint with https://."
+            yield text, "Use https:// in the endpoint."
     elsewhere = "traces_endpoint" in said and not said.keys() & {"endpoint", "metrics_endpoint"}
     if elsewhere and "otlp" in config.metrics_exporter:
         to = without_credentials(config.metrics_endpoint)
-        text = f"{said['traces_endpoint']} holds for traces alone; metrics are sent to {to}"
+        text = f"{said['traces_endpoint']} applies to traces only; metrics are sent to {to}"
         yield text, "Set OTEL_EXPORTER_OTLP_ENDPOINT, a base URL, for both."
 
 
@@ -95,7 +95,7 @@ def _of_signals(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 continue
             if name.endswith("_ENDPOINT") and own.startswith(other):
                 continue
-            yield f"{name} wins over {general}, and says something else", "Unset the one that is not meant."
+            yield f"{name} overrides {general}, which has another value", "Unset the one that is wrong."
 
 
 def _of_metrics(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -106,7 +106,7 @@ def _of_metrics(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, 
             text = f"{said[field]} has no effect: metrics_exporter is {shown}"
             yield text, "Set OTEL_METRICS_EXPORTER to prometheus, or to prometheus,otlp."
         elif field in said and config.prometheus_port is None and field != "prometheus_port":
-            yield f"{said[field]} has no effect: prometheus_port is none", "Give a port."
+            yield f"{said[field]} has no effect: prometheus_port is none", "Set a port."
     for field in ("metrics_endpoint", "metrics_interval_s"):
         if field in said and "otlp" not in ways:
             text = f"{said[field]} has no effect: metrics_exporter is {shown}"
@@ -116,12 +116,12 @@ def _of_metrics(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, 
 def _of_detail(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if config.detail != "off":
         return
-    advice = "Leave out detail=off (TORCHOTEL_DETAIL): modules are seen in detailed steps alone."
+    advice = "Do not set detail=off (TORCHOTEL_DETAIL): modules are recorded on detailed steps only."
     for field in ("include", "exclude", "max_depth", "module_histograms", "shapes"):
         if field in said:
-            yield f"{said[field]} has no effect: with detail=off no module is looked at", advice
+            yield f"{said[field]} has no effect: with detail=off no module is recorded", advice
     if config.gradient_norms == "auto":
-        text = "with detail=off no gradient norms are taken: by default they go with detailed steps"
+        text = "with detail=off no gradient norms are read: by default they are read on detailed steps only"
         yield (
             text,
             "Set gradient_norms (TORCHOTEL_GRADIENT_NORMS) to true, to a number, or to false if none are wanted.",

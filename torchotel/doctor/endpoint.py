@@ -27,7 +27,7 @@ def check(config: Config) -> Iterator[Finding]:
     if config.traces_exporter == "otlp":
         yield from _check_traces(config, version)
     else:
-        yield ok(SUBJECT, f"no traces are sent anywhere: traces_exporter is {config.traces_exporter}")
+        yield ok(SUBJECT, f"no traces are sent: traces_exporter is {config.traces_exporter}")
     if "otlp" in config.metrics_exporter:
         receiver = config.receiver("metrics")
         yield from _examine(Request("metrics", receiver, METRICS, b"", ExportMetricsServiceResponse, version))
@@ -45,7 +45,7 @@ def _examine(request: Request) -> Iterator[Finding]:
     files = list(tls.check_files(request.receiver))
     yield from files
     if any(finding.level is Level.FAILED for finding in files):
-        yield failed(request.subject, "not called: the files above cannot be used", "See there.")
+        yield failed(request.subject, "skipped: fix the certificate files above first", "")
         return
     over = over_grpc if request.receiver.protocol == "grpc" else over_http
     try:
@@ -60,7 +60,7 @@ def _where_to_look(receiver: Receiver, span: TestSpan) -> str:
     address = read_target(receiver.endpoint, insecure=receiver.insecure).address
     host = "localhost" if "/" in address else address.rpartition(":")[0]  # a path is a socket in the file system
     stack = stack_that_runs() if is_loopback(host) else None
-    look = f"Search your backend for that id; a Jaeger there has it at http://{host}:16686/trace/{span.trace_id}"
+    look = f"Search your backend for this id. In a Jaeger on that host: http://{host}:16686/trace/{span.trace_id}"
     if stack is not None:
         jaeger = f"http://localhost:{stack.ports.jaeger}"
         shown = all(shows_page(server) for server in stack.servers if server.name == "jaeger")

@@ -56,7 +56,5 @@ def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[F
         yield from check()
     except Exception as error:  # noqa: BLE001 - one broken part must not hide the others
         text = f"could not be checked: {type(error).__name__}: {error}"
-        advice = (
-            "Where a library cannot be loaded, see its version above; else this is torchotel's own error: report it."
-        )
+        advice = "If a library cannot be loaded, check its version above. Otherwise report this error."
         yield failed(subject, text, advice)

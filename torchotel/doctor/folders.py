@@ -19,7 +19,7 @@ _PROBE_BYTES = 4096
 def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Write a file for a moment, and look at the room on the disk."""
     if config.record is None:
-        yield ok(SUBJECT, "no run file is asked for (record); torchotel run makes one in torchotel-runs")
+        yield ok(SUBJECT, "no run file is configured (record); torchotel run writes one to torchotel-runs")
     else:
         yield _check(own_folder(config.record, identify(environ)), "record")
     if config.discovery_dir is not None:
@@ -29,7 +29,9 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _check(folder: Path, setting: str) -> Finding:
     shown = f"{setting} {folder}"
     if setting == "record" and (folder / METRICS_NAME).exists():
-        return ok(SUBJECT, f"{shown} holds a run already; the next run is recorded beside it, and a warning says where")
+        return ok(
+            SUBJECT, f"{shown} holds a run already; the next run is recorded beside it, and a warning names the folder"
+        )
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=existing, prefix=".torchotel-doctor-") as file:
@@ -37,10 +39,10 @@ def _check(folder: Path, setting: str) -> Finding:
             file.flush()
     except OSError as error:
         what = f"{shown} cannot be written to: {error.strerror}" + (f" ({existing})" if existing != folder else "")
-        return failed(SUBJECT, what, "Name a folder that this user may write to, on a disk with room.")
+        return failed(SUBJECT, what, "Set a folder that this user can write to, on a disk with free space.")
     free_bytes = shutil.disk_usage(existing).free
     text = f"{shown} can be written to, {free_bytes / _MIB:,.0f} MiB are free"
     if setting != "record" or free_bytes >= LIMIT_BYTES:
         return ok(SUBJECT, text)
-    needs = f"A run file grows to {LIMIT_BYTES // _MIB} MiB at most; where the disk is full, recording ends."
+    needs = f"A run file grows to {LIMIT_BYTES // _MIB} MiB at most. Recording stops if the disk is full."
     return (failed if free_bytes < _LEAST_BYTES else warning)(SUBJECT, text, needs)

@@ -39,8 +39,8 @@ def load(where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Loaded:
     if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - a model and its batch
         found, batch = found
     if not isinstance(found, torch.nn.Module):
-        got = f"{where} gave a {type(found).__qualname__}"
-        raise Trouble(got, "It has to be a torch.nn.Module, or a function that gives one, or (model, batch).")
+        got = f"{where} is of type {type(found).__qualname__}"
+        raise Trouble(got, "It must be a torch.nn.Module, (model, batch), or a function that returns one of them.")
     if inputs:
         device = next((parameter.device for parameter in found.parameters()), torch.device("cpu"))
         batch = tuple(_tensor(shape, dtype, device) for shape, dtype in inputs)
@@ -64,16 +64,16 @@ def _is_users(file: str) -> bool:
 
 def _make(where: str) -> Any:
     module, _, name = where.partition(":")
-    advice = "Name it as MODULE:NAME, as Python imports it from this folder."
+    advice = "Write it as MODULE:NAME, as Python imports it from this folder."
     with _no_telemetry():
         try:
             found: Any = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
-            advice = "It is called without arguments: give a function that makes it with the right ones."
+            advice = "It is called without arguments: name a function that creates the model without arguments."
             return found if isinstance(found, torch.nn.Module) or not callable(found) else found()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-            raise Trouble(f"{where} could not be had: {describe(error)}", advice) from None
+            raise Trouble(f"{where} could not be loaded: {describe(error)}", advice) from None
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def _no_telemetry() -> Iterator[None]:
 def _tensor(shape: tuple[int, ...], name: str, device: torch.device) -> torch.Tensor:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise Trouble(f"--input: torch has no dtype {name}", "Name one of torch's, like float32, bfloat16 or int64.")
+        raise Trouble(f"--input: torch has no dtype {name}", "Use a dtype of torch, like float32, bfloat16 or int64.")
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype, device=device)
     return torch.zeros(shape, dtype=dtype, device=device)  # a valid index into any embedding

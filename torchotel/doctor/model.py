@@ -64,30 +64,34 @@ def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], st
         yield failed(SUBJECT, trouble.text, trouble.advice)
         return
     if not backward:
-        advice = "Its outputs need no gradient: is it in inference mode, or are all its parameters frozen?"
-        yield warning(SUBJECT, "nothing to go backward through", advice)
+        advice = "Check whether the model is in inference mode, or all its parameters are frozen."
+        yield warning(SUBJECT, "no output requires a gradient, so no backward was run", advice)
     yield from _tell(config, loaded.model, whole, as_set)
     held = unregistered(loaded.model)
     if held:
         advice = (
-            "PyTorch does not look into them, so parameters() lacks what is in there: no optimizer trains it, "
-            "state_dict() leaves it out, and to() does not move it. Use nn.ModuleList or nn.ModuleDict."
+            "PyTorch does not register such layers: parameters() and state_dict() leave them out, no optimizer trains "
+            "them, and to() does not move them. Use nn.ModuleList or nn.ModuleDict."
         )
         yield warning(SUBJECT, f"layers held in plain lists or dicts: {_listed(held)}", advice)
     missing = [name for name, there in seams.found().items() if not there]
     if missing:
         text = f"torch {torch.__version__} lacks {', '.join(missing)}"
-        yield warning(SUBJECT, text, "Less is seen, or times are less exact. See which torch is supported.")
+        yield warning(
+            SUBJECT, text, "Spans are missing, or times are less exact. Install a supported version of torch."
+        )
 
 
 def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -> Iterator[Finding]:
     called = set(whole.paths("forward"))
     name = type(model).__qualname__
     if whole.faults + as_set.faults:
-        text = f"{whole.faults + as_set.faults} errors of torchotel's own in {name}, told above"
-        yield failed(SUBJECT, text, "Training would go on without what failed. Please report it with the model.")
+        text = f"{whole.faults + as_set.faults} errors of torchotel in {name}, logged above"
+        yield failed(
+            SUBJECT, text, "Training would continue without the failed part. Please report this with the model."
+        )
     if not called:
-        advice = "It is called in a way that runs no hooks: call model(batch), not model.forward(batch)."
+        advice = "No hooks ran: call model(batch) instead of model.forward(batch)."
         yield failed(SUBJECT, f"no module call of {name} was seen", advice)
         return
     spans = len(as_set.paths("forward")) + len(as_set.paths("backward"))
@@ -99,7 +103,7 @@ def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -
     if as_set.folded():
         advice = (
             f"{as_set.folded()} deeper calls fold into their parents. Choose modules with include, exclude or "
-            "max_depth; Jaeger opens about 2,000 spans of a trace well."
+            "max_depth; Jaeger displays traces of up to about 2,000 spans well."
         )
         yield warning(SUBJECT, f"{text}; {limit}", advice)
     else:
@@ -116,7 +120,7 @@ def _tell_unseen(model: torch.nn.Module, whole: _Seen, called: set[str]) -> Iter
             scripted.append(path)
     for kind, regions in (("torch.compile", compiled), ("TorchScript", scripted)):
         if regions:
-            advice = "It runs no hooks: such a region is one span, and what is inside it has none."
+            advice = "No hooks run inside it: such a region is one span, and the modules inside it have none."
             yield ok(SUBJECT, f"{kind}: {_listed([path or root for path in regions])}", advice)
     unseen = [
         path
@@ -125,8 +129,8 @@ def _tell_unseen(model: torch.nn.Module, whole: _Seen, called: set[str]) -> Iter
     ]
     if unseen:
         advice = (
-            "Not used with this input; or their parameters are read by others (attention does so with out_proj), or "
-            "their forward is called directly, which runs no hooks."
+            "Either this input does not use them, or other modules read their parameters (attention reads out_proj), "
+            "or their forward is called directly, which runs no hooks."
         )
         yield ok(SUBJECT, f"{len(unseen)} not called: {_listed(unseen)}", advice)
 
@@ -144,7 +148,7 @@ def _run_plainly(loaded: Loaded) -> bool:
     try:
         return _step(loaded)
     except Exception as error:  # noqa: BLE001 - the user's model may raise anything
-        advice = "That is without torchotel. Look at the model and at --input: SHAPE[:DTYPE], once for each input."
+        advice = "This step ran without torchotel. Check the model and --input: SHAPE[:DTYPE], once for each input."
         raise Trouble(f"a step of {type(loaded.model).__qualname__} failed: {describe(error)}", advice) from None
 
 
@@ -154,7 +158,7 @@ def _watch(config: Config, loaded: Loaded) -> _Seen:
     try:
         _step(loaded)
     except Exception as error:  # noqa: BLE001 - as above
-        advice = "Without torchotel it ran. Please report it with the model."
+        advice = "The same step succeeded without torchotel. Please report this with the model."
         text = f"a step of {type(loaded.model).__qualname__} failed under torchotel: {describe(error)}"
         raise Trouble(text, advice) from None
     finally:

@@ -18,15 +18,15 @@ from torchotel.exporters.otlp.transport import Reply
 _ROOTS = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 _OTHERS = {
     "HTTP": (
-        "HTTP is spoken there. OTLP over gRPC has another port, mostly 4317; or set the protocol to http/protobuf "
-        "(OTEL_EXPORTER_OTLP_PROTOCOL)."
+        "The server there uses HTTP. Use the port of OTLP over gRPC, usually 4317, or set "
+        "OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf."
     ),
-    "TLS": "TLS is spoken there: name the endpoint with https://, and leave OTEL_EXPORTER_OTLP_INSECURE out.",
+    "TLS": "The server there uses TLS: use https:// in the endpoint, and unset OTEL_EXPORTER_OTLP_INSECURE.",
 }
 _ADVICE = {
-    "UNIMPLEMENTED": "A gRPC server is there that has no OTLP service for this. OTLP over gRPC is mostly port 4317.",
-    "DEADLINE_EXCEEDED": "It hangs, or something listens there that is no receiver of OTLP: its log may say more.",
-    "RESOURCE_EXHAUSTED": "It may pass. In a run such requests are sent again where the endpoint says when.",
+    "UNIMPLEMENTED": "The gRPC server there has no OTLP service for this signal. OTLP over gRPC is usually port 4317.",
+    "DEADLINE_EXCEEDED": "The server there hangs, or is not an OTLP receiver: check its log.",
+    "RESOURCE_EXHAUSTED": "This may be temporary. In a run, such requests are retried if the endpoint names a delay.",
 }
 _HEADERS_ASKED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
@@ -61,25 +61,29 @@ def _send(request: Request) -> Reply:
 def _judge(request: Request, target: Target, address: Address | None, reply: Reply) -> Finding:
     text = reply.text
     if reply.error_type is None and reply.rejected:
-        what = f"{target.address} took the request and rejected what is in it: {text or 'no reason given'}"
-        raise Trouble(what, "That is the endpoint's own reason; its log may say more.")
+        what = f"{target.address} accepted the request and rejected its content: {text or 'no reason given'}"
+        raise Trouble(what, "The endpoint gave this reason. Check its log.")
     if reply.error_type is None and text:
-        return warning(request.subject, f"{target.address} took it, with a warning: {text}", "Its log may say more.")
+        return warning(
+            request.subject,
+            f"{target.address} accepted the request with a warning: {text}",
+            "Check the endpoint's log.",
+        )
     if reply.error_type is None:
-        return ok(request.subject, f"{target.address} takes OTLP over gRPC")
+        return ok(request.subject, f"{target.address} accepts OTLP over gRPC")
     if reply.error_type in _HEADERS_ASKED:
         names = ", ".join(request.receiver.headers) or "none"
         advice = f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS."
-        raise Trouble(f"{target.address} refused: {text}", advice)
+        raise Trouble(f"{target.address} refused the request: {text}", advice)
     other = "" if address is None else who_is_there(address, request.step_s)
     advice = _OTHERS.get(other) or _ADVICE.get(reply.error_type) or _else(reply, address)
-    raise Trouble(f"{target.address} gave no answer of OTLP over gRPC: {text}", advice)
+    raise Trouble(f"{target.address} gave no OTLP response over gRPC: {text}", advice)
 
 
 def _else(reply: Reply, address: Address | None) -> str:
     proxies = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
     if proxies:
-        return f"gRPC goes through the proxy of {proxies[0]}: set no_proxy to the endpoint's host."
+        return f"gRPC uses the proxy of {proxies[0]}: add the endpoint's host to no_proxy."
     if reply.error_type == "UNAVAILABLE" and address is not None and address.tls:
         return tls.WANTS_CERTIFICATE
-    return "The endpoint's own log may say more."
+    return "Check the endpoint's log."

@@ -17,10 +17,10 @@ from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.http_transport import Answer, HttpTransport
 
 _OTHERS = {
-    "gRPC": "gRPC is spoken there. OTLP over HTTP has another port, mostly 4318; or set the protocol to grpc.",
-    "TLS": "TLS is spoken there: name the endpoint with https:// instead of http://.",
+    "gRPC": "The server there uses gRPC. Use the port of OTLP over HTTP, usually 4318, or set the protocol to grpc.",
+    "TLS": "The server there uses TLS: use https:// instead of http:// in the endpoint.",
 }
-_SILENT = "Something listens there that is no receiver of OTLP over HTTP, or it hangs: its log may say more."
+_SILENT = "The server there hangs, or is not a receiver of OTLP over HTTP: check its log."
 _BAD_REQUEST = 400
 
 
@@ -75,18 +75,18 @@ def _unanswered(request: Request, address: Address, proxy: str | None, error: Ex
     shown = request.receiver.shown
     what = request.receiver.quote(_root(error))
     if proxy is not None:
-        text = f"{shown} could not be called through the proxy {without_credentials(proxy)}: {what}"
-        return Trouble(text, "HTTP_PROXY and HTTPS_PROXY hold for telemetry too: set NO_PROXY to the endpoint's host.")
+        text = f"{shown} could not be reached through the proxy {without_credentials(proxy)}: {what}"
+        return Trouble(text, "HTTP_PROXY and HTTPS_PROXY apply to telemetry too: add the endpoint's host to NO_PROXY.")
     other = who_is_there(address, request.step_s)
     if other in _OTHERS:
         return _not_http(request, other)
     if isinstance(error, TimeoutError | requests.Timeout):
-        return Trouble(f"{shown} took the request and gave no answer in {request.limit_s:g} s", _SILENT)
-    return Trouble(f"{shown} gave no answer of OTLP: {what}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
+        return Trouble(f"{shown} accepted the request but did not answer within {request.limit_s:g} s", _SILENT)
+    return Trouble(f"{shown} gave no OTLP response: {what}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
 
 
 def _not_http(request: Request, other: str) -> Trouble:
-    return Trouble(f"{request.receiver.shown} gave no answer of HTTP", _OTHERS[other])
+    return Trouble(f"{request.receiver.shown} gave no HTTP response", _OTHERS[other])
 
 
 def _root(error: BaseException) -> BaseException:

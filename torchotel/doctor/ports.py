@@ -17,23 +17,27 @@ _PORT = "OTEL_EXPORTER_PROMETHEUS_PORT"
 def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Bind the port of this rank for a moment."""
     if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
-        yield ok(SUBJECT, "no endpoint is asked for")
+        yield ok(SUBJECT, "no scrape endpoint is configured")
         return
     identity = identify(environ)
     host, port = config.prometheus_host, own_port(config.prometheus_port, identity.local_rank)
     if port == 0 and config.prometheus_port:
-        yield warning(SUBJECT, "the port of this rank would be above 65535, so it is any free one", f"Lower {_PORT}.")
+        yield warning(
+            SUBJECT, "the port of this rank would be above 65535, so any free port is used", f"Lower {_PORT}."
+        )
     try:
         _bind(host, port)
     except (OSError, UnicodeError) as error:
         yield _not_to_be_had(host, port, error)
     else:
-        of_rank = f", which is that of local rank {identity.local_rank}," if identity.world_size != 1 else ""
-        yield ok(SUBJECT, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} will do")
+        of_rank = f" of local rank {identity.local_rank}" if identity.world_size != 1 else ""
+        yield ok(SUBJECT, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} is used")
     if not is_loopback(host):
-        text = f"metrics are served on {host} to everybody who can reach it"
+        text = f"metrics are served on {host} to every client that can reach it"
         yield warning(
-            SUBJECT, text, "Names of modules and logged values are among them. 127.0.0.1 is this machine alone."
+            SUBJECT,
+            text,
+            "They hold names of modules and logged values. Set prometheus_host to 127.0.0.1 for this machine only.",
         )
 
 
@@ -49,9 +53,11 @@ def _not_to_be_had(host: str, port: int, error: Exception) -> Finding:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
         text = f"port {port} of {host} is taken by {owner_of(port) or 'another program'}"
-        advice = f"Metrics will be on any free port, and a warning says on which. Choose another: {_PORT}."
+        advice = f"Metrics will be served on any free port, and a warning names it. To choose another, set {_PORT}."
         return warning(SUBJECT, text, advice)
     if number in {errno.EACCES, errno.EPERM}:
-        return warning(SUBJECT, f"port {port} needs rights that this user has not", f"Choose one above 1023: {_PORT}.")
+        return warning(
+            SUBJECT, f"this user is not allowed to listen on port {port}", f"Set {_PORT} to a port above 1023."
+        )
     advice = "instrument() raises ConfigError for it. Set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine."
-    return failed(SUBJECT, f"{host} cannot be listened on: {error}", advice)
+    return failed(SUBJECT, f"cannot listen on {host}: {error}", advice)

@@ -7,8 +7,8 @@ from torchotel._receiver import Address
 from torchotel.doctor.network import connect, resolve, speaks_http, speaks_http2, speaks_tls
 from torchotel.doctor.trouble import Trouble
 
-_START = "Start a Collector or Jaeger there, or name another endpoint: --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT."
-_BLOCKED = "A firewall drops what goes there, or the address is wrong: see whether it can be reached from this machine."
+_START = "Start a Collector or Jaeger there, or set another endpoint: --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT."
+_BLOCKED = "A firewall drops the packets, or the address is wrong: check that this machine can reach it."
 
 
 def reach(address: Address, limit_s: float) -> None:
@@ -21,15 +21,15 @@ def reach(address: Address, limit_s: float) -> None:
         found = resolve(address, limit_s)
     except TimeoutError:
         raise Trouble(
-            f"the resolver gave no answer for {address.host} in {limit_s:g} s", "Check DNS on this machine."
+            f"the resolver did not answer for {address.host} within {limit_s:g} s", "Check DNS on this machine."
         ) from None
     except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
-        advice = "Check the name for a misspelling, and DNS: a service's name in a cluster holds only inside it."
-        raise Trouble(f"the name {address.host} is not known ({_words(error)})", advice) from None
+        advice = "Check the spelling and DNS. The name of a service in a cluster resolves only inside the cluster."
+        raise Trouble(f"the host name {address.host} cannot be resolved ({_words(error)})", advice) from None
     try:
         connect(address, limit_s).close()
     except TimeoutError:
-        raise Trouble(f"{address} gave no answer in {limit_s:g} s", _BLOCKED) from None
+        raise Trouble(f"{address} did not answer within {limit_s:g} s", _BLOCKED) from None
     except ConnectionRefusedError:
         at = "" if found == [address.host] else f" ({', '.join(found)})"
         raise Trouble(f"nothing listens at {address}{at}: the connection was refused", _START) from None

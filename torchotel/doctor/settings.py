@@ -38,9 +38,9 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
         if name != _DISABLED and (name in known or not name.startswith(PREFIX))
     }
     if environ.get(_DISABLED, "").strip().lower() == "true":
-        advice = f"Unset {_DISABLED}. All else is examined as if it were unset."
+        advice = f"Unset {_DISABLED}. The other checks ignore it."
         findings.append(
-            warning(SUBJECT, f"{_DISABLED} is true: nothing is recorded, instrument() does nothing", advice)
+            warning(SUBJECT, f"{_DISABLED} is true: nothing is recorded, and instrument() does nothing", advice)
         )
     told: list[str] = []  # in all rounds: each warning is logged once
     while True:
@@ -51,14 +51,14 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
                 bad = [name for name in variables_of()[error.field] if name in left]
                 if error.field in given or not bad:
                     raise
-                advice = f"instrument() raises ConfigError for it. Correct {' and '.join(bad)}, or unset."
+                advice = f"instrument() raises ConfigError for it. Correct or unset {' and '.join(bad)}."
                 findings.append(failed(SUBJECT, str(error), advice))
                 for name in bad:
                     del left[name]
                 continue
         break
     findings += (warning(SUBJECT, text, "Correct the variable, or unset it.") for text in dict.fromkeys(told))
-    return Read(config, findings or [ok(SUBJECT, "every setting can be read")])
+    return Read(config, findings or [ok(SUBJECT, "all settings are valid")])
 
 
 def variables_of() -> dict[str, tuple[str, ...]]:

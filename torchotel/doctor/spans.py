@@ -14,11 +14,11 @@ def check(config: Config) -> Iterator[Finding]:
     provider = find_provider(None)
     if provider is not None:
         text = f"a TracerProvider is set globally ({type(provider).__module__}.{type(provider).__qualname__})"
-        advice = "torchotel's spans go through it: its sampler, limits, processors and endpoint hold, not those here."
+        advice = "Spans of torchotel go through it: its sampler, limits, processors and endpoint apply."
         yield ok(SUBJECT, text, advice)
     elif config.set_global_provider:
-        yield ok(SUBJECT, "set_global_provider: the program's own spans are recorded, and sent to the same endpoint")
+        yield ok(SUBJECT, "set_global_provider: spans of the program are recorded and sent to the same endpoint")
     else:
-        text = "torchotel's own are recorded; those of the program are not, unless it sets a TracerProvider"
-        advice = "set_global_provider=True (TORCHOTEL_SET_GLOBAL_PROVIDER=true) sets one to the same endpoint."
+        text = "spans of torchotel are recorded; spans of the program are not, unless it sets a TracerProvider"
+        advice = "set_global_provider=True (TORCHOTEL_SET_GLOBAL_PROVIDER=true) sets one with the same endpoint."
         yield ok(SUBJECT, text, advice)

@@ -20,10 +20,10 @@ def check(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     hindrance = None if _is_pushed(stack, config) else _of_scraping(stack, config, environ)
     if hindrance is None:
-        yield ok(SUBJECT, f"up {stack.kind}; its Prometheus finds what trains")
+        yield ok(SUBJECT, f"up {stack.kind}; its Prometheus finds runs of this machine")
     else:
         text, advice = hindrance
-        yield warning(SUBJECT, f"up {stack.kind}, but its Prometheus will not find what trains: {text}", advice)
+        yield warning(SUBJECT, f"up {stack.kind}, but its Prometheus will not find a run: {text}", advice)
 
 
 def _was_ever_up(environ: Mapping[str, str]) -> bool:
@@ -43,14 +43,14 @@ def _of_scraping(stack: Stack, config: Config, environ: Mapping[str, str]) -> tu
     """Say what is in the way, and what to do; None where nothing is."""
     if stack.engine is not None and not stack.engine.reaches_loopback:
         text = "no container reaches the loopback of this machine, and metrics are not pushed to it"
-        return text, f"{stack.kind.command} says again which variables to set."
+        return text, f"Run {stack.kind.command} again: it prints the variables to set."
     if "prometheus" not in config.metrics_exporter:
         text = f"metrics_exporter is {','.join(config.metrics_exporter) or 'none'}"
         return text, "Set OTEL_METRICS_EXPORTER to prometheus, or unset it."
     if config.prometheus_port is None:
-        return "prometheus_port is none", "Give a port, or unset OTEL_EXPORTER_PROMETHEUS_PORT."
+        return "prometheus_port is none", "Set a port, or unset OTEL_EXPORTER_PROMETHEUS_PORT."
     named = config.discovery_dir or stack_targets(environ)
     if named is None or named.resolve() != Path(stack.targets).resolve():
-        text = f"discovery_dir is {named}, and it looks into {stack.targets}"
-        return text, f"Say: export TORCHOTEL_DISCOVERY_DIR={shlex.quote(stack.targets)}"
+        text = f"discovery_dir is {named}, but it reads {stack.targets}"
+        return text, f"Run: export TORCHOTEL_DISCOVERY_DIR={shlex.quote(stack.targets)}"
     return None

@@ -20,8 +20,8 @@ _NOT_YET, _EXPIRED = 9, 10
 _UNKNOWN_AUTHORITY = frozenset({2, 18, 19, 20, 21})
 _OTHER_NAME = frozenset({62, 64})
 WANTS_CERTIFICATE = (
-    "The server may want a client certificate, or another one: OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and "
-    "OTEL_EXPORTER_OTLP_CLIENT_KEY. Its log may say more."
+    "The server may require a client certificate, or another one: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and "
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY, and check the server's log."
 )
 """What to do where a server with a good certificate hangs up; TLS 1.3 says why only after the handshake, if at all."""
 _CA = "OTEL_EXPORTER_OTLP_CERTIFICATE"
@@ -70,9 +70,9 @@ def check_server(
     except (ssl.SSLError, OSError) as error:
         raise _no_handshake(address, error, limit_s) from None
     days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY_S
-    text = f"{version} with {address}, whose certificate is good for {days:.0f} days"
+    text = f"{version} with {address}, whose certificate is valid for {days:.0f} days"
     if days < _SOON_DAYS:
-        yield warning(SUBJECT, text, "Renew the server's certificate: afterwards nothing arrives any more.")
+        yield warning(SUBJECT, text, "Renew the server's certificate. Exports fail once it has expired.")
     else:
         yield ok(SUBJECT, text)
 
@@ -100,15 +100,17 @@ def _load_client(context: ssl.SSLContext, receiver: Receiver) -> None:
     if receiver.client_certificate is None:
         return
     where = f"client_certificate {receiver.client_certificate}"
-    key = "its own file" if receiver.client_key is None else "the file of client_key"
+    key = "the same file" if receiver.client_key is None else "the file of client_key"
     try:
         context.load_cert_chain(receiver.client_certificate, receiver.client_key, password=_refuse)
     except _EncryptedError:
-        advice = "Give the key without a password: openssl pkey -in KEY -out PLAIN_KEY."
+        advice = "Use a key without a password: openssl pkey -in KEY -out PLAIN_KEY."
         raise Trouble(f"the key of {where}, in {key}, is encrypted", advice) from None
     except (ssl.SSLError, OSError) as error:
         if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-            raise Trouble(f"{where} and the key in {key} do not belong together", "Name the key of this one.") from None
+            raise Trouble(
+                f"{where} and the key in {key} do not match", "Set client_key to the key of this certificate."
+            ) from None
         advice = (
             "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY name PEM files that this "
             "process may read."
@@ -126,14 +128,14 @@ def _distrusted(address: Address, authorities: str, error: ssl.SSLCertVerificati
         return Trouble(f"the certificate of {address} has expired", "Renew the server's certificate.")
     if code == _NOT_YET:
         advice = "Check this machine's clock, and the server's certificate."
-        return Trouble(f"the certificate of {address} is not good yet", advice)
+        return Trouble(f"the certificate of {address} is not valid yet", advice)
     if code in _OTHER_NAME:
         names = _names(address, authorities, limit_s)
         text = f"the certificate of {address} is for other names: {names or 'none'}"
-        return Trouble(text, "Address the server by one of these names, or give it a certificate with this one.")
-    advice = f"Name the PEM file of the authority that signed the server's certificate: {_CA}."
+        return Trouble(text, "Use one of these names in the endpoint, or issue a certificate for this name.")
+    advice = f"Set {_CA} to the PEM file of the authority that signed the server's certificate."
     if code in _UNKNOWN_AUTHORITY:
-        text = f"the certificate of {address} is signed by nobody in {authorities} ({error.verify_message})"
+        text = f"the certificate of {address} is not signed by an authority in {authorities} ({error.verify_message})"
         return Trouble(text, advice)
     return Trouble(f"the certificate of {address} is not trusted: {error.verify_message}", advice)
 
@@ -151,10 +153,11 @@ def _names(address: Address, authorities: str, limit_s: float) -> str:
 
 def _no_handshake(address: Address, error: OSError, limit_s: float) -> Trouble:
     if who_is_there(address._replace(tls=False), limit_s) in {"gRPC", "HTTP"}:
-        return Trouble(f"{address} speaks no TLS", "Name the endpoint with http:// instead of https://.")
+        return Trouble(f"{address} does not use TLS", "Use http:// instead of https:// in the endpoint.")
     if isinstance(error, TimeoutError):
-        return Trouble(f"{address} took the connection and gave no answer to TLS in {limit_s:g} s", "Is it a TLS port?")
-    return Trouble(f"no TLS with {address}: {_reason(error)}", WANTS_CERTIFICATE)
+        text = f"{address} accepted the connection but did not answer the TLS handshake within {limit_s:g} s"
+        return Trouble(text, "Check that the port uses TLS.")
+    return Trouble(f"the TLS handshake with {address} failed: {_reason(error)}", WANTS_CERTIFICATE)
 
 
 def _reason(error: OSError) -> str:

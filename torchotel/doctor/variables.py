@@ -30,7 +30,7 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "nobody"]
     if unread:
         lines = "\n".join(f"{variable.name}: {variable.does}" for variable in unread)
-        yield ok(SUBJECT, f"{len(unread)} of them mean nothing to torchotel", lines)
+        yield ok(SUBJECT, f"torchotel does not use {len(unread)} of them", lines)
 
 
 def _strange(name: str, known: Collection[str]) -> Finding | None:
@@ -41,7 +41,7 @@ def _strange(name: str, known: Collection[str]) -> Finding | None:
         return warning(SUBJECT, f"{name} is not known", f"Did you mean {near}?")
     if name.startswith(PREFIX):
         ours = ", ".join(sorted(other for other in known if other.startswith(PREFIX)))
-        return warning(SUBJECT, f"{name} is not known to torchotel", f"It knows {ours}.")
+        return warning(SUBJECT, f"{name} is not known to torchotel", f"Known variables: {ours}.")
     return None
 
 

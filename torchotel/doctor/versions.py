@@ -40,9 +40,7 @@ def check() -> Iterator[Finding]:
         yield failed(SUBJECT, "; ".join(complaints), _remedy(unmet))
     mixed = [f"{name} needs {text}" for name in _installed() for text in _mixed(name)]
     if mixed:
-        advice = "Packages of one release of OpenTelemetry belong together: pip install --upgrade " + " ".join(
-            _pinned()
-        )
+        advice = "Install packages of one OpenTelemetry release: pip install --upgrade " + " ".join(_pinned())
         yield failed(SUBJECT, "OpenTelemetry's packages are of several releases: " + "; ".join(mixed), advice)
     if not complaints and not mixed:
         shown = (f"{word} {_version(name)}" for name, word in _SHOWN.items())
