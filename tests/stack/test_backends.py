@@ -90,11 +90,14 @@ def test_without_go_all_that_is_missing_is_named_at_once(
     said = capsys.readouterr()
     assert said.out == ""
     first, *servers, last = said.err.splitlines()
-    assert first == "these servers are not there, and there is no Go to build them with:"
-    files = ("jaeger", "otelcol-contrib, renamed otelcol,", "prometheus and promtool")
+    assert first == "these servers are missing, and Go is not installed to build them:"
+    files = ("binary jaeger", "binary otelcol-contrib, renamed otelcol,", "binaries prometheus and promtool")
     assert [line.partition(" from ")[0] for line in servers] == [
-        f"  {backend.name} {backend.version}: into {tmp_path / backend.folder.name} goes {named}"
+        f"  {backend.name} {backend.version}: copy the {named}"
         for backend, named in zip((JAEGER, COLLECTOR, PROMETHEUS), files, strict=True)
+    ]
+    assert [line.rpartition(" to ")[2] for line in servers] == [
+        str(tmp_path / backend.folder.name) for backend in (JAEGER, COLLECTOR, PROMETHEUS)
     ]
     assert last.startswith("Install Go")
 

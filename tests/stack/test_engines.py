@@ -40,7 +40,9 @@ def test_another_terminal_finds_the_ports(stack: Stack, engine: Engine) -> None:
     assert stack.elsewhere("up").returncode == 0
     other = stack.elsewhere("up", JAEGER_PORT="26686")
     assert other.returncode == 1
-    assert other.stderr.startswith("the stack is up on other ports: take that down first")
+    assert other.stderr.startswith(
+        "the stack is up on other ports, so nothing was started: run torchotel stack down first"
+    )
 
 
 def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engine) -> None:
@@ -66,7 +68,7 @@ def test_a_folder_that_was_chosen_is_told_and_kept(stack: Stack, engine: Engine,
     assert [line.endswith(f" {chosen}") for line in engine.told()] == [True, True]
     other = stack("up", TORCHOTEL_DISCOVERY_DIR=str(tmp_path))
     assert other.returncode == 1
-    assert other.stderr.startswith(f"the stack that is up looks into {chosen}: take that down first")
+    assert other.stderr.startswith(f"the stack that is up scrapes the targets in {chosen}, so nothing was started")
 
 
 def test_what_knows_no_variables_is_written(stack: Stack, engine: Engine) -> None:

@@ -70,8 +70,9 @@ def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
     other = stack("up", "--native", "--small")
     assert other.returncode == 1
     assert other.stderr == (
-        "the stack is up as plain processes: torchotel stack up --native goes on with it; "
-        "for another take that down first (torchotel stack down)\n"
+        "a stack is up as plain processes, so no other stack was started.\n"
+        "To start its stopped servers: torchotel stack up --native\n"
+        "To replace it, first run: torchotel stack down\n"
     )
 
 
@@ -81,7 +82,7 @@ def test_a_taken_port_is_named_with_who_has_it(stack: Stack) -> None:
         up = stack("up", "--native")
     assert up.returncode == 1
     assert f"  {stack.ports['JAEGER_PORT']} of jaeger: process " in up.stderr
-    assert "; JAEGER_PORT chooses another\n" in up.stderr
+    assert "; JAEGER_PORT sets another port\n" in up.stderr
     assert stack("down").stderr.startswith("no stack is up")
 
 
@@ -126,7 +127,7 @@ def test_a_folder_that_cannot_be_made_is_named_by_its_variable(stack: Stack, tmp
     (tmp_path / "file").touch()
     up = stack("up", "--native", **{variable: str(tmp_path / "file" / "inside")})
     assert up.returncode == 1
-    assert f"can't be made (Not a directory): {variable} chooses another\n" in up.stderr
+    assert f"cannot be created (Not a directory): set {variable} to another folder\n" in up.stderr
     assert stack("down").stderr.startswith("no stack is up")
 
 
@@ -146,7 +147,7 @@ def test_a_server_without_pages_is_told(stack: Stack) -> None:
     page = stack.ask("JAEGER", "/search")
     if "not compiled with the UI assets" not in page:
         pytest.skip("this Jaeger is a release's, and has pages")
-    assert "choose your program" not in up.stdout
+    assert "traces by service" not in up.stdout
     assert f"  {JAEGER.advice}\n" in up.stdout
     assert f"  {PROMETHEUS.advice}\n" in up.stdout
 

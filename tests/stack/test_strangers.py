@@ -60,9 +60,9 @@ def test_no_stack_is_healthy_that_is_not_up(stack: Stack) -> None:
     assert status.returncode == 1
     assert status.stdout == ""
     assert status.stderr.splitlines() == [
-        "no stack is up that torchotel has brought up",
-        f"  something else answers at http://localhost:{stack.ports['JAEGER_PORT']}/api/services",
-        f"  something else answers at http://localhost:{stack.ports['PROMETHEUS_PORT']}/-/ready",
+        "no stack is up; torchotel stack up starts one",
+        f"  another program answers at http://localhost:{stack.ports['JAEGER_PORT']}/api/services",
+        f"  another program answers at http://localhost:{stack.ports['PROMETHEUS_PORT']}/-/ready",
     ]
 
 
@@ -71,6 +71,7 @@ def test_two_servers_are_not_given_the_same_port(stack: Stack) -> None:
     up = stack("up", "--native", PROMETHEUS_PORT=port)
     assert up.returncode == 1
     assert up.stderr.splitlines() == [
-        "these ports are chosen more than once:",
+        "these ports are set more than once, so nothing was started:",
         f"  {port}: JAEGER_PORT, PROMETHEUS_PORT",
+        "Set different ports.",
     ]

@@ -3,13 +3,13 @@
     torchotel stack up             in containers: Docker, or podman-compose
     torchotel stack up --small     without the Collector
     torchotel stack up --native    as plain processes, without Grafana
-    torchotel stack status         each server's health and address
-    torchotel stack down           stop them; their data stay
+    torchotel stack status         show the health and address of each server
+    torchotel stack down           stop the servers and keep their data
 
 The servers listen on 127.0.0.1 only. With --native, servers that are not installed are built with Go.
-OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT and GRAFANA_PORT choose other ports, and
-COLLECTOR_HEALTH_PORT, COLLECTOR_METRICS_PORT and COLLECTOR_TELEMETRY_PORT the Collector's own.
-Exit codes: 0 all is well, 1 something is missing or does not answer.
+OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT and GRAFANA_PORT set other ports. COLLECTOR_HEALTH_PORT,
+COLLECTOR_METRICS_PORT and COLLECTOR_TELEMETRY_PORT set the ports of the Collector's health and metrics.
+Exit codes: 0 success; 1 a server is missing, failed or does not answer; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from typing import TextIO
 
 from torchotel._text import printable
 from torchotel.cli.parser import Parser
+from torchotel.cli.terminal import Terminal
 
 
 def add_arguments(parser: Parser) -> None:
@@ -27,16 +29,16 @@ def add_arguments(parser: Parser) -> None:
     parser.set_defaults(call=parser.show_help)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     up = actions.add_parser("up", help="start the servers", allow_abbrev=False)
-    up.add_argument("--small", action="store_true", help="OTLP straight to Jaeger, no Collector")
-    up.add_argument("--native", action="store_true", help="plain processes instead of containers, no Grafana")
-    down = actions.add_parser("down", help="stop them", allow_abbrev=False)
-    status = actions.add_parser("status", help="show the health of each", allow_abbrev=False)
+    up.add_argument("--small", action="store_true", help="send OTLP directly to Jaeger, without the Collector")
+    up.add_argument("--native", action="store_true", help="plain processes instead of containers, without Grafana")
+    down = actions.add_parser("down", help="stop the servers", allow_abbrev=False)
+    status = actions.add_parser("status", help="show the health of each server", allow_abbrev=False)
     for action in (up, down, status):
         action.set_defaults(call=call)
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Do what is asked, or say what is missing."""
+    """Run the action, or print the error that stopped it."""
     from torchotel.stack.errors import StackError  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
     try:
@@ -44,8 +46,7 @@ def call(arguments: argparse.Namespace) -> int:
             return _up(native=arguments.native, small=arguments.small)
         return _down() if arguments.action == "down" else _status()
     except (StackError, OSError) as error:
-        for line in str(error).splitlines():
-            print(printable(line), file=sys.stderr)
+        _print(str(error), sys.stderr)
         return 1
 
 
@@ -53,22 +54,23 @@ def _up(*, native: bool, small: bool) -> int:
     from torchotel.stack import control, kept, places  # noqa: PLC0415 - as above
 
     kind = kept.Kind(native=native, small=small)
-    ready = control.bring_up(kind, lambda text: print(text, flush=True))
-    print(f"up, {kind}:")
+    ready = control.bring_up(kind, _print)
+    _print(f"The stack is up {kind}:")
+    width = max(len(server.address) for server in ready.servers)
     for server in ready.servers:
-        purpose = "answers its API, has no pages" if server.name in ready.pageless else server.purpose
-        print(f"  {server.name:10} {server.address:44} {purpose}")
+        purpose = "API only, no web pages" if server.name in ready.pageless else server.purpose
+        _print(f"  {server.name:10} {server.address:{width}} {purpose}")
     if ready.pageless:
-        print("Servers that were built here have no pages. For those take the stack down, and up again once")
+        _print("Servers that were built with Go have no web pages. For the pages of a release:")
         for advice in ready.pageless.values():
-            print(f"  {advice}")
+            _print(f"  {advice}")
+        _print("Then run torchotel stack down and start the stack again.")
     if not kind.native:
-        print(
-            f"Grafana's user is admin; the password is in {places.state() / 'grafana-password'}, or GRAFANA_PASSWORD."
-        )
-    print("Then, in the terminal of your training:")
+        _print("Grafana's user is admin. The password is GRAFANA_PASSWORD if that is set, else it is in")
+        _print(f"  {places.state() / 'grafana-password'}")
+    _print("Run your training in a terminal with these variables:" if ready.variables else "Run your training:")
     for name, value in ready.variables.items():
-        print(f"  export {name}={shlex.quote(value)}")
+        print(f"  export {name}={shlex.quote(value)}")  # never wrapped, so that it can be copied
     print("  torchotel run train.py        # or your program with torchotel.instrument()")
     return 0
 
@@ -76,7 +78,7 @@ def _up(*, native: bool, small: bool) -> int:
 def _down() -> int:
     from torchotel.stack import control  # noqa: PLC0415 - as above
 
-    print(f"down: the stack {control.take_down()}; its data stay")
+    _print(f"The stack that was up {control.take_down()} is down. Its data is kept.")
     return 0
 
 
@@ -85,7 +87,16 @@ def _status() -> int:
 
     states = control.states()
     for state in states:
-        word = "healthy" if state.healthy else "runs, but does not answer" if state.runs else "down"
+        word = "healthy" if state.healthy else "unhealthy" if state.runs else "down"
         process = f" pid {state.pid}" if state.pid else f" log {state.log}" if state.log else ""
-        print(f"{state.server.name:10} {word:8} {state.server.address}{process}")
+        _print(f"{state.server.name:10} {word:9} {state.server.address}{process}")
     return 0 if all(state.healthy for state in states) else 1
+
+
+def _print(text: str, stream: TextIO | None = None) -> None:
+    """Print lines, wrapped to the terminal."""
+    terminal = Terminal(stream)
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        for piece in terminal.wrap(printable(line.expandtabs()), indent):
+            print(piece, file=stream, flush=True)

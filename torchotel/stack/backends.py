@@ -29,7 +29,7 @@ class Backend:
     build: Callable[[Path, Path], None]
     """Builds them into the second folder; the first is a place to work in."""
     released: str = ""
-    """What of a release does as well."""
+    """The binaries of a release that can be used instead, with the address of the releases."""
 
     @property
     def folder(self) -> Path:
@@ -43,8 +43,8 @@ class Backend:
 
     @property
     def advice(self) -> str:
-        """Say where a release's binaries go."""
-        return f"into {self.folder} goes {self.released}"
+        """Return the instruction to use the binaries of a release."""
+        return f"copy {self.released} to {self.folder}"
 
     def binary(self, name: str | None = None) -> Path:
         """Give the path of a binary, the server's if none is named."""
@@ -62,14 +62,15 @@ JAEGER = Backend(
         {"jaeger": "cmd/jaeger"},
         says=("github.com/jaegertracing/jaeger/internal/version.latestVersion", "v2.13.0"),
     ),
-    "jaeger from https://github.com/jaegertracing/jaeger/releases",
+    "the binary jaeger from https://github.com/jaegertracing/jaeger/releases",
 )
 COLLECTOR = Backend(
     "otelcol",
     "0.155.0",
     ("otelcol",),
     collector_builder("0.155.0"),
-    "otelcol-contrib, renamed otelcol, from https://github.com/open-telemetry/opentelemetry-collector-releases/releases",
+    "the binary otelcol-contrib, renamed otelcol, "
+    "from https://github.com/open-telemetry/opentelemetry-collector-releases/releases",
 )
 PROMETHEUS = Backend(
     "prometheus",
@@ -83,7 +84,7 @@ PROMETHEUS = Backend(
         # Targets come from files or from Kubernetes; the clients of two dozen clouds are most of the build.
         tags="remove_all_sd,enable_kubernetes_sd",
     ),
-    "prometheus and promtool from https://github.com/prometheus/prometheus/releases",
+    "the binaries prometheus and promtool from https://github.com/prometheus/prometheus/releases",
 )
 BACKENDS = (JAEGER, COLLECTOR, PROMETHEUS)
 
@@ -105,9 +106,9 @@ def check_can_build(wanted: Iterable[Backend]) -> None:
         raise StackError(
             "\n".join(
                 [
-                    "these servers are not there, and there is no Go to build them with:",
+                    "these servers are missing, and Go is not installed to build them:",
                     *(f"  {one.name} {one.version}: {one.advice}" for one in missing),
-                    "Install Go 1.25 or later (https://go.dev/dl), put releases' binaries there, or use containers.",
+                    "Install Go 1.25 or later (https://go.dev/dl), or copy the binaries of the releases.",
                 ]
             )
         )
@@ -121,9 +122,9 @@ def ensure(backend: Backend, say: Callable[[str], None] = print) -> Path:
     """
     if not backend.is_there:
         check_can_build([backend])
-        say(f"building {backend.name} {backend.version} from its Go modules, once: some minutes")
+        say(f"building {backend.name} {backend.version} with Go; this takes some minutes, once")
         _build(backend)
-        say(f"{backend.name} {backend.version} is in {backend.folder}")
+        say(f"built {backend.name} {backend.version} in {backend.folder}")
     return backend.binary()
 
 

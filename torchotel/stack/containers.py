@@ -51,9 +51,9 @@ def find_engine() -> Engine:
     if engine is None:
         reasons = "\n".join(f"  {reason}" for reason in missing)
         raise StackError(
-            f"no container engine can be used:\n{reasons}\n"
-            "Install Docker (https://docs.docker.com/engine/install) or Podman with podman-compose, or do without: "
-            "torchotel stack up --native"
+            f"no container engine is available, so nothing was started:\n{reasons}\n"
+            "Install Docker (https://docs.docker.com/engine/install) or podman-compose.\n"
+            "Without containers: torchotel stack up --native"
         )
     return engine
 
@@ -105,9 +105,9 @@ def _compose(engine: Engine, variables: Mapping[str, str], files: list[str], *wo
     try:
         done = subprocess.run(command, env=environ, timeout=_UP_S, check=False)  # noqa: S603 - found above
     except subprocess.TimeoutExpired as error:
-        raise StackError(f"{' '.join(command)} did not come to an end in {_UP_S:g} s") from error
+        raise StackError(f"{' '.join(command)} did not finish within {_UP_S:g} s") from error
     if done.returncode:
-        raise StackError(f"{' '.join(command)} failed with exit code {done.returncode}; it says why above")
+        raise StackError(f"{' '.join(command)} failed with exit code {done.returncode}; see its output above")
 
 
 def _write(ports: Ports) -> Path:
@@ -140,7 +140,7 @@ def _docker(missing: list[str]) -> Engine | None:
         missing.append(f"docker: its daemon does not answer ({_last_line(about)})")
         return None
     if _ask("docker", "compose", "version").returncode:
-        missing.append("docker: has no compose (https://docs.docker.com/compose/install)")
+        missing.append("docker: Compose is not installed (https://docs.docker.com/compose/install)")
         return None
     apart = "Docker Desktop" in about.stdout or "name=rootless" in about.stdout
     return Engine(("docker", "compose"), sys.platform == "linux" and not apart)
@@ -151,11 +151,11 @@ def _podman(missing: list[str]) -> Engine | None:
         missing.append("podman: not installed")
         return None
     if shutil.which("podman-compose") is None:
-        missing.append("podman: has no compose (pip install podman-compose)")
+        missing.append("podman: podman-compose is not installed (pip install podman-compose)")
         return None
     about = _ask("podman", "info")
     if about.returncode:
-        missing.append(f"podman: does not work here ({_last_line(about)})")
+        missing.append(f"podman: podman info failed ({_last_line(about)})")
         return None
     return Engine(("podman-compose",), sys.platform == "linux")
 

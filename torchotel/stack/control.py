@@ -19,7 +19,7 @@ _PATIENCE_S = 180.0
 _PUSH_MS = "5000"
 """Grafana reckons with a point as often as Prometheus scrapes."""
 
-_NO_STACK = "no stack is up that torchotel has brought up"
+_NO_STACK = "no stack is up; torchotel stack up starts one"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
             native.start(binaries, stack.ports, stack.targets, small=kind.small)
         else:
             containers.up(stack.engine, stack.ports, stack.targets, small=kind.small)
-        say("waiting until all answer")
+        say("waiting for the servers to answer")
         await_all(stack.servers, _PATIENCE_S, lambda server: _last_words(stack, server))
     except BaseException:
         _clear_up(stack, before, say)
@@ -109,7 +109,7 @@ def states() -> list[State]:
     stack = kept.kept()
     if stack is None:
         others = [server for server in servers(Ports.read(), small=False, native=False) if answers(server)]
-        raise StackError("\n".join([_NO_STACK, *(f"  something else answers at {one.health}" for one in others)]))
+        raise StackError("\n".join([_NO_STACK, *(f"  another program answers at {one.health}" for one in others)]))
     if stack.engine is not None:
         running = containers.running(stack.engine)
         return [State(server, server.name in running, answers(server), None, None) for server in stack.servers]
@@ -131,22 +131,26 @@ def _same_or_new(kind: Kind) -> Stack:
         return Stack(kind, Ports.read(), None if kind.native else containers.find_engine(), targets)
     if up.kind != kind:
         raise StackError(
-            f"the stack is up {up.kind}: {up.kind.command} goes on with it; "
-            "for another take that down first (torchotel stack down)"
+            f"a stack is up {up.kind}, so no other stack was started.\n"
+            f"To start its stopped servers: {up.kind.command}\n"
+            "To replace it, first run: torchotel stack down"
         )
     if Ports.read(otherwise=up.ports) != up.ports:
-        raise StackError("the stack is up on other ports: take that down first (torchotel stack down)")
+        raise StackError("the stack is up on other ports, so nothing was started: run torchotel stack down first")
     if places.targets(up.targets) != up.targets:
-        raise StackError(f"the stack that is up looks into {up.targets}: take that down first (torchotel stack down)")
+        raise StackError(
+            f"the stack that is up scrapes the targets in {up.targets}, so nothing was started: "
+            "run torchotel stack down first"
+        )
     return up
 
 
 def _clear_up(stack: Stack, before: Collection[str], say: Callable[[str], None]) -> None:
     """End what was started in vain; of containers only say so, since their logs would go with them."""
     if stack.engine is not None:
-        say("some of it may run all the same: torchotel stack down ends it")
+        say("some containers may still run: torchotel stack down stops them")
         return
-    say("ending what was started")
+    say("stopping the servers that were started")
     native.stop(but=before)
     if not before:
         kept.forget()

@@ -56,4 +56,4 @@ def await_all(servers: Sequence[Server], patience_s: float, gone: Callable[[Serv
 def _check_lives(server: Server, gone: Callable[[Server], str | None]) -> None:
     last_words = gone(server)
     if last_words is not None:
-        raise StackError(f"{server.name} ended at once; its log says:\n{last_words}")
+        raise StackError(f"{server.name} ended at once. The end of its log:\n{last_words}")

@@ -24,7 +24,7 @@ def state() -> Path:
     try:
         return _made(stack_folder(), "XDG_STATE_HOME", mode=_PRIVATE)
     except RuntimeError as error:
-        raise StackError(f"{error}: XDG_STATE_HOME names a folder for what the stack keeps") from error
+        raise StackError(f"{error}: set XDG_STATE_HOME to a folder for the state of the stack") from error
 
 
 def targets(otherwise: str | None = None) -> str:
@@ -53,5 +53,5 @@ def _made(folder: Path, variable: str, mode: int = 0o777) -> Path:
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        raise StackError(f"{folder} can't be made ({error.strerror}): {variable} chooses another") from error
+        raise StackError(f"{folder} cannot be created ({error.strerror}): set {variable} to another folder") from error
     return folder

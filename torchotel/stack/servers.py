@@ -79,14 +79,14 @@ def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
             (ports.jaeger, *behind, *(otlp if small else ())),
             f"{jaeger}/api/services",
             f"{jaeger}/search",
-            "traces: choose your program under Service",
+            "traces by service",
         ),
-        Server("prometheus", (ports.prometheus,), f"{prometheus}/-/ready", f"{prometheus}/targets", "ranks it scrapes"),
+        Server("prometheus", (ports.prometheus,), f"{prometheus}/-/ready", f"{prometheus}/targets", "scraped ranks"),
     ]
     if not small:
         own = (ports.collector_health, ports.collector_metrics, ports.collector_telemetry)
         health = _url(ports.collector_health)
-        found.append(Server("collector", (*otlp, *own), health, _url(ports.otlp_http), "takes OTLP", has_page=False))
+        found.append(Server("collector", (*otlp, *own), health, _url(ports.otlp_http), "OTLP receiver", has_page=False))
     if not native:
         grafana = _url(ports.grafana)
         board = f"{grafana}/d/torchotel-training"

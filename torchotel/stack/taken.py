@@ -26,17 +26,25 @@ def check_ports(stack: Stack, running: Collection[str]) -> None:
         if times[port] > 1
     ]
     if twice:
-        raise StackError("\n".join(["these ports are chosen more than once:", *twice]))
+        raise StackError(
+            "\n".join(["these ports are set more than once, so nothing was started:", *twice, "Set different ports."])
+        )
     chosen_by = {port: variable for variable, port in variables.items()}
     needed = [(server.name, port) for server in stack.servers if server.name not in running for port in server.ports]
     taken = [
-        f"  {port} of {name}: {owner}; {chosen_by[port]} chooses another"
+        f"  {port} of {name}: {owner}; {chosen_by[port]} sets another port"
         for name, port in needed
         if (owner := _owner(port))
     ]
     if taken:
         raise StackError(
-            "\n".join(["these ports of 127.0.0.1 are taken:", *taken, "End what has them, or choose others."])
+            "\n".join(
+                [
+                    "these ports of 127.0.0.1 are taken, so nothing was started:",
+                    *taken,
+                    "Stop the programs that listen there, or set other ports.",
+                ]
+            )
         )
 
 
