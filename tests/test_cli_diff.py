@@ -86,7 +86,7 @@ def test_reads_a_share(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["5", "-1%", "nan", "nan%", "inf%", "", "%", "5%%", "much"])
 def test_refuses_what_is_no_share(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"is no share: write 5% or 0\.05"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a share: write 5% or 0\.05"):
         share(text)
 
 

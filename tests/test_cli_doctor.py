@@ -48,9 +48,9 @@ def test_says_what_failed_in_plain_ascii_without_secrets(server: Receiver, tmp_p
     ("words", "message"),
     [
         (["--detail", "some"], "got 'some', takes"),
-        (["--model", "train"], "does not read MODULE:NAME"),
-        (["--input", "3x"], "does not read SHAPE[:DTYPE]"),
-        (["--input", "8x3"], "--input is that of a model: name it with --model MODULE:NAME"),
+        (["--model", "train"], "is not MODULE:NAME"),
+        (["--input", "3x"], "is not SHAPE[:DTYPE]"),
+        (["--input", "8x3"], "--input needs a model: name it with --model MODULE:NAME"),
         (["train.py"], "unrecognized arguments"),
     ],
 )

@@ -75,7 +75,7 @@ def test_writes_one_file_where_one_is_named(tmp_path: Path, capsys: pytest.Captu
     assert len(_trace_ids(tmp_path / "few.jsonl")) == 3
     _run(tmp_path / "many", 51)
     assert main(["export", "many", "--format", "otlp", "-o", "many.jsonl"]) == 2
-    assert "more than Jaeger's page takes in one file; name a folder with -o" in capsys.readouterr().err
+    assert "the run is too large for one file on Jaeger's page; name a folder with -o" in capsys.readouterr().err
     assert not (tmp_path / "many.jsonl").exists()
 
 
@@ -101,7 +101,7 @@ def test_refuses_json_that_only_python_reads(tmp_path: Path, capsys: pytest.Capt
 def test_leaves_alone_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(tmp_path / "run", 1)
     assert main(["export", "run", "--format", "otlp", "-o", "run"]) == 2
-    assert "run: holds something else already; choose another folder with -o" in capsys.readouterr().err
+    assert "run: contains other files; choose another folder with -o" in capsys.readouterr().err
     assert main(["export", "run", "--format", "chrome", "-o", "run"]) == 2
     assert "run: is a folder" in capsys.readouterr().err
     assert main(["export", "run", "--format", "chrome", "-o", "nowhere/file.json"]) == 2
@@ -121,7 +121,7 @@ def test_overwrites_what_it_wrote_only_where_it_is_told_to(
     short = str(_run(tmp_path / "short", 1))
     capsys.readouterr()
     assert main(["export", short, *words]) == 2
-    told = f"torchotel export: {output}: is there already; --force overwrites it, -o names another place\n"
+    told = f"torchotel export: {output}: already exists; overwrite it with --force or choose another place with -o\n"
     assert capsys.readouterr().err == told
     assert _content(tmp_path / output) == before
     assert main(["export", short, *words, "--force"]) == 0
@@ -140,7 +140,7 @@ def test_replaces_no_folder_of_others(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["export", "run", "--format", "otlp"]) == 0
     (tmp_path / "run-otlp" / "notes.txt").write_text("mine")
     assert main(["export", "run", "--format", "otlp", "--force"]) == 2
-    assert "run-otlp: holds something else already" in capsys.readouterr().err
+    assert "run-otlp: contains other files" in capsys.readouterr().err
     assert len(list((tmp_path / "run-otlp").iterdir())) == 2
 
 
@@ -196,9 +196,9 @@ def test_needs_neither_torch_nor_opentelemetry_to_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say what to make of it: --format chrome, --format otlp or --to ENDPOINT"),
-        (["--to", "http://localhost:4318", "--format", "chrome"], "leave --format chrome and -o out"),
-        (["--to", "http://localhost:4318", "-o", "x"], "leave --format chrome and -o out"),
+        ([], "no format given: use --format chrome, --format otlp or --to ENDPOINT"),
+        (["--to", "http://localhost:4318", "--format", "chrome"], "remove --format chrome and -o"),
+        (["--to", "http://localhost:4318", "-o", "x"], "remove --format chrome and -o"),
         (["--to", "localhost"], "endpoint: got 'localhost'"),
     ],
 )

@@ -62,7 +62,7 @@ def test_options_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     shown = capsys.readouterr().out
-    places = [shown.index(word) for word in ("\nwhat is recorded:", "\n  --detail", "\nwhere traces", "\n  --endpoint")]
+    places = [shown.index(word) for word in ("\nrecording:", "\n  --detail", "\nexport of traces", "\n  --endpoint")]
     assert places == sorted(places)
 
 

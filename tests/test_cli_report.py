@@ -33,7 +33,7 @@ def test_takes_the_newest_run_and_overwrites_a_page_only_where_it_is_told_to(
     page = tmp_path / "page.html"
     page.write_text("old")
     assert main(["report", "-o", "page.html"]) == 2
-    told = "torchotel report: page.html: is there already; --force overwrites it, -o names another place\n"
+    told = "torchotel report: page.html: already exists; overwrite it with --force or choose another place with -o\n"
     assert (capsys.readouterr().err, page.read_text()) == (told, "old")
     assert main(["report", "-o", "page.html", "--force"]) == 0
     assert "2 training steps" in page.read_text("utf-8")

@@ -130,7 +130,7 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
         done = commands.torchotel(*words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
     assert (done.returncode, done.stdout) == (0, "epoch\n")
     again = "To send them to a server: torchotel export lost --to http://localhost:4318"
-    assert re.search(rf"\d+ spans did not reach {endpoint}, and the recording has them. {again}\n", done.stderr)
+    assert re.search(rf"\d+ spans did not reach {endpoint}; the recording has them. {again}\n", done.stderr)
 
 
 def test_names_a_trace_that_was_sent(folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_says_which_flags_the_program_overruled(folder: Path) -> None:
     (folder / "says.py").write_text(f"import torchotel\ntorchotel.{says}\n{SCRIPT}")
     flags = ["--detail", "all", "--headers", "key=other", "--run-id", "x", "--no-shapes"]
     done = commands.torchotel("run", *flags, "says.py", "plain", cwd=folder)
-    told = "what the program's own instrument() says won: headers over --headers, detail='off' over --detail"
+    told = "the program's call of instrument() overrides options: headers over --headers, detail='off' over --detail"
     assert (done.returncode, done.stderr) == (0, f"torchotel: {told}\n")
     assert "\nrecorded in mine\n  torchotel report mine " in done.stdout
     assert [unit.detailed for unit in open_run(folder / "mine").units()] == [False] * 3
@@ -169,7 +169,7 @@ def test_says_where_the_program_took_its_recording_away(folder: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
         "epoch\n",
-        "torchotel: mine: the recording is there no more\n",
+        "torchotel: mine: the recording no longer exists\n",
     )
 
 
@@ -183,7 +183,7 @@ def test_explains_a_recording_that_cannot_be_read(folder: Path) -> None:
     (folder / "spoils.py").write_text(f"{body}{spoils}{lines}")
     done = commands.torchotel("run", "spoils.py", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "epoch\n")
-    assert done.stderr.startswith("torchotel: the recording cannot be summed up: ")
+    assert done.stderr.startswith("torchotel: the recording cannot be summarised: ")
     assert "metrics.jsonl: line 4 is no JSON object" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -224,7 +224,7 @@ def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which script?"),
+        ([], "no script given"),
         (["absent.py"], "cannot read the script 'absent.py'"),
         (["--detail", "some", "train.py"], "detail (from --detail): got 'some', takes"),
         (["--protocol", "http/json", "train.py"], "protocol (from --protocol): got 'http/json', takes"),

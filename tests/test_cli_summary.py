@@ -25,7 +25,7 @@ def test_shows_the_newest_run_where_none_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["summary"]) == 2
-    assert "torchotel-runs: no run there; name a run folder" in capsys.readouterr().err
+    assert "torchotel-runs: no run found; name a run folder" in capsys.readouterr().err
     for number, name in enumerate(["b", "c", "a"]):
         folder = runfolders.net(tmp_path / "torchotel-runs" / name)
         os.utime(folder, ns=(number, number))

@@ -1,7 +1,7 @@
 """Train a small ResNet on real handwritten digits, recorded, and show the result.
 
-torchvision's ResNet-18 learns scikit-learn's 1,797 digits in about a minute on two cores. Traces go to the
-OTLP endpoint where something listens there, and to a run file in any case.
+torchvision's ResNet-18 learns scikit-learn's 1,797 digits in about a minute on two cores. Traces are always
+written to a run file, and also sent to the OTLP endpoint if a server listens there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONNECT_S = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--epochs", type=int, metavar="N", help="times that all digits are seen")
+    parser.add_argument("--epochs", type=int, metavar="N", help="epochs to train")
     add_options(parser)
 
 
@@ -62,7 +62,7 @@ def call(arguments: argparse.Namespace) -> int:
 def _say_where_metrics_are(handle: Handle) -> None:
     port = handle.prometheus_port
     if port is not None:
-        print(f"While it runs, its metrics are at http://{handle.config.prometheus_host}:{port}/metrics\n", flush=True)
+        print(f"During the run, metrics are at http://{handle.config.prometheus_host}:{port}/metrics\n", flush=True)
 
 
 def find_example() -> Path:
@@ -86,8 +86,8 @@ def listens(receiver: Receiver) -> bool:
 
 def _advice(config: Config) -> str:
     return f"""\
-Nothing listens at {config.public()["traces_endpoint"]}, so the traces go to the run file alone.
-To look at them in Jaeger, start it, run the demo again, and open http://localhost:16686:
+Nothing listens at {config.public()["traces_endpoint"]}, so traces are written to the run file only.
+To see them in Jaeger, start it, run the demo again, and open http://localhost:16686:
     docker run --rm -p 16686:16686 -p 4318:4318 jaegertracing/jaeger:{JAEGER_VERSION}
-Another receiver is named by --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT.
+To send them to another receiver, set --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT.
 """

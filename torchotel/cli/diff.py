@@ -1,30 +1,30 @@
-"""Compare recorded runs: what takes longer in B than in A, by how much, and whether it is noise.
+"""Compare recorded runs: show how much longer each part takes in B than in A, and whether that is noise.
 
     torchotel diff runs/main runs/branch --max-regression 5% --fail-on step
 
-The exit code is 1 where the step, a phase or a layer got slower by more than --max-regression and that is more than
-noise, else 0; 2 where a run cannot be read or is too short. So it is a gate for CI. With --fail-on step the step alone
-can fail, and as it is judged alone, it takes less to find that it is slower.
+The exit code is 1 if the step, a phase or a layer is slower by more than --max-regression and the change is more than
+noise, else 0. It is 2 if a run cannot be read or is too short. So the command is a gate for CI. With --fail-on step,
+only the step can fail, and fewer steps are needed to find that it is slower.
 
-Medians stand beside half of the distance between their quartiles (±). The interval is that of the ratio of the
-medians, widened for steps that are like those before them and for how many things can fail: where it holds no change at
-all, the change is noise, and where it reaches beyond --max-regression as well, a regression could hide in it, so it
-can't be told. An end that is ten times away from the change is unknown (?).
+Each median is printed with half of its interquartile range (±). The interval is that of the ratio of the medians. It
+is widened if steps are like the steps before them, and for the number of things that can fail. If the interval
+contains no change, the change is noise. If it also reaches beyond --max-regression, it could hide a regression, so
+the result is undecided. An end of the interval that is ten times away from the change is unknown (?).
 
-It would rather miss a change than cry wolf, so what can't be told does not fail. Of simulated pairs of runs of equal
-code less than 1 in 20 shows anything slower or faster, if steps are like the one before by a correlation of up to 0.5
-in 20 steps, and up to 0.8 from 60 on. What it finds needs steps: with nine layers and 5 % of noise, a step that is
-20 % slower in 98 % of pairs of 20 steps that are not alike; where they are alike by 0.8, it takes 200 of them. To tell
-that there is no regression of 5 % takes 100 with --fail-on step, 400 without.
+An undecided result does not fail, so some regressions are missed and false alarms are rare. Among simulated pairs of
+runs of equal code, fewer than 1 in 20 show any part slower or faster, if consecutive steps correlate by up to 0.5
+(20 steps) or up to 0.8 (60 steps or more). Regressions are found if there are enough steps: with nine layers and 5 %
+of noise, a step that is 20 % slower is found in 98 % of pairs of 20 uncorrelated steps; with a correlation of 0.8,
+200 steps are needed. To exclude a regression of 5 % takes 100 steps with --fail-on step, 400 without.
 
-Warm-up is left out: the first fifth of the steps, ten at most. So are failed steps, and what takes less than 1 % of
-the step is shown but never fails. Steps with detail are not compared with steps without, and a layer's time is its
-own, without the layers inside it. What else differs, such as the machine, torch or a setting, is said first.
+Warm-up is left out: the first fifth of the steps, ten at most. Failed steps are left out too. Parts that take less
+than 1 % of the step are shown but never fail. Steps with detail are not compared with steps without. A layer's time
+excludes the layers inside it. Other differences, such as the machine, torch or a setting, are printed first.
 
-Within two runs it cannot be seen what makes a whole run slower, such as another program on the machine, and that
-fails the gate. For that A and B may each be a folder that holds several runs of the same code, of which rank 0 counts:
-then the runs are compared instead of their steps, by Student's t on the logarithms of their medians. Record both
-sides in turns, so that a machine that gets slower does so for both.
+A cause that slows a whole run, such as another program on the machine, cannot be told from a regression in two runs,
+and fails the gate. For that case, A and B may each be a folder of several runs of the same code, of which rank 0
+counts. Then runs are compared instead of steps, by Student's t on the logarithms of their medians. Record A and B in
+turns, so that a machine that slows down affects both.
 """
 
 import argparse
@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=MAX_REGRESSION,
         metavar="5%",
-        help="slower than this is a regression, such as 5%% or 0.05 (default: 5%%)",
+        help="largest slowdown that is accepted, such as 5%% or 0.05 (default: 5%%)",
     )
     parser.add_argument(
         "--fail-on",
         choices=GATES,
         default="all",
-        help="what can fail: the step alone, its phases as well, or all, with the layers (default: all)",
+        help="times that can fail: the step, the step and its phases, or all including layers (default: all)",
     )
     parser.add_argument("--top", type=int, default=10, metavar="N", help="layers to show (default: 10)")
 
@@ -81,5 +81,5 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if rest or not 0 <= value < float("inf") or (value >= 1 and not percent):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share: write 5% or 0.05")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: write 5% or 0.05")
     return value

@@ -1,12 +1,12 @@
-"""Check what telemetry depends on: versions, settings, the endpoint, ports, folders, and a model tried dry.
+"""Check versions, settings, the endpoint, ports and folders, and try a model without a training.
 
     torchotel doctor
     torchotel doctor --endpoint https://collector:4318
     torchotel doctor --model package.train:make_model --input 8x3x32x32
 
-A test span is sent to the endpoint, and its trace id printed. --model names a module, or a class or function without
-arguments that gives one, or (module, batch). Header values are never printed. Exit codes: 0 nothing
-failed, 1 a check failed, 2 wrong use.
+A test span is sent to the endpoint, and its trace id is printed. --model names a module, or a class or function
+without arguments that returns a module or (module, batch). Header values are never printed.
+Exit codes: 0 no check failed, 1 a check failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SUBJECT_WIDTH = 11
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "--model", metavar="MODULE:NAME", type=_place, help="a model, or what makes it, to be tried once"
+        "--model", metavar="MODULE:NAME", type=_place, help="model, or function that returns one, to run for one step"
     )
     parser.add_argument(
         "--input",
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_shape,
         action="append",
         default=[],
-        help="its input, like 8x3x32x32 or 8x128:int64 (zeros); again for each further one",
+        help="shape of its input, like 8x3x32x32 or 8x128:int64 (zeros); repeat it for further inputs",
     )
     add_options(parser)
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def call(arguments: argparse.Namespace) -> int:
     """Print every finding as it comes, and how many failed."""
     if arguments.input and arguments.model is None:
-        print("torchotel doctor: --input is that of a model: name it with --model MODULE:NAME", file=sys.stderr)
+        print("torchotel doctor: --input needs a model: name it with --model MODULE:NAME", file=sys.stderr)
         return 2
     terminal = Terminal()
     counts = {"ok": 0, "warning": 0, "FAILED": 0}
@@ -68,14 +68,14 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
 def _place(text: str) -> str:
     module, _, name = text.partition(":")
     if not module or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} does not read MODULE:NAME, like package.train:make_model")
+        raise argparse.ArgumentTypeError(f"{text!r} is not MODULE:NAME, like package.train:make_model")
     return text
 
 
 def _shape(text: str) -> tuple[tuple[int, ...], str]:
     sizes, _, dtype = text.partition(":")
     if not all(size.isdecimal() for size in sizes.split("x")):
-        raise argparse.ArgumentTypeError(f"{text!r} does not read SHAPE[:DTYPE], like 8x3x32x32 or 8x128:int64")
+        raise argparse.ArgumentTypeError(f"{text!r} is not SHAPE[:DTYPE], like 8x3x32x32 or 8x128:int64")
     return tuple(map(int, sizes.split("x"))), dtype or "float32"
 
 

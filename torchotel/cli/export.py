@@ -1,18 +1,18 @@
-"""Hand a recorded run on: to Perfetto, to Jaeger's upload page, or to a server.
+"""Export a recorded run to Perfetto, to Jaeger's upload page, or to a server.
 
     torchotel export runs/today --format chrome    # for https://ui.perfetto.dev
     torchotel export runs/today --format otlp      # for Jaeger's upload page
     torchotel export runs/today --to http://localhost:4318
 
-Without RUN the newest one in torchotel-runs/ is taken. A run that was cut short is exported up to its last whole line.
+Without RUN, the newest run in torchotel-runs/ is exported. A run that was cut short is exported up to its last whole
+line.
 
 chrome writes one file of trace events. otlp writes a folder of OTLP/JSON lines, at most 50 traces in each file, or one
-file where -o ends in .json or .jsonl. What is there already stays, unless --force is said.
+file if -o ends in .json or .jsonl. Existing files are kept unless --force is given.
 
 --to sends all spans to an OTLP server, with headers, protocol, compression, certificates and timeout from the
-OTEL_EXPORTER_OTLP_* variables, waits where it is asked to wait, and tells how many arrived; the exit code is 1 where
-not all did. The ids are those of the recording, so what is sent twice, or was sent while the run went on, does not
-come out double: Jaeger shows each span once.
+OTEL_EXPORTER_OTLP_* variables. It waits when the server asks for it, and prints how many spans arrived. The exit code
+is 1 if some did not. Span ids are those of the recording, so Jaeger shows a span once even if it was sent twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OFF = "OTEL_SDK_DISABLED"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--format", choices=("chrome", "otlp"), help="what to write; --to sends otlp")
+    parser.add_argument("--format", choices=("chrome", "otlp"), help="format to write; --to sends otlp")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="PATH", help="file or folder to write (default: named after RUN, here)"
     )
@@ -59,9 +59,9 @@ def call(arguments: argparse.Namespace) -> int:
     """Write or send, and say what became of it."""
     folder = arguments.run or newest()
     if arguments.to is None and arguments.format is None:
-        raise RunError(f"{folder}: say what to make of it: --format chrome, --format otlp or --to ENDPOINT")
+        raise RunError(f"{folder}: no format given: use --format chrome, --format otlp or --to ENDPOINT")
     if arguments.to is not None and (arguments.format == "chrome" or arguments.output is not None):
-        raise RunError("--to sends OTLP and writes no file: leave --format chrome and -o out")
+        raise RunError("--to sends OTLP and writes no file: remove --format chrome and -o")
     run = open_run(folder)
     if arguments.to is not None:
         return _send(run, arguments.to)
@@ -77,7 +77,7 @@ def _write_chrome(run: Run, output: Path, *, force: bool) -> int:
         trace = ChromeTrace(replace(run, on_read=progress.advance))
         for chunk in trace.chunks():
             file.write(chunk)
-    left_out = f", {trace.left_out:,} left out that fit on no track" if trace.left_out else ""
+    left_out = f", {trace.left_out:,} left out because they fit on no track" if trace.left_out else ""
     print(printable(f"{output}: {trace.spans:,} spans{left_out}; open it in https://ui.perfetto.dev"))
     return 0
 
@@ -98,7 +98,7 @@ def _write_one(found: Iterator[Line], output: Path, *, force: bool) -> int:
     with whole_file(output, force=force) as file:
         for line in found:
             if line.file > 1:
-                raise RunError(f"{output}: the run is more than Jaeger's page takes in one file; name a folder with -o")
+                raise RunError(f"{output}: the run is too large for one file on Jaeger's page; name a folder with -o")
             file.write(line.text)
     return 1
 

@@ -31,9 +31,9 @@ _WORDS: Mapping[Any, str] = {
 """What stands for a value of a type."""
 
 
-_EXPORT = "where traces and metrics go"
-_PROMETHEUS = "the scrape endpoint"
-_RECORDED = "what is recorded"
+_EXPORT = "export of traces and metrics"
+_PROMETHEUS = "scrape endpoint"
+_RECORDED = "recording"
 _GROUPS = {
     **dict.fromkeys(("service_name", "endpoint", "protocol", "headers", "compression"), _EXPORT),
     **dict.fromkeys(("traces_exporter", "metrics_exporter", "set_global_provider"), _EXPORT),

@@ -15,7 +15,7 @@ from torchotel.report import RunError
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Declare --force."""
-    parser.add_argument("--force", action="store_true", help="overwrite what was written there before")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def whole_folder(path: Path, pattern: str, *, force: bool) -> Iterator[Path]:
     try:
         old = list(path.iterdir()) if path.exists() else []
         if not all(file.match(pattern) for file in old):
-            raise RunError(f"{path}: holds something else already; choose another folder with -o")
+            raise RunError(f"{path}: contains other files; choose another folder with -o")
         if old and not force:
             raise _is_there(path)
         shutil.rmtree(new, ignore_errors=True)
@@ -82,7 +82,7 @@ def owned_file(path: Path) -> BinaryIO:
 
 
 def _is_there(path: Path) -> RunError:
-    return RunError(f"{path}: is there already; --force overwrites it, -o names another place")
+    return RunError(f"{path}: already exists; overwrite it with --force or choose another place with -o")
 
 
 def _beside(path: Path) -> Path:

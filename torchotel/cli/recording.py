@@ -117,9 +117,9 @@ class _Recording:
         except BrokenPipeError:
             sys.stderr.close()  # Python would complain once more at exit
         except KeyboardInterrupt:
-            _note("interrupted; what the recording has so far is kept")
+            _note("interrupted; the recording up to here is kept")
         except RunError as error:
-            _note(f"the recording cannot be summed up: {cut(error, MAX_MESSAGE)}")
+            _note(f"the recording cannot be summarised: {cut(error, MAX_MESSAGE)}")
         except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
             traceback.print_exc()
 
@@ -132,7 +132,7 @@ class _Recording:
             if getattr(config, name) != getattr(self.config, name)
         ]
         if overruled:
-            _note(f"what the program's own instrument() says won: {', '.join(overruled)}")
+            _note(f"the program's call of instrument() overrides options: {', '.join(overruled)}")
 
     def _show(self, config: Config, folder: Path | None, stats: Stats) -> None:
         if folder is None:
@@ -140,11 +140,11 @@ class _Recording:
         shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
         if not folder.is_dir():
             if stats["steps"] + stats["evaluations"]:
-                _note(f"{shown}: the recording is there no more")
+                _note(f"{shown}: the recording no longer exists")
             elif self.finished:
                 _note(
-                    "no training step and no evaluation was seen, so nothing was recorded; processes that the program "
-                    "starts are not recorded here: for them run it as opentelemetry-instrument python …"
+                    "no training step and no evaluation was seen, so nothing was recorded; to record processes that "
+                    "the program starts, run it as opentelemetry-instrument python …"
                 )
             return
         if not self._quiet:
@@ -153,7 +153,7 @@ class _Recording:
         if config.traces_exporter == "otlp" and lost:
             endpoint = config.public()["endpoint"]
             _note(
-                f"{lost:,} spans did not reach {endpoint}, and the recording has them. "
+                f"{lost:,} spans did not reach {endpoint}; the recording has them. "
                 f"To send them to a server: torchotel export {shown} --to {default_endpoint(config.protocol)}"
             )
 
@@ -166,7 +166,7 @@ class _Recording:
         if failure is not None:
             print(f"the program ended with {describe(failure)}")
         print(f"recorded in {shown}")
-        print(f"  torchotel report {shown}     makes one HTML page of it")
+        print(f"  torchotel report {shown}     writes one HTML page of it")
         print(f"  torchotel summary {shown}    prints these tables again")
         sent = stats["spans_exported"]
         if config.traces_exporter == "otlp" and sent:

@@ -1,6 +1,6 @@
-"""Make one HTML page of a recorded run: where the time went, gradient norms, its slowest step, what to do first.
+"""Write one HTML page of a recorded run: times, gradient norms, the slowest step, logged values and advice.
 
-Without RUN the newest one in torchotel-runs/ is taken. The page holds all that it needs and opens without a network.
+Without RUN, the newest run in torchotel-runs/ is used. The page is self-contained and opens without a network.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Run a script with every step a trace, then say where its time went.
+"""Run a script, record each training step as a trace, and print a summary.
 
     torchotel run train.py --epochs 3
     torchotel run --detail all --no-shapes -m package.train --epochs 3
 
-The program runs as python itself would run it, and its exit code is passed on. Options of torchotel come before the
-program. The program is instrumented when it imports torch, in this process only; opentelemetry-instrument also
-instruments the processes that a program starts. `-` is a script on standard input. Without an option, a setting is
-read from the variable in brackets.
+The program runs as under python, and its exit code is passed on. Options of torchotel come before the program. The
+program is instrumented when it imports torch, in this process only; opentelemetry-instrument also instruments the
+processes that a program starts. `-` is a script on standard input. A setting without an option is read from the
+variable in brackets.
 """
 
 import argparse
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "%(prog)s [OPTIONS] {SCRIPT | -m MODULE | -} [ARGS ...]"
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    parser.add_argument("-q", "--quiet", action="store_true", help="say nothing at the end but what went wrong")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only problems at the end")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its own arguments")
     add_options(parser)
 
@@ -30,7 +30,7 @@ def call(arguments: argparse.Namespace) -> int:
     """Run the program, recorded."""
     words = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not words:
-        print("torchotel run: which script? See torchotel run --help", file=sys.stderr)
+        print("torchotel run: no script given; see torchotel run --help", file=sys.stderr)
         return 2
     program = Program(words[0], tuple(words[1:]), arguments.module)
     if not program.module and not is_runnable(program.target):

@@ -1,6 +1,6 @@
-"""Show where the time of a recorded run went: by phase, and by layer.
+"""Show the time of a recorded run by phase and by layer.
 
-Without RUN the newest one in torchotel-runs/ is shown. A layer's self time leaves out the layers inside it.
+Without RUN, the newest run in torchotel-runs/ is shown. A layer's self time excludes the layers inside it.
 """
 
 import argparse
@@ -36,5 +36,5 @@ def newest(runs: Path = RUNS) -> Path:
     """
     folders = [path.parent for path in runs.glob("*/metrics.jsonl")]
     if not folders:
-        raise RunError(f"{runs}: no run there; name a run folder")
+        raise RunError(f"{runs}: no run found; name a run folder")
     return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
