@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
-from torchotel.report.read import open_run
+from torchotel.runs.reader import open_run
 
 try:
     from sklearn.datasets import load_digits

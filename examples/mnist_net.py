@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import torchotel
-from torchotel.report.read import SpanLine, open_run
+from torchotel.runs.reader import SpanLine, open_run
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchotel
-from torchotel.report.read import open_run
+from torchotel.runs.reader import open_run
 
 try:
     from torchvision.models import resnet50

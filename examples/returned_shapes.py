@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchotel
-from torchotel.report.read import open_run
+from torchotel.runs.reader import open_run
 
 
 class Net(nn.Module):

@@ -6,8 +6,8 @@ from typing import Any
 
 import runfolders
 
-from torchotel.report import open_run
-from torchotel.report.page import Content, gather
+from torchotel.runs import open_run
+from torchotel.runs.html import Content, gather
 
 LAYERS = ("Net", "conv", "blocks.0", "blocks.0.up", "blocks.0.down", "head")
 MS = 1_000_000

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import torchotel
-from torchotel.report import open_run
-from torchotel.report.page import Content, gather
-from torchotel.report.page.advice import Advice, advise
+from torchotel.runs import open_run
+from torchotel.runs.html import Content, gather
+from torchotel.runs.html.advice import Advice, advise
 
 
 def recorded(

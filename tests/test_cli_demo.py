@@ -12,7 +12,7 @@ import pytest
 from torchotel._receiver import Receiver
 from torchotel.cli import main
 from torchotel.cli.demo import find_example, listens
-from torchotel.report import open_run
+from torchotel.runs import open_run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import commands
 import pytest
 from receiver import Answer, receiver
 
-from torchotel.report import Run, open_run
+from torchotel.runs import Run, open_run
 
 SCRIPT = """
 import os, signal, sys

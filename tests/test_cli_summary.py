@@ -56,7 +56,7 @@ def test_says_that_a_folder_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_needs_neither_torch_nor_opentelemetry(tmp_path: Path) -> None:
     folder = runfolders.net(tmp_path / "run")
     code = (
-        "import sys, torchotel.cli, torchotel.report\n"
+        "import sys, torchotel.cli, torchotel.runs\n"
         f"assert torchotel.cli.main(['summary', {str(folder)!r}]) == 0\n"
         "assert not {'torch', 'opentelemetry'} & set(sys.modules)\n"
     )

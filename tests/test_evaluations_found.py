@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchotel
-from torchotel.report import open_run, summarise
+from torchotel.runs import open_run, summarise
 from torchotel.testing import capture
 
 ROWS = torch.ones(2, 4)

@@ -15,7 +15,7 @@ import pytest
 from receiver import receiver
 from support import Seen, roots
 
-from torchotel.report.read import open_run
+from torchotel.runs.reader import open_run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

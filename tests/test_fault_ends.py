@@ -14,7 +14,7 @@ import pytest
 from commands import environment
 from misbehaving import misbehaving, silence
 
-from torchotel.report.read import open_run
+from torchotel.runs.reader import open_run
 
 PROGRAM = fault_program.__file__
 KILLED = "is killed"

@@ -10,7 +10,7 @@ from typing import Any
 import commands
 import pytest
 
-from torchotel.report import open_run
+from torchotel.runs import open_run
 
 TRAIN = """
 import sys, torch, torchotel

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
 from torchotel import _names as names
-from torchotel.report import open_run, render, summarise
+from torchotel.runs import open_run, render, summarise
 from torchotel.testing import capture
 
 LOAD_S = 0.03

@@ -16,7 +16,7 @@ from receiver import Receiver
 import torchotel
 from torchotel import _handle
 from torchotel.instrumentor import TorchInstrumentor
-from torchotel.report import open_run
+from torchotel.runs import open_run
 
 COMMAND = Path(sys.executable).with_name("opentelemetry-instrument")
 

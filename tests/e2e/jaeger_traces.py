@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from torchotel.report.read import open_run
+from torchotel.runs.reader import open_run
 
 MANY = 1000
 """Traces in an answer; it is 100 where nothing is said."""

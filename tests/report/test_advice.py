@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import torchotel
-from torchotel.report import open_run
-from torchotel.report.page import Content, gather
-from torchotel.report.page.advice import advise
-from torchotel.report.page.timeline import section
+from torchotel.runs import open_run
+from torchotel.runs.html import Content, gather
+from torchotel.runs.html.advice import advise
+from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
 EVEN_S = 0.015

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import torchotel
-from torchotel.report import open_run
-from torchotel.report import tracks as tracks_module
-from torchotel.report.chrome import MAX_TEXT, ChromeTrace
+from torchotel.runs import chrome_trace as tracks_module
+from torchotel.runs import open_run
+from torchotel.runs.chrome_trace import MAX_TEXT, ChromeTrace
 
 NUMBERS = (int, float)
 

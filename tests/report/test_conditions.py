@@ -8,9 +8,8 @@ import runfolders as folders
 import timed_runs
 
 from torchotel.cli import main
-from torchotel.report import open_run
-from torchotel.report.conditions import Difference, conditions, differences
-from torchotel.report.times import read_times
+from torchotel.runs import open_run
+from torchotel.runs.compare import Difference, conditions, differences, read_times
 
 INFO: dict[str, Any] = {
     "service_name": "train.py",

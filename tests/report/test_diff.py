@@ -8,12 +8,11 @@ import pytest
 import runfolders as folders
 import timed_runs
 
-from torchotel.report import RunError, open_run
-from torchotel.report.diff import CONFIDENCE, GATES, Diff, Gate, Row, compare
-from torchotel.report.difftable import render_diff
-from torchotel.report.ratios import ratio
-from torchotel.report.runs import open_runs
-from torchotel.report.times import LayerKey, RunTimes, read_times, warm
+from torchotel.runs import RunError, open_run
+from torchotel.runs.compare import CONFIDENCE, GATES, Diff, Gate, LayerKey, Row, RunTimes, compare, read_times, warm
+from torchotel.runs.compare_table import render_diff
+from torchotel.runs.reader import open_runs
+from torchotel.runs.statistics import ratio
 
 LIMIT = 0.05
 

@@ -10,8 +10,8 @@ from realruns import advice, recorded, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchotel.report import describe, ending, open_run, render, summarise
-from torchotel.report.page.glance import glance
+from torchotel.runs import describe, ending, open_run, render, summarise
+from torchotel.runs.html.overview import glance
 
 MESSAGE = "addmm: mat1 and mat2 shapes cannot be multiplied (4x6 and 8x8)"
 

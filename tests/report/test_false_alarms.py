@@ -8,9 +8,8 @@ from array import array
 
 import pytest
 
-from torchotel.report.diff import CANNOT_TELL, Diff, compare
-from torchotel.report.summary import PHASES
-from torchotel.report.times import LayerKey, RunTimes, StepTimes
+from torchotel.runs.compare import CANNOT_TELL, Diff, LayerKey, RunTimes, StepTimes, compare
+from torchotel.runs.summary import PHASES
 
 PAIRS = 300
 LIMIT = 0.05

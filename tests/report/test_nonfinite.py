@@ -10,9 +10,9 @@ from realruns import advice, recorded, train
 from runfolders import step, write
 from torch import nn
 
-from torchotel.report import At, open_run, render, summarise
-from torchotel.report.page import document, gather
-from torchotel.report.page.glance import glance
+from torchotel.runs import At, open_run, render, summarise
+from torchotel.runs.html import document, gather
+from torchotel.runs.html.overview import glance
 
 BAD = 30
 TITLE = "NaN or infinity "

@@ -11,7 +11,7 @@ import pageruns
 import pytest
 from plotly.offline import get_plotlyjs
 
-from torchotel.report.page import document
+from torchotel.runs.html import document
 
 in_chromium = pytest.mark.skipif(chromium.BINARY is None, reason=chromium.SKIPPED)
 

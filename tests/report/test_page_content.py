@@ -14,12 +14,21 @@ import runfolders
 from torch import nn
 
 import torchotel
-from torchotel.report import LayerTime, UnitLine, render
-from torchotel.report.page import advice, document, glance, modules, norms, steps, text, timeline
-from torchotel.report.page.series import Series, StepTime, buckets
-from torchotel.report.page.theme import INK, ON_DARK, ON_LIGHT, PHASE_COLOURS, ink_on
-from torchotel.report.page.tree import sectors
-from torchotel.report.summary import has_several_models
+from torchotel.runs import LayerTime, UnitLine, render
+from torchotel.runs.html import (
+    advice,
+    document,
+    gradient_figure,
+    module_figure,
+    overview,
+    step_figure,
+    style,
+    timeline_figure,
+)
+from torchotel.runs.html.data import Series, StepTime, buckets
+from torchotel.runs.html.module_figure import sectors
+from torchotel.runs.html.style import INK, ON_DARK, ON_LIGHT, PHASE_COLOURS, ink_on
+from torchotel.runs.summary import has_several_models
 
 
 def _slow_at(number: int, slow_s: float = 9.0) -> Callable[[int], float]:
@@ -37,7 +46,7 @@ def test_shows_an_outlier_among_many_steps(tmp_path: Path) -> None:
 
 
 def test_cuts_long_bars_and_says_so(tmp_path: Path) -> None:
-    section = steps.section(pageruns.content(pageruns.training(tmp_path / "run", 60, duration_s=_slow_at(30))))
+    section = step_figure.section(pageruns.content(pageruns.training(tmp_path / "run", 60, duration_s=_slow_at(30))))
     assert section is not None
     assert "1 bar is cut off" in section.lead
     assert section.figure.layout.yaxis2.range[1] < 1000
@@ -78,7 +87,7 @@ def test_draws_few_levels_of_many_modules_at_first(tmp_path: Path) -> None:
     grown = replace(
         content, summary=replace(content.summary, forward=[_layer("Net", 1000.0, "Net"), *parts], backward=[])
     )
-    section = modules.section(grown)
+    section = module_figure.section(grown)
     assert section is not None
     (icicle,) = section.figure.data
     assert (len(icicle.ids), icicle.maxdepth) == (1 + 1 + 200 + 1000, 3)
@@ -115,7 +124,7 @@ def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
 
 def test_puts_spans_below_the_ones_they_stand_in(tmp_path: Path) -> None:
     (_, step), *_ = pageruns.content(pageruns.training(tmp_path / "run", 1)).traces.chosen()
-    placed = {(bar.span.name, bar.lane, bar.phase) for bar in timeline.bars(step)}
+    placed = {(bar.span.name, bar.lane, bar.phase) for bar in timeline_figure.bars(step)}
     assert ("torch.step", 0, "other") in placed
     assert ("torch.data", 1, "data") in placed
     assert ("forward blocks.0.up", 4, "forward") in placed
@@ -134,7 +143,7 @@ def test_leaves_spans_out_that_stand_in_themselves(tmp_path: Path) -> None:
         tmp_path / "run", units=[runfolders.step(0, 1e-7)], segments=[[runfolders.request(spans)]]
     )
     (_, step), *_ = pageruns.content(folder).traces.chosen()
-    assert [bar.span.name for bar in timeline.bars(step)] == ["torch.step"]
+    assert [bar.span.name for bar in timeline_figure.bars(step)] == ["torch.step"]
 
 
 def _units(count: int, layers: int) -> Series:
@@ -152,11 +161,11 @@ def test_bounds_the_cells_of_the_heatmap(tmp_path: Path) -> None:
     grown = _units(700, 600)
     content.series.norms.update(grown.norms)
     content.series.norm_steps.extend(grown.norm_steps)
-    section = norms.section(content)
+    section = gradient_figure.section(content)
     assert section is not None
     assert [trace.name for trace in section.figure.data] == ["largest", "median", "smallest"]
     assert len(section.figure.data[0].z) == 600
-    assert len(section.figure.data[0].z[0]) <= norms.MOST_CELLS // 600
+    assert len(section.figure.data[0].z[0]) <= gradient_figure.MOST_CELLS // 600
     assert "A column stands for 5 of them" in section.lead
 
 
@@ -164,7 +173,7 @@ def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_pa
     long = "a" * 500
     norm_of = {f"{long}{name}{long}": norm for name, norm in (("b", 0.0), ("c", None), ("d", 1e-3))}
     units = [runfolders.step(number, 0.1, gradient_norms={"Net": norm_of}) for number in (4, 9)]
-    section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
+    section = gradient_figure.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
     assert section is not None
     heat, red, crosses = section.figure.data
     assert [[place for place, bad in enumerate(row) if bad] for row in red.z[:3]] == [[], [0, 1], []]
@@ -178,12 +187,12 @@ def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_pa
 def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
     """Steps that are looked at are not evenly far apart: the first ten, say, then few."""
     units = [runfolders.step(number, 0.1, gradient_norms={"Net": {"a": 1.0}}) for number in (0, 1, 2, 12)]
-    section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
+    section = gradient_figure.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
     assert section is not None
     assert list(section.figure.data[0].x) == [-0.5, 0.5, 1.5, 7, 17]
     assert list(section.figure.layout.xaxis.range) == [-0.5, 17]
     assert section.figure.layout.xaxis.ticktext is None
-    alone = norms.section(pageruns.content(runfolders.write(tmp_path / "alone", units=units[-1:])))
+    alone = gradient_figure.section(pageruns.content(runfolders.write(tmp_path / "alone", units=units[-1:])))
     assert alone is not None
     assert (list(alone.figure.data[0].x), alone.figure.layout.xaxis.dtick) == ([11.5, 12.5], 1)
 
@@ -200,7 +209,7 @@ def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
 def test_labels_the_colours_with_round_norms(tmp_path: Path, smallest: float, largest: float, ticks: list[str]) -> None:
     """At least three of them, and no crowd."""
     units = [runfolders.step(0, 0.1, gradient_norms={"Net": {"a": smallest, "b": largest}})]
-    section = norms.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
+    section = gradient_figure.section(pageruns.content(runfolders.write(tmp_path / "run", units=units)))
     assert section is not None
     bar = section.figure.data[0].colorbar
     shown = [text for text, log in zip(bar.ticktext, bar.tickvals, strict=True) if math.isclose(10**log, float(text))]
@@ -209,7 +218,7 @@ def test_labels_the_colours_with_round_norms(tmp_path: Path, smallest: float, la
 
 def test_labels_modules_with_their_types(tmp_path: Path) -> None:
     """The root is its type, and a container is never called, so its type is not known."""
-    section = modules.section(pageruns.content(pageruns.training(tmp_path / "run", 3)))
+    section = module_figure.section(pageruns.content(pageruns.training(tmp_path / "run", 3)))
     assert section is not None
     forward = section.figure.data[0]
     assert dict(zip(forward.labels, forward.text, strict=True)) == {
@@ -233,12 +242,12 @@ def test_several_models_are_told_apart(tmp_path: Path) -> None:
         realruns.train(second, 2)
 
     content = realruns.recorded(tmp_path, program, detail="all")
-    section = modules.section(content)
+    section = module_figure.section(content)
     assert section is not None
     forward = section.figure.data[0]
     models = {label for label, parent in zip(forward.labels, forward.parents, strict=True) if parent == "all"}
     assert models == {"generator", "Sequential"}
-    assert re.search(r"ran <b>generator</b> \(.*\) and <b>Sequential</b> for <b>4", glance.glance(content))
+    assert re.search(r"ran <b>generator</b> \(.*\) and <b>Sequential</b> for <b>4", overview.glance(content))
     for name in ("generator: 0", "generator: 1", "Sequential: 0", "generator", "Sequential"):
         assert f"<td>{name}</td>" in section.after
         assert re.search(rf"^{name} ", render(content.summary, content.info), re.MULTILINE)
@@ -256,10 +265,10 @@ def test_text_on_a_shade_is_readable(colour: str) -> None:
 def test_says_no_share_of_waiting_where_no_loader_was_seen(tmp_path: Path) -> None:
     """What a program loads by itself is in no phase, so 0 % would be a promise."""
     without = {**PHASES, "data": 0.0}
-    said = glance.glance(pageruns.content(pageruns.training(tmp_path / "without", phases=without)))
+    said = overview.glance(pageruns.content(pageruns.training(tmp_path / "without", phases=without)))
     assert "<dt>waiting for data</dt><dd>not seen</dd><dd class=note>no DataLoader ran</dd>" in said
     assert '<i class="phase data">' not in said
-    with_one = glance.glance(pageruns.content(pageruns.training(tmp_path / "with", phases=PHASES)))
+    with_one = overview.glance(pageruns.content(pageruns.training(tmp_path / "with", phases=PHASES)))
     assert "<dt>waiting for data</dt><dd>20%</dd>" in with_one
 
 
@@ -323,16 +332,16 @@ def test_asks_the_browser_for_its_own_scripts_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "words"), [(1690.4, "1,690"), (12_345.6, "12,346"), (3.14159, "3.142")])
 def test_writes_rates_without_an_exponent(value: float, words: str) -> None:
-    assert text.rate(value) == words
+    assert style.rate(value) == words
 
 
 @pytest.mark.parametrize(("seconds", "unit"), [(3.0, "s"), (0.02, "ms"), (4e-6, "µs"), (0.0, "ms")])
 def test_chooses_units_that_suit(seconds: float, unit: str) -> None:
-    assert text.scale(seconds)[0] == unit
+    assert style.scale(seconds)[0] == unit
 
 
 def test_cuts_names_in_their_middle() -> None:
-    assert text.cut("encoder.layers.11.attention.out_proj", 20) == "encoder.l…n.out_proj"
-    assert len(text.cut("x" * 1_000_000)) == 60
-    assert text.cut("a\u202eb\nc\ud800") == "a?b?c?"
-    assert text.shown("<b>$1$</b>") == "&lt;b&gt;&#36;1&#36;&lt;/b&gt;"
+    assert style.cut("encoder.layers.11.attention.out_proj", 20) == "encoder.l…n.out_proj"
+    assert len(style.cut("x" * 1_000_000)) == 60
+    assert style.cut("a\u202eb\nc\ud800") == "a?b?c?"
+    assert style.shown("<b>$1$</b>") == "&lt;b&gt;&#36;1&#36;&lt;/b&gt;"

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from torchotel.report import ratios
-from torchotel.report.diff import CONFIDENCE
-from torchotel.report.ratios import Ratio, ratio, ratio_of_runs, typical
+from torchotel.runs import statistics
+from torchotel.runs.compare import CONFIDENCE
+from torchotel.runs.statistics import Ratio, ratio, ratio_of_runs, typical
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from torchotel.report.ratios import Ratio, ratio, ratio_of_runs, typical
     [(0.95, 3, 3.182446), (0.95, 4, 2.776445), (0.99, 6, 3.707428), (0.999, 12, 4.317791)],
 )
 def test_reads_students_t_as_the_tables_do(confidence: float, freedom: int, reach: float) -> None:
-    assert ratios._student(confidence, freedom) == pytest.approx(reach, abs=1e-6)
+    assert statistics._student(confidence, freedom) == pytest.approx(reach, abs=1e-6)
 
 
 def test_agrees_with_r_on_several_runs() -> None:
@@ -106,11 +106,11 @@ def test_is_not_moved_by_a_few_steps_that_hung() -> None:
 
 def test_reads_the_median_between_order_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.4469, Student's t for six cosines, times half of 1/10 is 12.2 % of 100 independent steps; a fifth may hang."""
-    monkeypatch.setattr(ratios, "_persistence", lambda _: 1.0)
+    monkeypatch.setattr(statistics, "_persistence", lambda _: 1.0)
     steps = [0.1 + place / 1000 for place in range(100)]
-    low, middle, high = ratios._median(steps, 0.95)
+    low, middle, high = statistics._median(steps, 0.95)
     assert [math.exp(value) for value in (low, middle, high)] == pytest.approx([0.13739, 0.1495, 0.16161], abs=1e-5)
-    assert ratios._median([step + 10 if step > 0.18 else step for step in steps], 0.95) == (low, middle, high)
+    assert statistics._median([step + 10 if step > 0.18 else step for step in steps], 0.95) == (low, middle, high)
 
 
 def test_takes_times_of_zero() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import runfolders as folders
 
-from torchotel.report import RequestLine, RunError, SpanLine, UnitLine, open_run, read, summarise
+from torchotel.runs import RequestLine, RunError, SpanLine, UnitLine, open_run, reader, summarise
 
 
 def test_reads_what_was_written(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_skips_lines_that_would_fill_the_memory(
     before = list(open_run(folder).units())
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"number": 7, "padding": "' + "x" * 5000 + '"}\n{"number": 8}\n')
-    monkeypatch.setattr(read, "MAX_LINE_BYTES", 4000)
+    monkeypatch.setattr(reader, "MAX_LINE_BYTES", 4000)
     assert [unit.number for unit in open_run(folder).units()] == [*(unit.number for unit in before), 8]
     assert [record.getMessage() for record in caplog.records] == [
         f"{folder / 'metrics.jsonl'}: skipped a line of more than 4,000 bytes"

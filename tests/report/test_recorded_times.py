@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from torchotel.report.diff import Diff, Row, compare
-from torchotel.report.difftable import render_diff
-from torchotel.report.summary import PHASES
-from torchotel.report.times import LayerKey, RunTimes, StepTimes
+from torchotel.runs.compare import Diff, LayerKey, Row, RunTimes, StepTimes, compare
+from torchotel.runs.compare_table import render_diff
+from torchotel.runs.summary import PHASES
 
 RUNS = json.loads((Path(__file__).parent / "recorded_times.json").read_text())
 LIMIT = 0.05

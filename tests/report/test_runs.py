@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import runfolders as folders
 
-from torchotel.report import RunError
-from torchotel.report.runs import open_runs
+from torchotel.runs import RunError
+from torchotel.runs.reader import open_runs
 
 
 def _write(folder: Path, rank: int | None = None) -> Path:

@@ -6,8 +6,8 @@ import pytest
 import runfolders as folders
 
 from torchotel._text import duration
-from torchotel.report import LayerTime, Summary, open_run, render, summarise
-from torchotel.report.summary import quantile
+from torchotel.runs import LayerTime, Summary, open_run, render, summarise
+from torchotel.runs.summary import quantile
 
 LAID_OUT = """\
 run         run-1

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import runfolders as folders
 
-from torchotel.report import Summary, Track, open_run, render, summarise
+from torchotel.runs import Summary, Track, open_run, render, summarise
 
 LAID_OUT = """\
 steps       2, 2 of them in detail, 6.667 a second by the wall clock

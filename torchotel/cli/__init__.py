@@ -9,7 +9,7 @@ from torchotel._package import package_version
 from torchotel._text import MAX_MESSAGE, cut
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
 from torchotel.cli.parser import USAGE, HelpFormatter, Parser
-from torchotel.report import RunError
+from torchotel.runs import RunError
 
 COMMANDS = {
     "run": run,

@@ -32,10 +32,9 @@ from pathlib import Path
 
 from torchotel._text import printable
 from torchotel.cli.terminal import Terminal
-from torchotel.report.diff import GATES, compare
-from torchotel.report.difftable import render_diff
-from torchotel.report.runs import open_runs
-from torchotel.report.times import read_times
+from torchotel.runs.compare import GATES, compare, read_times
+from torchotel.runs.compare_table import render_diff
+from torchotel.runs.reader import open_runs
 
 MAX_REGRESSION = 0.05
 

@@ -32,9 +32,9 @@ from torchotel._text import printable
 from torchotel.cli.output import add_force, owned_file, whole_file, whole_folder
 from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
-from torchotel.report import Run, RunError, open_run
-from torchotel.report.chrome import ChromeTrace
-from torchotel.report.uploads import MAX_TRACES, Line, lines
+from torchotel.runs import Run, RunError, open_run
+from torchotel.runs.chrome_trace import ChromeTrace
+from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines
 
 if TYPE_CHECKING:
     from torchotel.exporters.otlp.resend import Resend

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from torchotel.report import RunError
+from torchotel.runs import RunError
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import flag_of
 from torchotel.cli.program import Program
 from torchotel.cli.terminal import Terminal
-from torchotel.report import RunError, describe, ending, open_run, render, summarise
+from torchotel.runs import RunError, describe, ending, open_run, render, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle

@@ -13,7 +13,7 @@ from torchotel._text import printable
 from torchotel.cli.output import add_force, whole_file
 from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
-from torchotel.report import open_run
+from torchotel.runs import open_run
 
 _DRAWING_SHARE = 0.2
 """Of the time of a long run: drawing, beside reading."""
@@ -41,13 +41,13 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _page(folder: Path) -> str:
-    from torchotel.report import page  # noqa: PLC0415 - brings in plotly, which only this command needs
+    from torchotel.runs import html  # noqa: PLC0415 - brings in plotly, which only this command needs
 
     run = open_run(folder)
     size_bytes = run.size_bytes
     drawing = int(size_bytes * _DRAWING_SHARE)
     with Progress(size_bytes + drawing) as progress:
         progress.begin(f"reading {folder.name}")
-        content = page.gather(replace(run, on_read=progress.advance))
+        content = html.gather(replace(run, on_read=progress.advance))
         progress.begin("drawing")
-        return page.document(content, lambda: progress.advance(drawing // len(page.SECTIONS)))
+        return html.document(content, lambda: progress.advance(drawing // len(html.SECTIONS)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from torchotel._text import printable
 from torchotel.cli.recording import RUNS
 from torchotel.cli.terminal import Terminal
-from torchotel.report import RunError, open_run, render, summarise
+from torchotel.runs import RunError, open_run, render, summarise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,9 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from torchotel.report.page.content import Content
-from torchotel.report.page.series import Series, chunks, middle, spread
-from torchotel.report.page.text import count, rounded, shown
-from torchotel.report.page.theme import ALARM, LINE, ON_DARK, PAPER, Section, figure
-from torchotel.report.summary import quantile
+from torchotel.runs.html.data import Content, Series, chunks, middle, spread
+from torchotel.runs.html.style import ALARM, LINE, ON_DARK, PAPER, Section, count, figure, rounded, shown
+from torchotel.runs.summary import quantile
 
 MOST_COLUMNS, MOST_CELLS = 300, 100_000
 _MOST_MARKS = 500

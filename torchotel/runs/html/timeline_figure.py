@@ -6,12 +6,24 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from torchotel import _names as names
-from torchotel.report.page.advice import HAVE_MODULES
-from torchotel.report.page.content import Content
-from torchotel.report.page.text import count, duration, rounded, scale, shown
-from torchotel.report.page.theme import ALARM, FAINT, PAPER, PHASE_COLOURS, Section, figure, ink_on, shade
-from torchotel.report.page.traces import StepTrace
-from torchotel.report.read import SpanLine
+from torchotel.runs.html.advice import HAVE_MODULES
+from torchotel.runs.html.data import Content, StepTrace
+from torchotel.runs.html.style import (
+    ALARM,
+    FAINT,
+    PAPER,
+    PHASE_COLOURS,
+    Section,
+    count,
+    duration,
+    figure,
+    ink_on,
+    rounded,
+    scale,
+    shade,
+    shown,
+)
+from torchotel.runs.reader import SpanLine
 
 MOST_BARS = 1_500
 """Spans of one step that are drawn: the longest."""

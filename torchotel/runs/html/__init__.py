@@ -1,6 +1,6 @@
 """A run as one HTML page that opens anywhere; needs plotly."""
 
-from torchotel.report.page.content import Content, gather
-from torchotel.report.page.document import SECTIONS, document
+from torchotel.runs.html.data import Content, gather
+from torchotel.runs.html.page import SECTIONS, document
 
 __all__ = ["SECTIONS", "Content", "document", "gather"]

@@ -1,23 +1,192 @@
-"""Comparison of two sides of runs: what takes longer, by how much, and whether that is noise; pure.
+"""Compare two runs, or two groups of runs, by phase and layer."""
 
-See `ratios.py` for the statistics and their sources. Many intervals are looked at together, and of a hundred
-intervals of 95 % five would mislead, so the intervals of all that can fail are widened to hold together. The step,
-the phases and the layers have equal shares of the error (weighted Bonferroni), so that many layers do not widen the
-step's interval. What is shown and cannot fail is widened with all that is shown.
-"""
+from __future__ import annotations
 
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from statistics import median
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from torchotel.report.conditions import Difference, differences
-from torchotel.report.info import RunError
-from torchotel.report.ratios import FEWEST, Ratio, ratio, ratio_of_runs, typical
-from torchotel.report.summary import PHASES, quantile
-from torchotel.report.times import LayerKey, RunTimes, StepTimes, warm
+from torchotel import _names as names
+from torchotel.runs.reader import Run, RunError, SpanLine
+from torchotel.runs.statistics import FEWEST, Ratio, ratio, ratio_of_runs, typical
+from torchotel.runs.summary import PHASES, quantile
+
+Conditions: TypeAlias = Mapping[str, str]
+"""By name; what a run does not say is not there."""
+
+_RESOURCE = {
+    "host": "host.name",
+    "torch": names.TORCH_VERSION,
+    "CUDA": names.CUDA_VERSION,
+    "ranks": names.WORLD_SIZE,
+    "rank": names.RANK,
+}
+_SETTINGS = (
+    "detail",
+    "overhead_budget",
+    "include",
+    "exclude",
+    "max_depth",
+    "max_spans",
+    "shapes",
+    "gradient_norms",
+    "module_histograms",
+    "traces_exporter",
+    "tracer_provider",
+)
+"""Those that change what a step costs, or which layers it has."""
+_ENDS = {True: "finished", False: "not ended, or cut short"}
+
+
+class Difference(NamedTuple):
+    """One thing that two sides do not share."""
+
+    name: str
+    before: str
+    after: str
+
+
+def conditions(info: Mapping[str, Any], devices: Iterable[str]) -> Conditions:
+    """Read them off `run.json`, which may be a stranger's, and the devices of the modules."""
+    resource, settings, model = (info.get(part) or {} for part in ("resource", "config", "model"))
+    found = {
+        "program": _text(info.get("service_name")),
+        "model": _model(model) if model else "",
+        "device": ", ".join(sorted(devices)),
+        "torchotel": _text(info.get("torchotel.version")),
+        **{name: _text(resource.get(key)) for name, key in _RESOURCE.items()},
+        # A setting that is None is not written down.
+        **({name: _text(settings.get(name)) or "None" for name in _SETTINGS} if settings else {}),
+        "end": _ENDS.get(info.get("finished", ""), ""),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def differences(before: Sequence[Conditions], after: Sequence[Conditions]) -> Sequence[Difference]:
+    """Find what is known of both sides and not the same; several runs of a side may differ among themselves."""
+    known = dict.fromkeys(name for run in (*before, *after) for name in run)
+    found = []
+    for name in known:
+        values = [sorted({run[name] for run in side if name in run}) for side in (before, after)]
+        if all(values) and values[0] != values[1]:
+            found.append(Difference(name, *map(", ".join, values)))
+    return found
+
+
+def _model(model: Mapping[str, Any]) -> str:
+    return f"{model.get('name', '?')}, {model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
+
+
+def _text(value: object) -> str:
+    """Write a plain value, or a list of them; what else a stranger has put there is left out."""
+    values = value if isinstance(value, list) else [value]
+    return ", ".join(str(value) for value in values if isinstance(value, str | int | float))
+
+
+WARM_UP_STEPS = 10
+"""As many as are recorded in detail for being the first."""
+WARM_UP_SHARE = 0.2
+"""Of a series that is short."""
+
+
+class LayerKey(NamedTuple):
+    """One module in one direction."""
+
+    model: str
+    path: str
+    direction: str
+
+
+@dataclass
+class StepTimes:
+    """Seconds of steps in their order: of the whole step, and of each phase."""
+
+    whole_s: array[float] = field(default_factory=lambda: array("d"))
+    phases_s: Mapping[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in PHASES})
+    detailed: bytearray = field(default_factory=bytearray)
+    """Whether modules were recorded, which takes time."""
+
+    def of_kind(self, *, detailed: bool) -> StepTimes:
+        """Choose the steps with detail, or those without."""
+
+        def chosen(series: array[float]) -> array[float]:
+            return array("d", (time_s for time_s, kind in zip(series, self.detailed, strict=True) if kind == detailed))
+
+        phases = {name: chosen(series) for name, series in self.phases_s.items()}
+        return StepTimes(chosen(self.whole_s), phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimes:
+    """The times of a run; steps that failed are left out, since they ended early."""
+
+    steps: StepTimes
+    layers_s: Mapping[LayerKey, array[float]]
+    """Self time of all calls in a step, of the detailed ones."""
+    conditions: Conditions = field(default_factory=dict)
+
+
+def read_times(run: Run) -> RunTimes:
+    """Read a run once; what is kept is a number for each phase of a step and each layer of a detailed one."""
+    steps, failed = StepTimes(), set()
+    for unit in run.units():
+        if unit.kind != "step":
+            continue
+        if unit.error_type:
+            failed.add(unit.trace_id)
+            continue
+        steps.whole_s.append(unit.duration_s)
+        steps.detailed.append(unit.detailed)
+        for name, series in steps.phases_s.items():
+            series.append(unit.phases.get(name, 0.0))
+    layers, devices = _layer_times(run.spans(), failed)
+    return RunTimes(steps=steps, layers_s=layers, conditions=conditions(run.info, devices))
+
+
+def warm(series: Sequence[float]) -> Sequence[float]:
+    """Leave out the steps that warm up: the first fifth, ten at most, one at least."""
+    return series[min(WARM_UP_STEPS, max(1, int(WARM_UP_SHARE * len(series)))) :]
+
+
+def _layer_times(spans: Iterable[SpanLine], failed: set[str]) -> tuple[Mapping[LayerKey, array[float]], set[str]]:
+    """Read the layers' times, and the devices that they ran on."""
+    layers: dict[LayerKey, array[float]] = defaultdict(lambda: array("d"))
+    devices: set[str] = set()
+    # A trace is written whole, as one line.
+    for trace_id, trace in groupby(spans, key=lambda span: span.trace_id):
+        # A module's span without a step's number is part of an evaluation.
+        calls = [
+            span for span in trace if names.MODULE_TYPE in span.attributes and names.STEP_NUMBER in span.attributes
+        ]
+        devices |= {device for span in calls if isinstance(device := span.attributes.get(names.DEVICE), str)}
+        if trace_id not in failed:
+            for key, self_ns in _self_times_ns(calls).items():
+                # A child may stick out of its parent where an end is an upper bound.
+                layers[key].append(max(0, self_ns) / 1e9)
+    return layers, devices
+
+
+def _self_times_ns(calls: Sequence[SpanLine]) -> Mapping[LayerKey, int]:
+    keys = {span.span_id: _key(span) for span in calls}
+    times: Counter[LayerKey] = Counter()
+    for span in calls:
+        duration_ns = max(0, span.end_ns - span.start_ns)
+        times[keys[span.span_id]] += duration_ns
+        parent = keys.get(span.parent_id)
+        if parent is not None:
+            times[parent] -= duration_ns
+    return times
+
+
+def _key(span: SpanLine) -> LayerKey:
+    read = span.attributes.get
+    path = str(read(names.MODULE_PATH, ""))
+    return LayerKey(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
+
 
 Series: TypeAlias = Sequence[Sequence[float]]
 """The same times of each run of a side, in seconds, without those that warmed up."""

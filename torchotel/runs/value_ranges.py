@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torchotel._text import cut
-from torchotel.report.read import UnitLine
+from torchotel.runs.reader import UnitLine
 
 COUNTED = ("samples", "tokens")
 """Logged values that add up over the run."""

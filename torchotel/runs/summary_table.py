@@ -5,8 +5,8 @@ from typing import Any
 
 from torchotel._text import RED, YELLOW, Output, cut, duration, shortened
 from torchotel._text import rate as per_second
-from torchotel.report.summary import Failure, LayerTime, Summary, ending, has_several_models
-from torchotel.report.tracked import NOT_FINITE, Onset, Track
+from torchotel.runs.summary import Failure, LayerTime, Summary, ending, has_several_models
+from torchotel.runs.value_ranges import NOT_FINITE, Onset, Track
 
 MOST_CELL = 120
 """Characters of a cell: names may be a stranger's."""

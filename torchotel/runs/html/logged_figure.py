@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from torchotel.report.page.content import Content
-from torchotel.report.page.series import chunks, middle, spread
-from torchotel.report.page.text import rounded, shown
-from torchotel.report.page.theme import INK, Section, figure
+from torchotel.runs.html.data import Content, chunks, middle, spread
+from torchotel.runs.html.style import INK, Section, figure, rounded, shown
 
 _POINTS = 400
 _ROW_PX = 170

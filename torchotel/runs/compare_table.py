@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from torchotel._text import GREEN, RED, YELLOW, Output, duration, printable
-from torchotel.report.diff import Diff, Row, Spread
-from torchotel.report.tables import table
+from torchotel.runs.compare import Diff, Row, Spread
+from torchotel.runs.summary_table import table
 
 _COMPARED = {
     "plain": "steps without detail",

@@ -1,10 +1,9 @@
 """Read back a recorded run; needs neither torch nor OpenTelemetry."""
 
-from torchotel.report.info import RunError
-from torchotel.report.read import RequestLine, Run, SpanLine, UnitLine, open_run
-from torchotel.report.summary import Failure, LayerTime, PhaseTime, Summary, ending, summarise
-from torchotel.report.tables import describe, render
-from torchotel.report.tracked import At, Onset, Track, Tracked
+from torchotel.runs.reader import RequestLine, Run, RunError, SpanLine, UnitLine, open_run
+from torchotel.runs.summary import Failure, LayerTime, PhaseTime, Summary, ending, summarise
+from torchotel.runs.summary_table import describe, render
+from torchotel.runs.value_ranges import At, Onset, Track, Tracked
 
 __all__ = [
     "At",

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from torchotel.report.page.content import Content
-from torchotel.report.page.series import StepTime
-from torchotel.report.page.text import count, duration, percent, shown
-from torchotel.report.summary import PHASES, LayerTime, ending, has_several_models
-from torchotel.report.times import WARM_UP_STEPS
-from torchotel.report.tracked import Onset
+from torchotel.runs.compare import WARM_UP_STEPS
+from torchotel.runs.html.data import Content, StepTime
+from torchotel.runs.html.style import count, duration, percent, shown
+from torchotel.runs.summary import PHASES, LayerTime, ending, has_several_models
+from torchotel.runs.value_ranges import Onset
 
 DATA_SHARE = 0.1
 OPTIMIZER_SHARE = 0.2

@@ -10,16 +10,16 @@ from string import Template
 
 from plotly.offline import get_plotlyjs
 
-from torchotel.report.page import glance, logged, modules, norms, steps, timeline
-from torchotel.report.page.content import Content
-from torchotel.report.page.theme import PHASE_COLOURS, Section
+from torchotel.runs.html import gradient_figure, logged_figure, module_figure, overview, step_figure, timeline_figure
+from torchotel.runs.html.data import Content
+from torchotel.runs.html.style import PHASE_COLOURS, Section
 
 SECTIONS: Sequence[Callable[[Content], Section | None]] = (
-    steps.section,
-    modules.section,
-    norms.section,
-    timeline.section,
-    logged.section,
+    step_figure.section,
+    module_figure.section,
+    gradient_figure.section,
+    timeline_figure.section,
+    logged_figure.section,
 )
 
 
@@ -34,15 +34,15 @@ def document(content: Content, drawn: Callable[[], object] = lambda: None) -> st
     plotly, script = get_plotlyjs(), _resource("page.js")
     return Template(_resource("page.html")).substitute(
         policy=_policy([plotly, script]),
-        title=html.escape(f"{glance.title(content)} · torchotel"),
-        heading=html.escape(glance.title(content)),
-        about=glance.about(content),
-        glance=glance.glance(content),
+        title=html.escape(f"{overview.title(content)} · torchotel"),
+        heading=html.escape(overview.title(content)),
+        about=overview.about(content),
+        glance=overview.glance(content),
         style=_resource("page.css") + _phase_rules(),
         navigation="".join(f'<a href="#{section.id}">{section.title}</a>' for section in sections)
         + '<a href="#settings">Settings of the run</a>',
         sections="\n".join(map(_section, sections)),
-        settings=glance.settings(content),
+        settings=overview.settings(content),
         # Plotly's code is nearly all of the page, and a third of its size if it is compressed.
         plotly=b64encode(gzip.compress(plotly.encode(), mtime=0)).decode(),
         script=script,
@@ -73,4 +73,4 @@ def _phase_rules() -> str:
 
 
 def _resource(name: str) -> str:
-    return resources.files(__package__ or "torchotel.report.page").joinpath(name).read_text("utf-8")
+    return resources.files(__package__ or "torchotel.runs.html").joinpath(name).read_text("utf-8")

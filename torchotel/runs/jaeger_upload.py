@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchotel.report.info import RunError
-from torchotel.report.read import RequestLine, Run
+from torchotel.runs.reader import RequestLine, Run, RunError
 
 MAX_TRACES = 50
 """In a file. The page shows all of them at once."""

@@ -7,11 +7,9 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from torchotel.report.page.content import Content
-from torchotel.report.page.series import Bucket, StepTime, buckets
-from torchotel.report.page.text import count, rounded, scale
-from torchotel.report.page.theme import ALARM, INK, PHASE_COLOURS, Section, figure
-from torchotel.report.summary import PHASES, quantile
+from torchotel.runs.html.data import Bucket, Content, StepTime, buckets
+from torchotel.runs.html.style import ALARM, INK, PHASE_COLOURS, Section, count, figure, rounded, scale
+from torchotel.runs.summary import PHASES, quantile
 
 COLUMNS = 400
 """Bars that a screen can tell apart."""

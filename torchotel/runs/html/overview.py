@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from torchotel.report.conditions import conditions
-from torchotel.report.page.advice import BROKEN, Advice, advise, later, phase_shares
-from torchotel.report.page.content import Content
-from torchotel.report.page.text import count, cut, duration, percent, rate, shown, size
-from torchotel.report.summary import PHASES, Summary
-from torchotel.report.tracked import NOT_FINITE
+from torchotel.runs.compare import conditions
+from torchotel.runs.html.advice import BROKEN, Advice, advise, later, phase_shares
+from torchotel.runs.html.data import Content
+from torchotel.runs.html.style import count, cut, duration, percent, rate, shown, size
+from torchotel.runs.summary import PHASES, Summary
+from torchotel.runs.value_ranges import NOT_FINITE
 
 _MOST_ADVICE = 8
 _MOST_MODELS = 5

@@ -30,7 +30,7 @@ from operator import mul
 from statistics import fmean, median
 from typing import NamedTuple
 
-from torchotel.report.summary import quantile
+from torchotel.runs.summary import quantile
 
 FEWEST = 5
 """Values of a series, below which nothing is said about noise."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torchotel import _names as names
-from torchotel.report.read import SpanLine, UnitLine
-from torchotel.report.tracked import Tracked, Tracks
+from torchotel.runs.reader import SpanLine, UnitLine
+from torchotel.runs.value_ranges import Tracked, Tracks
 
 PHASES = ("between", "data", "forward", "backward", "optimizer", "other")
 
