@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from torchotel.stack.backends import Backend, ensure
+from torchotel.stack.binaries import Backend, ensure
 
 VARIABLES = ("TORCHOTEL_REQUIRE_BACKENDS", "TORCHOTEL_BUILD_TOOLS")
 REQUIRED, BUILD_TOOLS = (bool(os.environ.get(name)) for name in VARIABLES)

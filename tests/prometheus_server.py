@@ -13,7 +13,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from torchotel.stack import backends
+from torchotel.stack import binaries
 
 PATIENCE_S = 150
 """Recordings look back in steps of half a minute, of which they want two."""
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 def binary(name: str = "prometheus") -> str | None:
     """Give the path of `prometheus` or `promtool`, where there is one."""
-    pinned = backends.PROMETHEUS
+    pinned = binaries.PROMETHEUS
     return str(pinned.binary(name)) if pinned.is_there else shutil.which(name)
 
 

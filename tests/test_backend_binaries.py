@@ -7,7 +7,7 @@ import backend_binaries
 import pytest
 from backend_binaries import built, tool
 
-from torchotel.stack.backends import Backend
+from torchotel.stack.binaries import Backend
 
 
 @pytest.fixture(autouse=True)

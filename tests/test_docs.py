@@ -12,7 +12,7 @@ from prometheus_server import binary
 from receiver import Receiver
 
 from torchotel.cli.demo import JAEGER_VERSION
-from torchotel.stack.backends import JAEGER
+from torchotel.stack.binaries import JAEGER
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

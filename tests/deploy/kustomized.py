@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 from backend_binaries import tool
 
-from torchotel.stack.backends import Backend
-from torchotel.stack.building import module_builder
+from torchotel.stack.binaries import Backend, module_builder
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUSTOMIZE = Backend(

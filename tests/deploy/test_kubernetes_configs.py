@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, set_span_in_context
 from prometheus_server import prometheus_server, until
 
-from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
+from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -20,7 +20,7 @@ from receiver import Receiver
 from test_alerts import alerts
 from test_kubernetes_configs import with_targets
 
-from torchotel.stack.backends import PROMETHEUS
+from torchotel.stack.binaries import PROMETHEUS
 
 RANKS = 2
 CREATED = "batch.kubernetes.io"

@@ -10,11 +10,11 @@ from receiver import Answer, Receiver
 from torchotel._config import Config
 from torchotel.doctor import endpoint, stack
 from torchotel.doctor.finding import Finding, Level
-from torchotel.stack import places
-from torchotel.stack.containers import Engine
-from torchotel.stack.kept import Kind, Stack
-from torchotel.stack.process import Process
-from torchotel.stack.servers import Ports
+from torchotel.stack import paths
+from torchotel.stack.compose import Engine
+from torchotel.stack.manager import Kind, Stack
+from torchotel.stack.native import Process
+from torchotel.stack.services import Ports
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,9 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def up() -> Iterator[Stack]:
     """Keep a stack of which one process runs."""
-    made = Stack(Kind(native=True), Ports(), None, places.targets())
+    made = Stack(Kind(native=True), Ports(), None, paths.targets())
     made.keep()
-    process = Process(places.state() / "native" / "prometheus")
+    process = Process(paths.state() / "native" / "prometheus")
     process.start(["sleep", "600"], os.environ)
     yield made
     process.stop()
@@ -100,5 +100,5 @@ def test_without_a_collector_jaeger_takes_no_metrics(up: Stack) -> None:
 
 def test_a_container_that_is_not_there_finds_nothing() -> None:
     """Its engine is gone: nothing is up."""
-    Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), places.targets()).keep()
+    Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), paths.targets()).keep()
     assert list(stack.check(Config.read({}, {}), os.environ)) == []

@@ -16,11 +16,10 @@ from loopback import free_ports
 from prometheus_server import until
 
 from torchotel.stack import native
-from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
-from torchotel.stack.health import await_all
-from torchotel.stack.places import shipped
-from torchotel.stack.process import Process
-from torchotel.stack.servers import Ports, Server, servers
+from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
+from torchotel.stack.native import Process
+from torchotel.stack.paths import shipped
+from torchotel.stack.services import Ports, Server, await_all, servers
 
 PATIENCE_S = 60
 IN_MEMORY = """

@@ -18,7 +18,7 @@ from servers import gateway, jaeger, own_ports, running
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import torchotel
-from torchotel.stack.servers import Ports
+from torchotel.stack.services import Ports
 
 SERVICE = "digits"
 REASONS = ("first", "nan", "error", "slow")

@@ -20,9 +20,9 @@ from podman import BUSYBOX, COMPOSE, need_podman
 from prometheus_server import until
 from servers import own_ports
 
-from torchotel.stack import containers
-from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS
-from torchotel.stack.places import shipped, targets
+from torchotel.stack import compose
+from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
+from torchotel.stack.paths import shipped, targets
 
 SERVICES = ("collector", "jaeger", "prometheus")
 UP_S = 120
@@ -44,7 +44,7 @@ runtime = "runc"
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Give what `up` tells the compose file, with ports and folders of the test's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return containers.variables(own_ports(), targets())
+    return compose.variables(own_ports(), targets())
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from podman import need_podman
 
-from torchotel.stack.places import shipped
+from torchotel.stack.paths import shipped
 
 CHECKOUT = Path(__file__).parents[2]
 TRAINING = shipped() / "kubernetes" / "training"

@@ -11,8 +11,8 @@ import commands
 from loopback import free_ports
 from prometheus_server import until
 
-from torchotel.stack.backends import cache
-from torchotel.stack.servers import Ports
+from torchotel.stack.binaries import cache
+from torchotel.stack.services import Ports
 
 
 class Stack:

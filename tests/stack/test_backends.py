@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from backend_binaries import built
 
-from torchotel.stack import backends, building
-from torchotel.stack.backends import BACKENDS, COLLECTOR, JAEGER, PROMETHEUS, Backend, ensure
-from torchotel.stack.errors import StackError
+from torchotel.stack import binaries
+from torchotel.stack.binaries import BACKENDS, COLLECTOR, JAEGER, PROMETHEUS, Backend, ensure
+from torchotel.stack.services import StackError
 
 SAYS_ITS_VERSION = {"jaeger": "version", "otelcol": "--version", "prometheus": "--version", "promtool": "--version"}
 
@@ -86,7 +86,7 @@ def test_without_go_all_that_is_missing_is_named_at_once(
     PROMETHEUS.folder.mkdir()
     PROMETHEUS.binary().touch()
     monkeypatch.setenv("PATH", "")
-    assert backends.main() == 1
+    assert binaries.main() == 1
     said = capsys.readouterr()
     assert said.out == ""
     first, *servers, last = said.err.splitlines()
@@ -105,14 +105,14 @@ def test_without_go_all_that_is_missing_is_named_at_once(
 @pytest.mark.skipif(shutil.which("go") is None, reason="there is no go on the path")
 def test_a_build_that_fails_says_what_go_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOPROXY", "off")
-    builder = building.module_builder("example.com/nothing", "v1.0.0", {"nothing": "."})
+    builder = binaries.module_builder("example.com/nothing", "v1.0.0", {"nothing": "."})
     with pytest.raises(StackError, match=r"go mod download -json example.com/nothing@v1.0.0 failed:\n.*"):
         builder(tmp_path, tmp_path)
 
 
 def test_the_collector_is_built_of_components_of_its_own_version() -> None:
     """Providers are numbered otherwise."""
-    manifest = Path(building.__file__).with_name("collector.yaml").read_text()
+    manifest = Path(binaries.__file__).with_name("collector.yaml").read_text()
     versions = {version for path, version in re.findall(r"gomod: (\S+) v(\S+)", manifest) if "/provider/" not in path}
     assert versions == {COLLECTOR.version}
     assert f"  version: {COLLECTOR.version}\n" in manifest

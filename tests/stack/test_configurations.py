@@ -13,10 +13,9 @@ import pytest
 from backend_binaries import built, tool
 
 from torchotel.stack import native
-from torchotel.stack.backends import COLLECTOR, JAEGER, PROMETHEUS, Backend
-from torchotel.stack.building import module_builder
-from torchotel.stack.places import shipped
-from torchotel.stack.servers import Ports, servers
+from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS, Backend, module_builder
+from torchotel.stack.paths import shipped
+from torchotel.stack.services import Ports, servers
 
 DEPLOY = shipped()
 COMPOSE = Backend(

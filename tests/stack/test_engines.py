@@ -10,7 +10,7 @@ import yaml
 from engine import Engine
 from stack_command import Stack
 
-from torchotel.stack.places import shipped
+from torchotel.stack.paths import shipped
 
 PODMAN = ("podman", "podman-compose")
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 import pytest
 from prometheus_server import until
 
-from torchotel.stack.process import Process
+from torchotel.stack.native import Process
 
 
 def test_a_start_is_not_lost_beside_one_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

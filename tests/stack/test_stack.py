@@ -12,9 +12,8 @@ from prometheus_server import until
 from stack_command import Stack
 from stranger import stranger
 
-from torchotel.stack.backends import BACKENDS, JAEGER, PROMETHEUS
-from torchotel.stack.pages import shows_page
-from torchotel.stack.servers import Ports, servers
+from torchotel.stack.binaries import BACKENDS, JAEGER, PROMETHEUS
+from torchotel.stack.services import Ports, servers, shows_page
 
 
 @pytest.fixture

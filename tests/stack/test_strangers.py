@@ -9,7 +9,7 @@ from engine import Engine
 from stack_command import Stack
 from stranger import stranger
 
-from torchotel.stack.backends import BACKENDS
+from torchotel.stack.binaries import BACKENDS
 
 
 @pytest.fixture

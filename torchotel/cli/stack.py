@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     """Run the action, or print the error that stopped it."""
-    from torchotel.stack.errors import StackError  # noqa: PLC0415 - `torchotel --help` must not wait for it
+    from torchotel.stack.services import StackError  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
     try:
         if arguments.action == "up":
@@ -51,10 +51,10 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _up(*, native: bool, small: bool) -> int:
-    from torchotel.stack import control, kept, places  # noqa: PLC0415 - as above
+    from torchotel.stack import manager, paths  # noqa: PLC0415 - as above
 
-    kind = kept.Kind(native=native, small=small)
-    ready = control.bring_up(kind, _print)
+    kind = manager.Kind(native=native, small=small)
+    ready = manager.bring_up(kind, _print)
     _print(f"The stack is up {kind}:")
     width = max(len(server.address) for server in ready.servers)
     for server in ready.servers:
@@ -67,7 +67,7 @@ def _up(*, native: bool, small: bool) -> int:
         _print("Then run torchotel stack down and start the stack again.")
     if not kind.native:
         _print("Grafana's user is admin. The password is GRAFANA_PASSWORD if that is set, else it is in")
-        _print(f"  {places.state() / 'grafana-password'}")
+        _print(f"  {paths.state() / 'grafana-password'}")
     _print("Run your training in a terminal with these variables:" if ready.variables else "Run your training:")
     for name, value in ready.variables.items():
         print(f"  export {name}={shlex.quote(value)}")  # never wrapped, so that it can be copied
@@ -76,16 +76,16 @@ def _up(*, native: bool, small: bool) -> int:
 
 
 def _down() -> int:
-    from torchotel.stack import control  # noqa: PLC0415 - as above
+    from torchotel.stack import manager  # noqa: PLC0415 - as above
 
-    _print(f"The stack that was up {control.take_down()} is down. Its data is kept.")
+    _print(f"The stack that was up {manager.take_down()} is down. Its data is kept.")
     return 0
 
 
 def _status() -> int:
-    from torchotel.stack import control  # noqa: PLC0415 - as above
+    from torchotel.stack import manager  # noqa: PLC0415 - as above
 
-    states = control.states()
+    states = manager.states()
     for state in states:
         word = "healthy" if state.healthy else "unhealthy" if state.runs else "down"
         process = f" pid {state.pid}" if state.pid else f" log {state.log}" if state.log else ""

@@ -15,8 +15,8 @@ from torchotel.doctor.testspan import TestSpan
 from torchotel.doctor.trouble import Trouble
 from torchotel.exporters.otlp.grpc_transport import read_target
 from torchotel.exporters.otlp.signals import METRICS, TRACES
-from torchotel.stack.control import stack_that_runs
-from torchotel.stack.pages import shows_page
+from torchotel.stack.manager import stack_that_runs
+from torchotel.stack.services import shows_page
 
 SUBJECT = "endpoint"
 

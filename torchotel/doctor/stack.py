@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 from torchotel._config import Config
 from torchotel._stack_folder import stack_folder, stack_targets
 from torchotel.doctor.finding import Finding, ok, warning
-from torchotel.stack.control import stack_that_runs
-from torchotel.stack.kept import Stack
+from torchotel.stack.manager import Stack, stack_that_runs
 
 SUBJECT = "stack"
 

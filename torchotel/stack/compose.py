@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchotel.stack import places, written
-from torchotel.stack.errors import StackError
-from torchotel.stack.servers import Ports, Server
+from torchotel.stack import paths
+from torchotel.stack.services import Ports, Server, StackError
 
 _PROJECT = "torchotel"
 """As compose.yaml names it."""
@@ -94,12 +93,12 @@ def variables(ports: Ports, targets: str) -> dict[str, str]:
         **ports.variables(),
         "STACK_FILES": str(_write(ports)),
         "TORCHOTEL_DISCOVERY_DIR": targets,
-        "GRAFANA_PASSWORD": places.grafana_password(),
+        "GRAFANA_PASSWORD": paths.grafana_password(),
     }
 
 
 def _compose(engine: Engine, variables: Mapping[str, str], files: list[str], *words: str) -> None:
-    folder = places.shipped()
+    folder = paths.shipped()
     command = [*engine.command, *(word for file in files for word in ("-f", str(folder / file))), *words]
     environ = {**os.environ, **variables, "COMPOSE_PROJECT_NAME": _PROJECT}
     try:
@@ -112,10 +111,10 @@ def _compose(engine: Engine, variables: Mapping[str, str], files: list[str], *wo
 
 def _write(ports: Ports) -> Path:
     """Write what names ports, and give the folder, laid out as `deploy/`."""
-    folder = places.state() / "containers"
+    folder = paths.state() / "containers"
     texts = {
-        "prometheus/collector.json": written.collector_targets(ports, small=False),  # compose.small.yaml has its own
-        "jaeger/ui.json": written.jaeger_page(ports.grafana),
+        "prometheus/collector.json": paths.collector_targets(ports, small=False),  # compose.small.yaml has its own
+        "jaeger/ui.json": paths.jaeger_page(ports.grafana),
     }
     for path, text in texts.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

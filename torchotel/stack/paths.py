@@ -1,13 +1,14 @@
-"""Where the stack's files are: those that are shipped, and those that a machine keeps."""
+"""Folders and files of the stack."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
 
 from torchotel._stack_folder import own_targets, stack_folder
-from torchotel.stack.errors import StackError
+from torchotel.stack.services import Ports, StackError
 
 _PRIVATE = 0o700
 
@@ -55,3 +56,15 @@ def _made(folder: Path, variable: str, mode: int = 0o777) -> Path:
     except OSError as error:
         raise StackError(f"{folder} cannot be created ({error.strerror}): set {variable} to another folder") from error
     return folder
+
+
+def collector_targets(ports: Ports, *, small: bool) -> str:
+    """Write `prometheus/collector.json`: what was pushed to the Collector, and its own metrics."""
+    own = [f"127.0.0.1:{port}" for port in (ports.collector_metrics, ports.collector_telemetry)]
+    return json.dumps([] if small else [{"targets": own}])
+
+
+def jaeger_page(grafana: int) -> str:
+    """Write `jaeger/ui.json`: its links lead to Grafana."""
+    shown = (shipped() / "jaeger" / "ui.json").read_text()
+    return shown.replace(f"//localhost:{Ports.grafana}/", f"//localhost:{grafana}/")
