@@ -24,7 +24,7 @@ from torchotel._receiver import Receiver as Endpoint
 from torchotel.cli import main
 from torchotel.cli.doctor import show_finding
 from torchotel.cli.terminal import Terminal
-from torchotel.doctor.finding import warning
+from torchotel.doctor.result import warning
 from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES, HttpTransport
 
 MOST_OUTPUT = 20_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchotel._config import Config
 from torchotel.doctor import endpoint
-from torchotel.doctor.finding import Finding
+from torchotel.doctor.result import Finding
 
 
 def examined(url: str, subject: str = "endpoint", *, own_path: bool = False, **settings: Any) -> Finding:

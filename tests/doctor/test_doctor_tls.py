@@ -20,7 +20,7 @@ from receiver import receiver
 
 from torchotel._config import Config
 from torchotel.doctor import endpoint
-from torchotel.doctor.finding import Finding, Level
+from torchotel.doctor.result import Finding, Level
 
 NOW = datetime.now(UTC)
 

@@ -10,7 +10,7 @@ import torch
 from torchotel._config import Config
 from torchotel.capture import seams
 from torchotel.doctor import model
-from torchotel.doctor.finding import Finding, Level
+from torchotel.doctor.result import Finding, Level
 
 MODELS = """
 import torch

@@ -15,7 +15,7 @@ from receiver import Receiver
 
 from torchotel._config import Config
 from torchotel.doctor import endpoint
-from torchotel.doctor.finding import Level
+from torchotel.doctor.result import Level
 
 
 def test_sends_a_span_and_tells_its_trace_id() -> None:

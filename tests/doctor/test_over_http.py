@@ -11,7 +11,7 @@ from receiver import Answer, Receiver, rejected
 
 from torchotel._config import Config
 from torchotel.doctor import endpoint
-from torchotel.doctor.finding import Level
+from torchotel.doctor.result import Level
 from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES
 
 OTLP = {"Content-Type": "application/x-protobuf"}

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from torchotel._errors import ConfigError
-from torchotel.doctor import configurator, contradictions, settings, variables
-from torchotel.doctor.finding import Level
+from torchotel.doctor import otel_environment, settings
+from torchotel.doctor.result import Level
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def contradicting(environ: Mapping[str, str], **given: object) -> list[str]:
     """Give what is said about settings, without "no settings contradict each other"."""
-    found = contradictions.check(settings.read(given, environ).config, given, environ)
+    found = settings.check_contradictions(settings.read(given, environ).config, given, environ)
     return [finding.text for finding in found if finding.level is not Level.OK]
 
 
@@ -30,14 +30,14 @@ def contradicting(environ: Mapping[str, str], **given: object) -> list[str]:
     ],
 )
 def test_knows_what_a_misspelt_name_means(name: str, meant: str) -> None:
-    (found,) = variables.check({name: "x", "PATH": "/bin"})
+    (found,) = otel_environment.check_variables({name: "x", "PATH": "/bin"})
     assert found.level is Level.WARNING
     assert found.text == f"{name} is not known"
     assert found.advice == f"Did you mean {meant}?"
 
 
 def test_lists_what_torchotel_knows_for_a_name_of_its_own_that_it_does_not() -> None:
-    (found,) = variables.check({"TORCHOTEL_BANANA": "1"})
+    (found,) = otel_environment.check_variables({"TORCHOTEL_BANANA": "1"})
     assert found.level is Level.WARNING
     assert "TORCHOTEL_RECORD" in found.advice
 
@@ -49,12 +49,14 @@ def test_leaves_known_names_and_those_of_others_alone() -> None:
         "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "x",
         "OTEL_BSP_SCHEDULE_DELAY": "5",
     }
-    (found,) = variables.check({**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x", "PROMETHEUS_PORT": "1"})
+    (found,) = otel_environment.check_variables(
+        {**known, "HOME": "/", "LOCAL_RANK": "0", "SERVICE_NAME": "x", "PROMETHEUS_PORT": "1"}
+    )
     assert found.level is Level.OK
 
 
 def test_tells_what_a_known_variable_does_not_do_here() -> None:
-    all_well, found = variables.check({"OTEL_LOGS_EXPORTER": "otlp"})
+    all_well, found = otel_environment.check_variables({"OTEL_LOGS_EXPORTER": "otlp"})
     assert (all_well.level, found.level) == (Level.OK, Level.OK)
     assert found.advice == "OTEL_LOGS_EXPORTER: not ours: torchotel sends no logs"
 
@@ -87,7 +89,7 @@ def test_a_misspelt_variable_is_reported_once() -> None:
     """By the check of names, which says what may be meant."""
     environ = {"TORCHOTEL_DETIAL": "all"}
     assert [finding.level for finding in settings.read({}, environ).findings] == [Level.OK]
-    assert [finding.level for finding in variables.check(environ)] == [Level.WARNING]
+    assert [finding.level for finding in otel_environment.check_variables(environ)] == [Level.WARNING]
 
 
 def test_leaves_a_bad_option_to_the_command() -> None:
@@ -162,7 +164,9 @@ def test_names_an_option_by_its_flag() -> None:
 
 def test_finds_what_opentelemetry_instrument_would_fail_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own default is a word that the SDK knows only with a package more."""
-    (found,) = configurator.check({"OTEL_METRICS_EXPORTER": "otlp, prometheus", "OTEL_TRACES_EXPORTER": "console"})
+    (found,) = settings.check_sdk_exporters(
+        {"OTEL_METRICS_EXPORTER": "otlp, prometheus", "OTEL_TRACES_EXPORTER": "console"}
+    )
     assert found.level is Level.WARNING
     assert "OTEL_METRICS_EXPORTER=prometheus" in found.text
     assert "install opentelemetry-exporter-prometheus" in found.advice
@@ -171,8 +175,8 @@ def test_finds_what_opentelemetry_instrument_would_fail_on(tmp_path: Path, monke
     entry = "[opentelemetry_metrics_exporter]\nprometheus = exporter:Reader\n"
     (tmp_path / "exporter-1.dist-info" / "entry_points.txt").write_text(entry)
     monkeypatch.syspath_prepend(tmp_path)
-    assert not list(configurator.check({"OTEL_METRICS_EXPORTER": "prometheus"}))
+    assert not list(settings.check_sdk_exporters({"OTEL_METRICS_EXPORTER": "prometheus"}))
 
 
 def test_lets_words_that_the_sdk_does_without_be() -> None:
-    assert not list(configurator.check({"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": " "}))
+    assert not list(settings.check_sdk_exporters({"OTEL_METRICS_EXPORTER": "none", "OTEL_TRACES_EXPORTER": " "}))

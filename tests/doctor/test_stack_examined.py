@@ -8,8 +8,8 @@ import pytest
 from receiver import Answer, Receiver
 
 from torchotel._config import Config
-from torchotel.doctor import endpoint, stack
-from torchotel.doctor.finding import Finding, Level
+from torchotel.doctor import endpoint, local
+from torchotel.doctor.result import Finding, Level
 from torchotel.stack import paths
 from torchotel.stack.compose import Engine
 from torchotel.stack.manager import Kind, Stack
@@ -45,13 +45,13 @@ def test_links_no_page_that_the_stack_does_not_have(server: Receiver) -> None:
 
 def found(**said: str) -> Finding:
     environ = {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **said}
-    (finding,) = stack.check(Config.read({}, environ), environ)
+    (finding,) = local.check_stack(Config.read({}, environ), environ)
     return finding
 
 
 def test_says_nothing_of_a_stack_that_is_not_up(tmp_path: Path) -> None:
     """And makes no folder for it."""
-    assert list(stack.check(Config.read({}, {}), os.environ)) == []
+    assert list(local.check_stack(Config.read({}, {}), os.environ)) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,4 +101,4 @@ def test_without_a_collector_jaeger_takes_no_metrics(up: Stack) -> None:
 def test_a_container_that_is_not_there_finds_nothing() -> None:
     """Its engine is gone: nothing is up."""
     Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), paths.targets()).keep()
-    assert list(stack.check(Config.read({}, {}), os.environ)) == []
+    assert list(local.check_stack(Config.read({}, {}), os.environ)) == []

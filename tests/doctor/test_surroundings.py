@@ -12,8 +12,8 @@ import commands
 import pytest
 
 from torchotel._config import Config
-from torchotel.doctor import clock, folders, ports, versions
-from torchotel.doctor.finding import Finding, Level
+from torchotel.doctor import clock, local, versions
+from torchotel.doctor.result import Finding, Level
 
 
 def test_tells_the_versions_that_are_installed() -> None:
@@ -63,7 +63,7 @@ def test_knows_packages_of_several_releases(site: Path) -> None:
 
 
 def prometheus(**environ: str) -> list[Finding]:
-    return list(ports.check(Config.read({}, environ), environ))
+    return list(local.check_port(Config.read({}, environ), environ))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_tells_an_address_of_another_machine() -> None:
 
 
 def folder(path: Path, **environ: str) -> Finding:
-    (found,) = folders.check(Config(record=path), environ)
+    (found,) = local.check_folders(Config(record=path), environ)
     return found
 
 

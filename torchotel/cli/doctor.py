@@ -22,7 +22,7 @@ from torchotel.cli.options import add_options, read_options
 from torchotel.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from torchotel.doctor.finding import Finding
+    from torchotel.doctor.result import Finding
 
 _SIGNS = {"ok": "\N{CHECK MARK}", "warning": "!", "FAILED": "\N{BALLOT X}"}
 _COLOURS = {"ok": GREEN, "warning": YELLOW, "FAILED": RED}
@@ -60,9 +60,9 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
-    from torchotel.doctor import examination  # noqa: PLC0415 - `torchotel --help` must not wait for it
+    from torchotel.doctor import runner  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
-    return examination.examine(read_options(arguments), os.environ, arguments.model, arguments.input)
+    return runner.examine(read_options(arguments), os.environ, arguments.model, arguments.input)
 
 
 def _place(text: str) -> str:

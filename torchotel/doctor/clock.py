@@ -7,7 +7,7 @@ from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from statistics import median
 
-from torchotel.doctor.finding import Finding, ok, warning
+from torchotel.doctor.result import Finding, ok, warning
 
 SUBJECT = "clock"
 MOST_SKEW_S = 1.0

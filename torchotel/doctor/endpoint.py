@@ -1,6 +1,9 @@
-"""The endpoint: whether it can be reached, speaks OTLP and takes a span."""
+"""Check the OTLP endpoint, step by step, and send it a test span."""
 
+import secrets
+import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -8,15 +11,39 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from torchotel._config import Config
 from torchotel._package import package_version
 from torchotel._receiver import Receiver, is_loopback
-from torchotel.doctor import over_grpc, over_http, testspan, tls
-from torchotel.doctor.finding import Finding, Level, failed, ok
-from torchotel.doctor.request import Request
-from torchotel.doctor.testspan import TestSpan
-from torchotel.doctor.trouble import Trouble
+from torchotel.doctor import otlp_grpc, otlp_http, tls
+from torchotel.doctor.network import Request
+from torchotel.doctor.result import Finding, Level, Trouble, failed, ok
+from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.grpc_transport import read_target
 from torchotel.exporters.otlp.signals import METRICS, TRACES
 from torchotel.stack.manager import stack_that_runs
 from torchotel.stack.services import shows_page
+from torchotel.telemetry.resource import describe_process
+from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+
+NAME = "torchotel.doctor"
+_LASTS_NS = 1_000_000
+
+
+class TestSpan(NamedTuple):
+    """An encoded request with one span, and what it is found by."""
+
+    trace_id: str
+    service: str
+    body: bytes
+
+
+def make_test_span(config: Config, version: str) -> TestSpan:
+    """Make a trace of one span, that ends now."""
+    resource = describe_process(config.service_name, "torchotel-doctor", {})
+    trace_id, now_ns = secrets.randbits(128), time.time_ns()
+    template = SpanTemplate(NAME, {"torchotel.doctor": "sent by torchotel doctor to see whether spans arrive"})
+    span = Span(template, secrets.randbits(63) + 1, 0, now_ns - _LASTS_NS, now_ns)
+    spans = SpanEncoder().encode(Trace(trace_id, [span], {}))
+    body = Envelope(resource, version).wrap([spans])
+    return TestSpan(f"{trace_id:032x}", str(resource["service.name"]), body)
+
 
 SUBJECT = "endpoint"
 
@@ -34,7 +61,7 @@ def check(config: Config) -> Iterator[Finding]:
 
 
 def _check_traces(config: Config, version: str) -> Iterator[Finding]:
-    span, receiver = testspan.make(config, version), config.receiver("traces")
+    span, receiver = make_test_span(config, version), config.receiver("traces")
     for finding in _examine(Request(SUBJECT, receiver, TRACES, span.body, ExportTraceServiceResponse, version)):
         yield finding
         if finding.subject == SUBJECT and finding.level is not Level.FAILED:
@@ -47,12 +74,12 @@ def _examine(request: Request) -> Iterator[Finding]:
     if any(finding.level is Level.FAILED for finding in files):
         yield failed(request.subject, "skipped: fix the certificate files above first", "")
         return
-    over = over_grpc if request.receiver.protocol == "grpc" else over_http
+    over = otlp_grpc if request.receiver.protocol == "grpc" else otlp_http
     try:
         yield from over.call(request)
     except Trouble as trouble:
         # Instrumentation by OpenTelemetry's distro sets this protocol by itself.
-        protocol = " (the protocol is grpc)" if over is over_grpc and "gRPC" not in trouble.text else ""
+        protocol = " (the protocol is grpc)" if over is otlp_grpc and "gRPC" not in trouble.text else ""
         yield failed(request.subject, trouble.text + protocol, trouble.advice)
 
 
@@ -67,4 +94,4 @@ def _where_to_look(receiver: Receiver, span: TestSpan) -> str:
         look = f"In Jaeger: {jaeger}/trace/{span.trace_id}"
         if not shown:
             look = f"This Jaeger was built without pages: {jaeger}/api/traces/{span.trace_id}"
-    return f"{look}\nIts service is {span.service}, its only span {testspan.NAME}."
+    return f"{look}\nIts service is {span.service}, its only span {NAME}."

@@ -1,14 +1,17 @@
-"""Ways to an endpoint, step by step, none of which takes longer than it may."""
+"""Check name resolution, connection and protocol of an endpoint."""
 
+import errno
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from torchotel._receiver import Address
+from torchotel._receiver import Address, Receiver
+from torchotel.doctor.result import Trouble
+from torchotel.exporters.otlp.signals import Signal
 
 T = TypeVar("T")
 
@@ -108,3 +111,80 @@ def _read(connection: socket.socket, size_bytes: int, limit_s: float) -> bytes:
             break
         read += piece
     return read
+
+
+_START = "Start a Collector or Jaeger there, or set another endpoint: --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT."
+_BLOCKED = "A firewall drops the packets, or the address is wrong: check that this machine can reach it."
+
+
+def reach(address: Address, limit_s: float) -> None:
+    """Resolve the name and open a connection.
+
+    Raises:
+        Trouble: There is no such name, or nobody who takes a connection.
+    """
+    try:
+        found = resolve(address, limit_s)
+    except TimeoutError:
+        raise Trouble(
+            f"the resolver did not answer for {address.host} within {limit_s:g} s", "Check DNS on this machine."
+        ) from None
+    except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
+        advice = "Check the spelling and DNS. The name of a service in a cluster resolves only inside the cluster."
+        raise Trouble(f"the host name {address.host} cannot be resolved ({_words(error)})", advice) from None
+    try:
+        connect(address, limit_s).close()
+    except TimeoutError:
+        raise Trouble(f"{address} did not answer within {limit_s:g} s", _BLOCKED) from None
+    except ConnectionRefusedError:
+        at = "" if found == [address.host] else f" ({', '.join(found)})"
+        raise Trouble(f"nothing listens at {address}{at}: the connection was refused", _START) from None
+    except OSError as error:
+        reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        raise Trouble(f"{address} cannot be reached: {_words(error)} ({reason})", _BLOCKED) from None
+
+
+def who_is_there(address: Address, limit_s: float) -> str:
+    """Say what a server speaks that did not answer as it should: "gRPC", "HTTP", "TLS", or "" for none of them."""
+    if speaks_http2(address, limit_s):
+        return "gRPC"
+    # Before HTTP: a server with TLS may answer plain HTTP with a complaint in plain HTTP.
+    if not address.tls and speaks_tls(address, limit_s):
+        return "TLS"
+    return "HTTP" if speaks_http(address, limit_s) else ""
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return error.args[1] if len(error.args) > 1 else str(error)
+    return getattr(error, "strerror", None) or str(error)
+
+
+_MOST_STEP_S = 5.0
+"""Longest wait in each step on the way to an endpoint."""
+_MOST_TIMEOUT_S = 10.0
+"""Longest wait for its answer, where the configured timeout is longer."""
+
+
+class Request(NamedTuple):
+    """One request, and who takes it."""
+
+    subject: str
+    """Of the findings."""
+    receiver: Receiver
+    signal: Signal
+    body: bytes
+    response: Any
+    """OTLP's message type of the answer."""
+    version: str
+    """Of torchotel."""
+
+    @property
+    def step_s(self) -> float:
+        """Longest wait in each step on the way there."""
+        return min(self.receiver.timeout_s, _MOST_STEP_S)
+
+    @property
+    def limit_s(self) -> float:
+        """Longest wait for its answer."""
+        return min(self.receiver.timeout_s, _MOST_TIMEOUT_S)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchotel._receiver import Address, Receiver
-from torchotel.doctor.finding import Finding, failed, ok, warning
-from torchotel.doctor.network import connect, within
-from torchotel.doctor.reach import who_is_there
-from torchotel.doctor.trouble import Trouble
+from torchotel.doctor.network import connect, who_is_there, within
+from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
 
 SUBJECT = "tls"
 _SOON_DAYS = 14

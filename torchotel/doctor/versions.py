@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import NamedTuple
 
-from torchotel.doctor.finding import Finding, failed, ok, warning
+from torchotel.doctor.result import Finding, failed, ok, warning
 
 SUBJECT = "versions"
 _PREFIX = "opentelemetry-"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchotel.doctor import settings, versions
 from torchotel.doctor.clock import Steadiness
-from torchotel.doctor.finding import Finding, failed
+from torchotel.doctor.result import Finding, failed
 
 
 def examine(
@@ -31,15 +31,15 @@ def examine(
     steadiness = Steadiness()
     config, findings = settings.read(given, environ)
     yield from _guarded("versions", versions.check)
-    yield from _guarded("variables", lambda: _part("variables").check(environ))
+    yield from _guarded("variables", lambda: _part("otel_environment").check_variables(environ))
     yield from findings
-    yield from _guarded("settings", lambda: _part("contradictions").check(config, given, environ))
-    yield from _guarded("settings", lambda: _part("configurator").check(environ))
-    yield from _guarded("spans", lambda: _part("spans").check(config))
+    yield from _guarded("settings", lambda: _part("settings").check_contradictions(config, given, environ))
+    yield from _guarded("settings", lambda: _part("settings").check_sdk_exporters(environ))
+    yield from _guarded("spans", lambda: _part("otel_environment").check_providers(config))
     yield from _guarded("endpoint", lambda: _part("endpoint").check(config))
-    yield from _guarded("prometheus", lambda: _part("ports").check(config, environ))
-    yield from _guarded("stack", lambda: _part("stack").check(config, environ))
-    yield from _guarded("folders", lambda: _part("folders").check(config, environ))
+    yield from _guarded("prometheus", lambda: _part("local").check_port(config, environ))
+    yield from _guarded("stack", lambda: _part("local").check_stack(config, environ))
+    yield from _guarded("folders", lambda: _part("local").check_folders(config, environ))
     if model is not None:
         yield from _guarded("model", lambda: _part("model").check(config, model, inputs))
     yield from _guarded("clock", steadiness.check)

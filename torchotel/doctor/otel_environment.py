@@ -1,4 +1,4 @@
-"""Variables whose names are near those that are known, and so perhaps misspelt."""
+"""Check the variables and providers of OpenTelemetry that are set in this environment."""
 
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
@@ -6,12 +6,13 @@ from difflib import get_close_matches
 from opentelemetry import environment_variables as api
 from opentelemetry.sdk import environment_variables as sdk
 
-from torchotel._config import BACKENDS_VARIABLE
+from torchotel._config import BACKENDS_VARIABLE, Config
 from torchotel._variables import VARIABLES
-from torchotel.doctor.finding import Finding, ok, warning
+from torchotel.doctor.result import Finding, ok, warning
 from torchotel.doctor.settings import PREFIX, known_variables
+from torchotel.exporters.sdk.providers import find_provider
 
-SUBJECT = "variables"
+_VARIABLES = "variables"
 _PREFIXES = ("OTEL_", "OTLP_", "OPENTELEMETRY_", "TORCHOTEL", "TORCH_OTEL", "PROMETHEUS_")
 _NEAR, _VERY_NEAR = 0.8, 0.9
 """Similarity from which a name is taken for another, with such a prefix and without."""
@@ -19,18 +20,18 @@ _OTHERS = ("OTEL_PYTHON_", "OTEL_INSTRUMENTATION_", "OTEL_RESOURCE_PROVIDERS_")
 """Beginnings of names that instrumentations make up for themselves."""
 
 
-def check(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Compare with the names that torchotel and OpenTelemetry know."""
     known = known_variables() | VARIABLES.keys() | _opentelemetry() | {BACKENDS_VARIABLE}
     strange = [found for name in sorted(environ) if name not in known and (found := _strange(name, known))]
     yield from strange
     used = sorted(name for name in environ if name in known and environ[name].strip())
     if not strange:
-        yield ok(SUBJECT, f"no name looks misspelt; {len(used)} of OTEL_* and TORCHOTEL_* are set")
+        yield ok(_VARIABLES, f"no name looks misspelt; {len(used)} of OTEL_* and TORCHOTEL_* are set")
     unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "nobody"]
     if unread:
         lines = "\n".join(f"{variable.name}: {variable.does}" for variable in unread)
-        yield ok(SUBJECT, f"torchotel does not use {len(unread)} of them", lines)
+        yield ok(_VARIABLES, f"torchotel does not use {len(unread)} of them", lines)
 
 
 def _strange(name: str, known: Collection[str]) -> Finding | None:
@@ -38,10 +39,10 @@ def _strange(name: str, known: Collection[str]) -> Finding | None:
         return None
     near = _nearest(name, known)
     if near is not None:
-        return warning(SUBJECT, f"{name} is not known", f"Did you mean {near}?")
+        return warning(_VARIABLES, f"{name} is not known", f"Did you mean {near}?")
     if name.startswith(PREFIX):
         ours = ", ".join(sorted(other for other in known if other.startswith(PREFIX)))
-        return warning(SUBJECT, f"{name} is not known to torchotel", f"Known variables: {ours}.")
+        return warning(_VARIABLES, f"{name} is not known to torchotel", f"Known variables: {ours}.")
     return None
 
 
@@ -56,3 +57,21 @@ def _nearest(name: str, known: Collection[str]) -> str | None:
 def _opentelemetry() -> set[str]:
     """List the names that OpenTelemetry for Python knows."""
     return {name for module in (api, sdk) for name in vars(module) if name.startswith("OTEL_")}
+
+
+_SPANS = "spans"
+
+
+def check_providers(config: Config) -> Iterator[Finding]:
+    """Look for a global TracerProvider, and say what it means."""
+    provider = find_provider(None)
+    if provider is not None:
+        text = f"a TracerProvider is set globally ({type(provider).__module__}.{type(provider).__qualname__})"
+        advice = "Spans of torchotel go through it: its sampler, limits, processors and endpoint apply."
+        yield ok(_SPANS, text, advice)
+    elif config.set_global_provider:
+        yield ok(_SPANS, "set_global_provider: spans of the program are recorded and sent to the same endpoint")
+    else:
+        text = "spans of torchotel are recorded; spans of the program are not, unless it sets a TracerProvider"
+        advice = "set_global_provider=True (TORCHOTEL_SET_GLOBAL_PROVIDER=true) sets one with the same endpoint."
+        yield ok(_SPANS, text, advice)

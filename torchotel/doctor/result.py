@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -35,3 +35,11 @@ def warning(subject: str, text: str, advice: str) -> Finding:
 def failed(subject: str, text: str, advice: str) -> Finding:
     """Say what does not work."""
     return Finding(subject, Level.FAILED, text, advice)
+
+
+class Trouble(Exception):  # noqa: N818 - it is a finding on its way, and no error of the doctor's
+    """Say what does not work, and what to do about it."""
+
+    def __init__(self, text: str, advice: str) -> None:
+        super().__init__(text)
+        self.text, self.advice = text, advice

@@ -7,11 +7,8 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from torchotel._receiver import Address
 from torchotel.doctor import tls
-from torchotel.doctor.finding import Finding, ok, warning
-from torchotel.doctor.network import within
-from torchotel.doctor.reach import reach, who_is_there
-from torchotel.doctor.request import Request
-from torchotel.doctor.trouble import Trouble
+from torchotel.doctor.network import Request, reach, who_is_there, within
+from torchotel.doctor.result import Finding, Trouble, ok, warning
 from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, read_target
 from torchotel.exporters.otlp.transport import Reply
 

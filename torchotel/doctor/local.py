@@ -1,0 +1,160 @@
+"""Check this machine: the Prometheus port, the folders that are written to, and the local stack."""
+
+import errno
+import shlex
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from torchotel._config import Config
+from torchotel._listening import owner_of
+from torchotel._ranks import identify, own_folder, own_port
+from torchotel._receiver import is_loopback
+from torchotel._stack_folder import stack_folder, stack_targets
+from torchotel.doctor.result import Finding, failed, ok, warning
+from torchotel.exporters.runfile import LIMIT_BYTES, METRICS_NAME
+from torchotel.stack.manager import Stack, stack_that_runs
+
+_PROMETHEUS = "prometheus"
+_PORT_VARIABLE = "OTEL_EXPORTER_PROMETHEUS_PORT"
+
+
+def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Bind the port of this rank for a moment."""
+    if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
+        yield ok(_PROMETHEUS, "no scrape endpoint is configured")
+        return
+    identity = identify(environ)
+    host, port = config.prometheus_host, own_port(config.prometheus_port, identity.local_rank)
+    if port == 0 and config.prometheus_port:
+        yield warning(
+            _PROMETHEUS,
+            "the port of this rank would be above 65535, so any free port is used",
+            f"Lower {_PORT_VARIABLE}.",
+        )
+    try:
+        _bind(host, port)
+    except (OSError, UnicodeError) as error:
+        yield _not_to_be_had(host, port, error)
+    else:
+        of_rank = f" of local rank {identity.local_rank}" if identity.world_size != 1 else ""
+        yield ok(_PROMETHEUS, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} is used")
+    if not is_loopback(host):
+        text = f"metrics are served on {host} to every client that can reach it"
+        yield warning(
+            _PROMETHEUS,
+            text,
+            "They hold names of modules and logged values. Set prometheus_host to 127.0.0.1 for this machine only.",
+        )
+
+
+def _bind(host: str, port: int) -> None:
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        probe.bind(address)
+        probe.listen(1)  # on some systems only this fails
+
+
+def _not_to_be_had(host: str, port: int, error: Exception) -> Finding:
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        text = f"port {port} of {host} is taken by {owner_of(port) or 'another program'}"
+        advice = (
+            f"Metrics will be served on any free port, and a warning names it. To choose another, set {_PORT_VARIABLE}."
+        )
+        return warning(_PROMETHEUS, text, advice)
+    if number in {errno.EACCES, errno.EPERM}:
+        return warning(
+            _PROMETHEUS,
+            f"this user is not allowed to listen on port {port}",
+            f"Set {_PORT_VARIABLE} to a port above 1023.",
+        )
+    advice = "instrument() raises ConfigError for it. Set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine."
+    return failed(_PROMETHEUS, f"cannot listen on {host}: {error}", advice)
+
+
+_FOLDERS = "folders"
+_MIB = 1024 * 1024
+_LEAST_BYTES = 16 * _MIB
+_PROBE_BYTES = 4096
+
+
+def check_folders(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Write a file for a moment, and look at the room on the disk."""
+    if config.record is None:
+        yield ok(_FOLDERS, "no run file is configured (record); torchotel run writes one to torchotel-runs")
+    else:
+        yield _check_folder(own_folder(config.record, identify(environ)), "record")
+    if config.discovery_dir is not None:
+        yield _check_folder(config.discovery_dir, "discovery_dir")
+
+
+def _check_folder(folder: Path, setting: str) -> Finding:
+    shown = f"{setting} {folder}"
+    if setting == "record" and (folder / METRICS_NAME).exists():
+        return ok(
+            _FOLDERS, f"{shown} holds a run already; the next run is recorded beside it, and a warning names the folder"
+        )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing, prefix=".torchotel-doctor-") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+    except OSError as error:
+        what = f"{shown} cannot be written to: {error.strerror}" + (f" ({existing})" if existing != folder else "")
+        return failed(_FOLDERS, what, "Set a folder that this user can write to, on a disk with free space.")
+    free_bytes = shutil.disk_usage(existing).free
+    text = f"{shown} can be written to, {free_bytes / _MIB:,.0f} MiB are free"
+    if setting != "record" or free_bytes >= LIMIT_BYTES:
+        return ok(_FOLDERS, text)
+    needs = f"A run file grows to {LIMIT_BYTES // _MIB} MiB at most. Recording stops if the disk is full."
+    return (failed if free_bytes < _LEAST_BYTES else warning)(_FOLDERS, text, needs)
+
+
+_STACK = "stack"
+
+
+def check_stack(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Follow the ways of metrics to it; where no stack of this user's is up there is nothing to say."""
+    if not _was_ever_up(environ) or (stack := stack_that_runs()) is None:
+        return
+    hindrance = None if _is_pushed(stack, config) else _of_scraping(stack, config, environ)
+    if hindrance is None:
+        yield ok(_STACK, f"up {stack.kind}; its Prometheus finds runs of this machine")
+    else:
+        text, advice = hindrance
+        yield warning(_STACK, f"up {stack.kind}, but its Prometheus will not find a run: {text}", advice)
+
+
+def _was_ever_up(environ: Mapping[str, str]) -> bool:
+    try:
+        return stack_folder(environ).is_dir()
+    except RuntimeError:
+        return False
+
+
+def _is_pushed(stack: Stack, config: Config) -> bool:
+    ports = stack.ports
+    takers = {ports.prometheus} if stack.kind.small else {ports.prometheus, ports.otlp_http, ports.otlp_grpc}
+    return "otlp" in config.metrics_exporter and urlsplit(config.metrics_endpoint).port in takers
+
+
+def _of_scraping(stack: Stack, config: Config, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Say what is in the way, and what to do; None where nothing is."""
+    if stack.engine is not None and not stack.engine.reaches_loopback:
+        text = "no container reaches the loopback of this machine, and metrics are not pushed to it"
+        return text, f"Run {stack.kind.command} again: it prints the variables to set."
+    if "prometheus" not in config.metrics_exporter:
+        text = f"metrics_exporter is {','.join(config.metrics_exporter) or 'none'}"
+        return text, "Set OTEL_METRICS_EXPORTER to prometheus, or unset it."
+    if config.prometheus_port is None:
+        return "prometheus_port is none", "Set a port, or unset OTEL_EXPORTER_PROMETHEUS_PORT."
+    named = config.discovery_dir or stack_targets(environ)
+    if named is None or named.resolve() != Path(stack.targets).resolve():
+        text = f"discovery_dir is {named}, but it reads {stack.targets}"
+        return text, f"Run: export TORCHOTEL_DISCOVERY_DIR={shlex.quote(stack.targets)}"
+    return None
