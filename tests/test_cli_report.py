@@ -10,7 +10,7 @@ import pageruns
 import pytest
 
 from torchotel.cli import main
-from torchotel.cli.progress import Progress
+from torchotel.cli.terminal import Progress
 
 
 def test_writes_one_page_for_its_owner_alone(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from torchotel._config import Config
 from torchotel.cli.options import add_options, read_options
-from torchotel.cli.program import Program
-from torchotel.cli.recording import run_recorded, settings
+from torchotel.cli.python_program import Program
+from torchotel.cli.run import run_recorded, settings
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle

@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING
 from torchotel._config import Config
 from torchotel._package import package_version
 from torchotel._text import printable
-from torchotel.cli.output import add_force, owned_file, whole_file, whole_folder
-from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
+from torchotel.cli.terminal import Progress, add_force, owned_file, whole_file, whole_folder
 from torchotel.runs import Run, RunError, open_run
 from torchotel.runs.chrome_trace import ChromeTrace
 from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchotel._text import printable
-from torchotel.cli.output import add_force, whole_file
-from torchotel.cli.progress import Progress
 from torchotel.cli.summary import newest
+from torchotel.cli.terminal import Progress, add_force, whole_file
 from torchotel.runs import open_run
 
 _DRAWING_SHARE = 0.2

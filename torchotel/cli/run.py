@@ -9,12 +9,197 @@ processes that a program starts. `-` is a script on standard input. A setting wi
 variable in brackets.
 """
 
-import argparse
-import sys
+from __future__ import annotations
 
-from torchotel.cli.options import add_options, read_options
-from torchotel.cli.program import Program, is_runnable
-from torchotel.cli.recording import run_recorded
+import argparse
+import atexit
+import dataclasses
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torchotel._config import Config
+from torchotel._errors import ConfigError
+from torchotel._receiver import default_endpoint
+from torchotel._text import MAX_MESSAGE, cut
+from torchotel._zero_code import start_with_torch
+from torchotel.cli.options import add_options, flag_of, read_options
+from torchotel.cli.python_program import Program, is_runnable
+from torchotel.cli.terminal import Terminal
+from torchotel.runs import RunError, describe, ending, open_run, render, summarise
+
+if TYPE_CHECKING:
+    from torchotel._handle import Handle
+    from torchotel._stats import Stats
+
+
+RUNS = Path("torchotel-runs")
+"""Where recordings go that were given no folder."""
+
+
+def settings(given: Mapping[str, Any], program: Program) -> Config:
+    """Read the settings; what no option and no variable says is said here: a run is recorded.
+
+    Raises:
+        ConfigError: an option or a variable is bad.
+    """
+    config = Config.read(given, os.environ)
+    # Absolute, since the program may change its working directory.
+    return dataclasses.replace(config, record=(config.record or _new_folder(program.name)).absolute())
+
+
+def run_recorded(
+    program: Program,
+    given: Mapping[str, Any],
+    started: Callable[[Handle], None] = lambda _: None,
+    *,
+    quiet: bool = False,
+) -> int:
+    """Run the program, instrumented from its import of torch on; give its exit code.
+
+    When it has ended, its threads and its own `atexit` included, a summary is printed and where to look.
+
+    Args:
+        program: What to run.
+        given: Settings that were said.
+        started: Called when the program has imported torch.
+        quiet: Whether nothing is printed but what went wrong.
+
+    Raises:
+        ConfigError: A setting is bad.
+        SystemExit: The program's own.
+        KeyboardInterrupt: The program was interrupted.
+    """
+    recording = _Recording(settings(given, program), tuple(given), started, quiet=quiet)
+    program.prepare()
+    start_with_torch({**given, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
+    try:
+        code = program.run()
+    except SystemExit as error:
+        recording.finished = error.code in (None, 0)
+        raise
+    recording.finished = code == 0
+    return code
+
+
+class _Recording:
+    """What is shown when the program has ended."""
+
+    def __init__(self, config: Config, said: Sequence[str], started: Callable[[Handle], None], *, quiet: bool) -> None:
+        self.config = config
+        self.finished = False
+        """Whether the program came to a normal end."""
+        self._said = said
+        self._started = started
+        self._quiet = quiet
+        self._process = os.getpid()
+        self._home = Path.cwd()  # where the user's shell still is when the program has changed its own
+        self._handle: Handle | None = None
+        atexit.register(self._end)
+
+    def start(self, handle: Handle) -> None:
+        """Go with the program from here on."""
+        self._handle = handle
+        atexit.unregister(self._end)
+        atexit.register(self._end)  # so that it comes before the handle's own end, which knows no exit code
+        self._started(handle)
+
+    def _end(self) -> None:
+        if os.getpid() != self._process:
+            return  # a child that the program forked has come out here too
+        try:
+            if self.config.disabled:
+                if not self._quiet:
+                    _note("nothing was recorded: OTEL_SDK_DISABLED or the file of OTEL_CONFIG_FILE disables torchotel")
+            elif self._handle is not None:
+                error: BaseException | None = None if self.finished else getattr(sys, "last_value", None)
+                self._handle.end(finished=self.finished, error=error)
+                sys.stderr.flush()
+                self._tell_overruled(self._handle.config)
+                self._show(self._handle.config, self._handle.record_folder, self._handle.stats())
+                sys.stdout.flush()
+            elif self.finished and "torch" not in sys.modules:
+                _note("the program did not import torch, so nothing was recorded")
+        except BrokenPipeError:
+            sys.stderr.close()  # Python would complain once more at exit
+        except KeyboardInterrupt:
+            _note("interrupted; the recording up to here is kept")
+        except RunError as error:
+            _note(f"the recording cannot be summarised: {cut(error, MAX_MESSAGE)}")
+        except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
+            traceback.print_exc()
+
+    def _tell_overruled(self, config: Config) -> None:
+        """Tell of flags that did not hold, since the program called `instrument()` with something else."""
+        shown = config.public()
+        overruled = [
+            f"{name}={shown[name]!r} over {flag_of(name)}" if name in shown else f"{name} over {flag_of(name)}"
+            for name in self._said
+            if getattr(config, name) != getattr(self.config, name)
+        ]
+        if overruled:
+            _note(f"the program's call of instrument() overrides options: {', '.join(overruled)}")
+
+    def _show(self, config: Config, folder: Path | None, stats: Stats) -> None:
+        if folder is None:
+            return
+        shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
+        if not folder.is_dir():
+            if stats["steps"] + stats["evaluations"]:
+                _note(f"{shown}: the recording no longer exists")
+            elif self.finished:
+                _note(
+                    "no training step and no evaluation was seen, so nothing was recorded; to record processes that "
+                    "the program starts, run it as opentelemetry-instrument python …"
+                )
+            return
+        if not self._quiet:
+            self._sum_up(config, folder, shown, stats)
+        lost = stats["spans_dropped"]
+        if config.traces_exporter == "otlp" and lost:
+            endpoint = config.public()["endpoint"]
+            _note(
+                f"{lost:,} spans did not reach {endpoint}; the recording has them. "
+                f"To send them to a server: torchotel export {shown} --to {default_endpoint(config.protocol)}"
+            )
+
+    def _sum_up(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
+        run = open_run(folder)
+        units = list(run.units())
+        summary = summarise(units, run.spans())
+        print(f"\n{render(summary, run.info, output=Terminal())}\n")
+        failure = ending(summary, run.info)
+        if failure is not None:
+            print(f"the program ended with {describe(failure)}")
+        print(f"recorded in {shown}")
+        print(f"  torchotel report {shown}     writes one HTML page of it")
+        print(f"  torchotel summary {shown}    prints these tables again")
+        sent = stats["spans_exported"]
+        if config.traces_exporter == "otlp" and sent:
+            print(f"{sent:,} spans sent to {config.public()['traces_endpoint']}")
+            detailed = [unit for unit in units if unit.kind == "step" and unit.detailed]
+            if detailed:
+                print(f"  trace {detailed[-1].trace_id} is step {detailed[-1].number}, with its layers")
+
+
+def _give_up(error: ConfigError) -> NoReturn:
+    """End as other bad settings do, before the program has done its work unrecorded."""
+    _note(str(error))
+    sys.exit(2)
+
+
+def _note(text: str) -> None:
+    print(f"torchotel: {text}", file=sys.stderr)
+
+
+def _new_folder(name: str) -> Path:
+    safe = re.sub(r"[^\w.-]+", "_", name) or "run"
+    return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from torchotel._text import printable
-from torchotel.cli.recording import RUNS
+from torchotel.cli.run import RUNS
 from torchotel.cli.terminal import Terminal
 from torchotel.runs import RunError, open_run, render, summarise
 
