@@ -46,13 +46,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters": WORDS | WAIST | {"telemetry", "exporters"},
     "_worker": WORDS | WAIST | {"telemetry"},
     "_pipeline": WORDS | WAIST | {"telemetry"},
-    "frameworks": WORDS | {"capture", "frameworks"},
+    "integrations": WORDS | {"capture", "integrations"},
     "_publisher": WORDS | WAIST | {"telemetry", "exporters"},
     "_versions": WORDS,
     "_exporting": WORDS | WAIST | {"telemetry", "exporters"},
     "_session": WORDS
     | WAIST
-    | {"capture", "telemetry", "exporters", "frameworks"}
+    | {"capture", "telemetry", "exporters", "integrations"}
     | {"_exporting", "_pipeline", "_publisher", "_stats", "_versions", "_worker"},
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
@@ -70,7 +70,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "capture": {"torch"},
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
-    "frameworks": {"torch", "transformers", "lightning", "pytorch_lightning"},
+    "integrations": {"torch", "transformers", "lightning", "pytorch_lightning"},
     "report": {"plotly"},
     "_versions": {"torch"},
     "_exporting": {"opentelemetry"},

@@ -34,7 +34,7 @@ from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats
-from torchotel.frameworks.frameworks import Frameworks
+from torchotel.integrations.registry import Frameworks
 from torchotel.telemetry.budget import every_within
 from torchotel.telemetry.context import current_baggage, current_span, make_current
 from torchotel.telemetry.identities import Identities

@@ -2,7 +2,7 @@
 
 from lightning.pytorch import Callback
 
-from torchotel.frameworks.lightning_events import LightningEvents
+from torchotel.integrations.lightning import LightningEvents
 
 
 class TorchotelCallback(LightningEvents, Callback):

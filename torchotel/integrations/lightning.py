@@ -1,14 +1,15 @@
-"""Lightning tells its callbacks the epoch, the step and the loss, and keeps what a module has logged."""
+"""Lightning: epoch, step, loss and logged values of a Trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from torchotel.capture.logged import NUMBERS
-from torchotel.frameworks.heard import tell
+from torchotel.integrations.registry import ear, tell
 
 
 class LightningEvents:
@@ -66,3 +67,18 @@ def _loss(trainer: Any, pl_module: Any, outputs: Any) -> dict[str, Tensor]:
         return {}
     parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
     return {"loss": loss if parts == 1 else loss * parts}
+
+
+def lightning() -> list[object]:
+    """Give the callback for `lightning`; none where nobody hears it."""
+    return _callbacks("torchotel.integrations.lightning_callback")
+
+
+def pytorch_lightning() -> list[object]:
+    """Give the callback for `pytorch_lightning`; none where nobody hears it."""
+    return _callbacks("torchotel.integrations.pytorch_lightning_callback")
+
+
+def _callbacks(name: str) -> list[object]:
+    heard = ear()
+    return [] if heard is None else heard.guard.guarded(lambda: [import_module(name).TorchotelCallback()])() or []

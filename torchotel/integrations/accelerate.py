@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from torchotel.capture.seams import Undo, replace
-from torchotel.frameworks.heard import tell
+from torchotel.integrations.registry import tell
 
 
 def connect(accelerator: ModuleType) -> Undo:

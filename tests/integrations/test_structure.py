@@ -2,8 +2,8 @@
 
 import pytest
 
-from frameworks.structure import structure
-from frameworks.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, Setting
+from integrations.structure import structure
+from integrations.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, Setting
 from torchotel import _names as names
 from torchotel.testing import Captured, capture
 
@@ -15,7 +15,7 @@ ATTRIBUTE = {"lightning": "net"}
 
 
 def trained(loop: str, setting: Setting, detail: str = "all") -> Captured:
-    train = pytest.importorskip(f"frameworks.{loop}_loop", reason=f"{loop} is missing").train
+    train = pytest.importorskip(f"integrations.{loop}_loop", reason=f"{loop} is missing").train
     with capture(detail=detail) as captured:
         train(setting)
     assert captured.handle.stats()["internal_errors"] == 0

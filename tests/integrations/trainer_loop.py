@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from frameworks.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, rows
+from integrations.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, rows
 
 ROWS, VALIDATION = rows(BATCHES), rows(VALIDATION_BATCHES)
 

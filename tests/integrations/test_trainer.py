@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import torchotel
-from frameworks.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
-from frameworks.trained import Setting
+from integrations.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
+from integrations.trained import Setting
 from torchotel import _names as names
 from torchotel.testing import capture
 
 transformers = pytest.importorskip("transformers", reason="transformers is missing")
-loop = pytest.importorskip("frameworks.trainer_loop", reason="transformers' Trainer can't be had")
+loop = pytest.importorskip("integrations.trainer_loop", reason="transformers' Trainer can't be had")
 
 
 def _history(trainer: Any, name: str) -> list[Any]:
@@ -93,7 +93,7 @@ def test_another_interface_is_counted_and_nobody_is_disturbed(
 
 def test_a_state_that_knows_no_epoch_disturbs_nobody() -> None:
     """Other versions may call back with another one, and with no step at all."""
-    ours = import_module("torchotel.frameworks.trainer_callback").TorchotelCallback()
+    ours = import_module("torchotel.integrations.transformers").TorchotelCallback()
     with capture() as captured:
         ours.on_step_begin(None, object(), None)
         ours.on_step_end(None, object(), None)

@@ -7,7 +7,7 @@ import lightning.pytorch
 import torch
 from torch import Tensor
 
-from frameworks.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, loader
+from integrations.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, loader
 
 
 def train(setting: Setting, package: ModuleType = lightning.pytorch) -> None:

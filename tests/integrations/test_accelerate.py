@@ -8,14 +8,14 @@ from scrapes import scrape
 from torch import distributed
 
 import torchotel
-from frameworks.told import EPOCH, LOSS, STEP, of_steps
-from frameworks.trained import BATCHES, EPOCHS, Net, Setting, loader
+from integrations.told import EPOCH, LOSS, STEP, of_steps
+from integrations.trained import BATCHES, EPOCHS, Net, Setting, loader
 from torchotel import _names as names
 from torchotel.capture.logged import MAX_NAMES
 from torchotel.testing import capture
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")
-loop = pytest.importorskip("frameworks.accelerate_loop", reason="accelerate is missing")
+loop = pytest.importorskip("integrations.accelerate_loop", reason="accelerate is missing")
 
 
 def test_what_is_logged_with_the_accelerator_is_the_steps() -> None:

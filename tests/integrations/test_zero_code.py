@@ -6,7 +6,7 @@ from pathlib import Path
 import commands
 import pytest
 
-from frameworks.trained import BATCHES, EPOCHS
+from integrations.trained import BATCHES, EPOCHS
 
 TESTS = Path(__file__).parents[1]
 
@@ -15,7 +15,7 @@ def test_epoch_step_and_loss_are_in_the_run_of_a_program_that_says_nothing(tmp_p
     """Trainer's steps, then Lightning's."""
     pytest.importorskip("transformers")
     pytest.importorskip("lightning")
-    words = ("run", "--quiet", "--record", "run", str(TESTS / "frameworks/program.py"))
+    words = ("run", "--quiet", "--record", "run", str(TESTS / "integrations/program.py"))
     done = commands.torchotel(*words, cwd=tmp_path, PYTHONPATH=str(TESTS))
     assert done.returncode == 0, done.stderr
     lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines())

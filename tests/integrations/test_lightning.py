@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from frameworks.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
-from frameworks.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
+from integrations.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
+from integrations.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
 from torchotel import _names as names
-from torchotel.frameworks.lightning_events import LightningEvents
+from torchotel.integrations.lightning import LightningEvents
 from torchotel.testing import capture
 
-loop = pytest.importorskip("frameworks.lightning_loop", reason="lightning is missing")
+loop = pytest.importorskip("integrations.lightning_loop", reason="lightning is missing")
 lightning = import_module("lightning.pytorch")
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from frameworks.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, loader
+from integrations.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, loader
 
 
 def train(setting: Setting) -> None:

@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
-from frameworks.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, loader
+from integrations.trained import BATCHES, EPOCHS, RATE, VALIDATION_BATCHES, Net, Setting, loader
 
 
 def forget() -> None:

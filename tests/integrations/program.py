@@ -1,7 +1,7 @@
 """A program that trains with frameworks and knows nothing of torchotel."""
 
-from frameworks import lightning_loop, trainer_loop
-from frameworks.trained import Setting
+from integrations import lightning_loop, trainer_loop
+from integrations.trained import Setting
 
 if __name__ == "__main__":
     trainer_loop.train(Setting())

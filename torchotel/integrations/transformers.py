@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from torchotel.frameworks.heard import tell
+from torchotel.integrations.registry import tell
 
 NOT_OF_THE_STEP = frozenset({"epoch", "learning_rate"})
 """As they are after the step, in what is logged: the epoch is told as it was before, and the optimizer has its rate."""
