@@ -23,17 +23,16 @@ from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
 from torchotel._buffer import Buffer
 from torchotel._exporting import rest
-from torchotel._guard import Guard
 from torchotel._pipeline import OrLost, Pipeline
 from torchotel._receiver import Receiver
-from torchotel._warn import Warn
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.gil import Sliced
 from torchotel._worker import Worker
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.traces import TraceBuilder
 
 SPANS_PER_S = 30_000

@@ -6,11 +6,11 @@ from typing import cast
 
 from benchmarks.workloads import Workload
 from torchotel._records import HandedOver, Unit
+from torchotel._utils.gil import Sliced
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.identities import Identities
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Trace
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder

@@ -17,7 +17,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 import torchotel
-from torchotel._warn import warn_once
+from torchotel._utils.faults import warn_once
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many of them as there are cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from torchotel._collector import uncollected
+from torchotel._utils.gc_pause import uncollected
 
 PROGRAM = """
 import gc, sys, threading, torch, torchotel

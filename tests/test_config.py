@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._ranks import own_port
 from torchotel._unset import UNSET
+from torchotel._utils.distributed import own_port
 
 BAD: list[tuple[str, list[object]]] = [
     ("service_name", ["", "  ", 3, b"name"]),

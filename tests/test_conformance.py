@@ -27,6 +27,7 @@ from support import plain
 
 from torchotel._receiver import Receiver as Endpoint
 from torchotel._records import HandedOver, ModelInfo, Unit
+from torchotel._utils.gil import Sliced
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.exporters.otlp.exporter import RequestExporter
@@ -38,7 +39,6 @@ from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
 from torchotel.telemetry.run import run_reference, run_trace
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, TraceExporter
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder, trace_attributes

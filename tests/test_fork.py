@@ -30,33 +30,33 @@ os._exit(0)
 """
 OWN = """
 import os
-from torchotel import _loading
+from torchotel._utils import fork_guard
 
-_loading.LONGEST_S = 1e6
-with _loading.Loading():
+fork_guard.LONGEST_S = 1e6
+with fork_guard.Loading():
     if os.fork() == 0:
         os._exit(0)
 print("forked")
 """
 TOO_LONG = """
 import os
-from torchotel import _loading
+from torchotel._utils import fork_guard
 
-_loading.LONGEST_S = 0.01
-loading = _loading.Loading()
+fork_guard.LONGEST_S = 0.01
+loading = fork_guard.Loading()
 for _ in range(2):
     if os.fork() == 0:
         os._exit(0)
-    _loading.LONGEST_S = 1e6
+    fork_guard.LONGEST_S = 1e6
 print("forked")
 """
 INTERRUPTED = """
 import os, signal, threading
 
 os.register_at_fork(before=lambda: threading.Event().wait(0.5))  # longer than the pause before it comes again
-from torchotel import _loading
+from torchotel._utils import fork_guard
 
-loading = _loading.Loading()
+loading = fork_guard.Loading()
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     if os.fork() == 0:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from torchotel._guard import Guard
+from torchotel._utils.faults import Guard
 
 
 def _fail(guard: Guard, times: int = 1) -> None:

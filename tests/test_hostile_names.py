@@ -15,7 +15,7 @@ from support import plain
 from torch import Tensor, nn
 
 import torchotel
-from torchotel._text import LONGEST_NAME
+from torchotel._utils.text import LONGEST_NAME
 
 MODULE = hostile.NAME.replace(".", "")  # torch takes no dot in a module's name
 CLASS = hostile.NAME.replace("\ud800", "").replace("\x00", "")  # Python takes neither in a class's

@@ -12,26 +12,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 WORDS = {
     "_checks",
-    "_collector",
     "_config",
     "_config_file",
     "_errors",
-    "_guard",
     "_kinds",
-    "_listening",
-    "_loading",
     "_names",
-    "_package",
-    "_process",
-    "_ranks",
     "_receiver",
     "_settings",
     "_shared",
-    "_stack_folder",
-    "_text",
     "_unset",
+    "_utils",
     "_variables",
-    "_warn",
 }
 WAIST = {"_buffer", "_records"}
 REPORT = {"report"}

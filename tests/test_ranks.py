@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import TIMEOUT_S, environment
 
-from torchotel._ranks import OwnRunId, identify, own_folder
+from torchotel._utils.distributed import OwnRunId, identify, own_folder
 
 TORCHRUN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
 OPEN_MPI = {
@@ -104,7 +104,7 @@ def test_counts_restarts() -> None:
     assert identify({"TORCHELASTIC_RESTART_COUNT": "2"}).generation == 0
 
 
-SHOW = "import os; from torchotel._ranks import identify; print(identify(os.environ).run_id or 'own')"
+SHOW = "import os; from torchotel._utils.distributed import identify; print(identify(os.environ).run_id or 'own')"
 CHILD = f"import subprocess, sys; print(subprocess.run([sys.executable, '-c', {SHOW!r}]).returncode)"
 LAUNCH = """
 import os, subprocess, sys

@@ -10,13 +10,12 @@ from urllib.parse import unquote, urlsplit
 
 from torchotel._kinds import Kind, integer
 from torchotel._receiver import address_of, without_credentials
-from torchotel._warn import warn_once
+from torchotel._utils.faults import warn_once
 
 _LONG_TIMEOUT_S = 300
 _NO_LIMIT_S = 86_400.0
 """A day: the longest time, since sockets and locks take no arbitrary one. A timeout of 0, "no limit", stands for it."""
 _LONGEST_PATH = 1024
-LAST_PORT = 65_535
 DEFAULT_SAMPLER = "parentbased_always_on"
 SAMPLERS = (
     "always_on",

@@ -19,9 +19,10 @@ from torchotel._receiver import (
 )
 from torchotel._settings import Setting, env, otlp
 from torchotel._shared import first, only, without
-from torchotel._text import shortened
 from torchotel._unset import UNSET
-from torchotel._warn import warn_once
+from torchotel._utils.distributed import LAST_PORT
+from torchotel._utils.faults import warn_once
+from torchotel._utils.text import shortened
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
 PlainValue: TypeAlias = str | bool | int | float | tuple[str, ...]
@@ -54,7 +55,7 @@ _TEXT: Final = optional(checks.TEXT)
 _FOLDER: Final = optional(checks.FOLDER)
 _FILE: Final = optional(checks.FILE)
 _METRICS: Final = choices("prometheus", "otlp")._replace(ours=only("prometheus", "otlp"))
-_PORT: Final = optional(integer(0, checks.LAST_PORT), word="none")
+_PORT: Final = optional(integer(0, LAST_PORT), word="none")
 _TRACER_PROVIDER: Final = optional(having("get_tracer"))
 _METER_PROVIDER: Final = optional(having("get_meter"))
 _REGISTRY: Final = optional(having("register", "unregister"))

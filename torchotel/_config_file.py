@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
-from torchotel._warn import warn_once
+from torchotel._utils.faults import warn_once
 
 VARIABLES = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
 """The stable name and the one that older SDKs read; the first that is set counts."""

@@ -19,9 +19,9 @@ from torch.utils.data import get_worker_info
 
 from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._guard import Guard
 from torchotel._session import Session
 from torchotel._stats import Stats, no_stats
+from torchotel._utils.faults import Guard
 
 SHUTDOWN_S = 10.0
 

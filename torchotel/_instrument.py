@@ -94,7 +94,7 @@ def instrument(
         ConfigError: A value is bad; nothing was installed.
     """
     given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
-    from torchotel._collector import uncollected  # noqa: PLC0415  # importing torchotel must stay free
+    from torchotel._utils.gc_pause import uncollected  # noqa: PLC0415  # importing torchotel must stay free
 
     with uncollected():  # modules and classes come by the hundred, and stay
         zero_code = sys.modules.get("torchotel._zero_code")

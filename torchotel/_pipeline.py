@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torchotel._guard import Guard
-from torchotel._loading import Loading
 from torchotel._records import Log, Record, Unit
-from torchotel._warn import Warn
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.fork_guard import Loading
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.keeping import Keeper
 from torchotel.telemetry.lines import log_line, unit_line
@@ -16,7 +16,6 @@ from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.missing import Missing
 from torchotel.telemetry.nonfinite import find_nonfinite
 from torchotel.telemetry.roots import root_attributes, root_name, root_parent
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder, trace_attributes

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torchotel._config import Config
-from torchotel._guard import Guard
-from torchotel._stack_folder import stack_targets
+from torchotel._utils.faults import Guard
+from torchotel._utils.state_dir import stack_targets
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.instruments import STEP_LAST_END_TIME

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from torchotel._text import printable
+from torchotel._utils.text import printable
 
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 OtlpCompression: TypeAlias = Literal["gzip", "none"]

@@ -20,15 +20,15 @@ from torchotel._buffer import Buffer
 from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._exporting import make_exporters, open_record, rest
-from torchotel._guard import Guard
-from torchotel._package import package_version
-from torchotel._process import is_child
 from torchotel._publisher import Publisher
-from torchotel._ranks import Identity, identify, own_run
 from torchotel._records import Record, Unit
 from torchotel._stats import Stats
+from torchotel._utils.distributed import Identity, identify, own_run
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.gil import Sliced
+from torchotel._utils.process import is_child
+from torchotel._utils.version import package_version
 from torchotel._versions import script_name, versions
-from torchotel._warn import Warn
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
@@ -42,7 +42,6 @@ from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.resource import ProcessResource, describe_process
 from torchotel.telemetry.run import run_reference, run_trace
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torchotel._errors import ConfigError
 from torchotel._kinds import Kind
 from torchotel._unset import UNSET
-from torchotel._warn import warn_once
+from torchotel._utils.faults import warn_once
 
 OTEL_PREFIX = "OTEL_"
 """Of variables that other programs read too."""

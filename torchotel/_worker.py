@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from torchotel._buffer import Buffer
-from torchotel._guard import Guard
-from torchotel._loading import Loading
 from torchotel._records import HandedOver, Record
-from torchotel._warn import Warn
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.fork_guard import Loading
 from torchotel.telemetry.spans import TraceExporter
 
 if TYPE_CHECKING:

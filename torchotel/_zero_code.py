@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel._errors import ConfigError
-from torchotel._process import is_being_spawned, when_given_a_task
-from torchotel.capture.imports import after_import
+from torchotel._utils.imports import after_import
+from torchotel._utils.process import is_being_spawned, when_given_a_task
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle

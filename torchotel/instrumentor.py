@@ -15,7 +15,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type:
 from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._instrument import uninstrument
-from torchotel._process import is_fork_server
+from torchotel._utils.process import is_fork_server
 from torchotel._zero_code import start_with_torch
 
 _logger = logging.getLogger("torchotel")

@@ -15,12 +15,12 @@ from training import train
 
 import torchotel
 from torchotel._records import Unit
+from torchotel._utils.gil import Sliced
 from torchotel.capture import capture, device_times
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.timing import CallTimer
 
 ONE = torch.ones(2, 4)

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from torchotel.capture.imports import after_import
+from torchotel._utils.imports import after_import
 
 NAME = "module_that_is_waited_for"
 

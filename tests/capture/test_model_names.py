@@ -10,7 +10,7 @@ from support import Run, recorded
 from torch import nn
 
 import torchotel
-from torchotel._text import LONGEST_NAME
+from torchotel._utils.text import LONGEST_NAME
 
 
 def models(run: Run) -> list[list[str]]:

@@ -8,12 +8,12 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from torchotel._guard import Guard
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
+from torchotel._utils.faults import Guard
+from torchotel._utils.gil import Sliced
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes
 from torchotel.telemetry.timing import Timed
 

@@ -6,9 +6,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from traces import CONV, RESOURCE, STEP, T0, flat, rich
 
 from torchotel._records import Error
+from torchotel._utils.gil import Sliced
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes, Span, SpanEvent, SpanLink, Trace
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import runfolders as folders
 
-from torchotel._text import duration
+from torchotel._utils.text import duration
 from torchotel.runs import LayerTime, Summary, open_run, render, summarise
 from torchotel.runs.summary import quantile
 

@@ -19,12 +19,12 @@ from torchotel._records import (
     TensorGradient,
     Unit,
 )
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.exemplars import MOST_PENDING
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import Metrics, Observation
 from torchotel.telemetry.module_times import MOST_MODULES
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.timing import CallTimer, Timed
 
 MS = 1_000_000

@@ -11,7 +11,7 @@ import torch
 from scrapes import scrape
 
 import torchotel
-from torchotel._package import package_version
+from torchotel._utils.version import package_version
 from torchotel.telemetry.resource import describe_process
 
 

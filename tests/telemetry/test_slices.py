@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from torchotel._records import CallSite, GradientNorms, ModuleCall, ModuleInfo, Phase, SpanReference, Unit
+from torchotel._utils.gil import SLICE_ITEMS, Sliced
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter
 from torchotel.exporters.otlp.encode import SpanEncoder
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.instruments import MODULE_CALLS
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.slices import SLICE_ITEMS, Sliced
 from torchotel.telemetry.timing import CallTimer
 from torchotel.telemetry.traces import TraceBuilder
 

@@ -9,10 +9,9 @@ from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
 
-from torchotel._guard import Guard
 from torchotel._records import SUPPRESSED, Baggage, Log, ModelInfo, SpanReference
-from torchotel._text import shortened
-from torchotel._warn import Warn
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.text import shortened
 from torchotel.capture.backward import Gate
 from torchotel.capture.calls import CallRecorder
 from torchotel.capture.compiling import Compiling

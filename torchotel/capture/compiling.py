@@ -16,10 +16,10 @@ from typing import Any
 from torch.compiler import is_compiling
 from torch.nn import Module
 
-from torchotel._warn import Warn
+from torchotel._utils.faults import Warn
+from torchotel._utils.imports import after_import
 from torchotel.capture import seams
 from torchotel.capture.hooks import ModuleHooks
-from torchotel.capture.imports import after_import
 from torchotel.capture.tree import modules_of
 
 Call = Callable[..., Any]
@@ -32,7 +32,7 @@ BESIDE_A_FORWARD = (
     "are missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
 )
 
-UNTRACED = ("capture", "telemetry", "exporters", "_guard", "_handle", "_session")
+UNTRACED = ("capture", "telemetry", "exporters", "_utils", "_handle", "_session")
 """All that runs on training threads; not `_annotate`, which sees for itself that it is being compiled."""
 
 

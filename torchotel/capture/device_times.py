@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.nn import Module
 
-from torchotel._guard import Guard
 from torchotel._records import NO_CLOCK, DeviceTimes, Stamp
+from torchotel._utils.faults import Guard
 from torchotel.capture.device_clock import Clock, TimedEvent
 from torchotel.capture.readings import is_capturing
 from torchotel.capture.seams import without_torch_function

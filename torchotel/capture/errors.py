@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from torch.nn import Module
 
 from torchotel._records import Error
-from torchotel._text import shortened
+from torchotel._utils.text import shortened
 from torchotel.capture.seams import modules_that_raised
 
 ExceptionText: TypeAlias = Literal["type", "first_line", "full"]

@@ -17,8 +17,8 @@ from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchotel._records import Registration
+from torchotel._utils.imports import after_import
 from torchotel.capture import seams
-from torchotel.capture.imports import after_import
 from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:

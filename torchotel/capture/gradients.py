@@ -18,9 +18,8 @@ from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torchotel._guard import Guard
 from torchotel._records import ModuleInfo
-from torchotel._warn import Warn
+from torchotel._utils.faults import Guard, Warn
 from torchotel.capture.norms import Scale, norms_later
 from torchotel.capture.pending_norms import AFTER_BACKWARD, GradientReading, GradientState, SelectedNorms
 from torchotel.capture.seams import graph_task, version_of, without_torch_function

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchotel._records import LogValue
-from torchotel._text import shortened
+from torchotel._utils.text import shortened
 from torchotel.capture.readings import Reading, read_later
 from torchotel.capture.seams import without_torch_function
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from torchotel._guard import Guard
 from torchotel._records import DeviceMemory
+from torchotel._utils.faults import Guard
 from torchotel.capture.seams import has_context
 
 

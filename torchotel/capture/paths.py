@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from torchotel._records import CallSite, ModelInfo, ModuleInfo
-from torchotel._text import shortened
+from torchotel._utils.text import shortened
 from torchotel.capture.seams import is_generated
 from torchotel.capture.tree import class_of, holds, modules_of, unwrapped, walk
 

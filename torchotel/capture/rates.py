@@ -6,7 +6,7 @@ import weakref
 
 import torch
 
-from torchotel._guard import Guard
+from torchotel._utils.faults import Guard
 from torchotel.capture.readings import Reading, read_later
 
 MAX_REST = 100

@@ -13,8 +13,8 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
 from torchotel._records import CallSite, ModuleInfo
-from torchotel._text import shortened
-from torchotel._warn import Warn
+from torchotel._utils.faults import Warn
+from torchotel._utils.text import shortened
 from torchotel.capture.paths import ModuleState
 from torchotel.capture.seams import has_gradient_outside, is_compiled_function, is_outside_dynamo, runs_without_parts
 from torchotel.capture.tree import class_of, modules_of

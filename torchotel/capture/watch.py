@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from torchotel._guard import Guard
 from torchotel._records import TensorGradient
-from torchotel._text import shortened
-from torchotel._warn import Warn
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.text import shortened
 from torchotel.capture.norms import Norms, norms_later
 from torchotel.capture.seams import without_torch_function
 from torchotel.capture.sites import shape_of

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from torchotel._errors import ConfigError
-from torchotel._package import package_version
-from torchotel._text import MAX_MESSAGE, cut
+from torchotel._utils.text import MAX_MESSAGE, cut
+from torchotel._utils.version import package_version
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
 from torchotel.cli.parser import USAGE, HelpFormatter, Parser
 from torchotel.runs import RunError

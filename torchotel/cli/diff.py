@@ -30,7 +30,7 @@ turns, so that a machine that slows down affects both.
 import argparse
 from pathlib import Path
 
-from torchotel._text import printable
+from torchotel._utils.text import printable
 from torchotel.cli.terminal import Terminal
 from torchotel.runs.compare import GATES, compare, read_times
 from torchotel.runs.compare_table import render_diff

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torchotel._text import GREEN, RED, YELLOW, printable
+from torchotel._utils.text import GREEN, RED, YELLOW, printable
 from torchotel.cli.options import add_options, read_options
 from torchotel.cli.terminal import Terminal
 

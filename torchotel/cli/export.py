@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchotel._config import Config
-from torchotel._package import package_version
-from torchotel._text import printable
+from torchotel._utils.text import printable
+from torchotel._utils.version import package_version
 from torchotel.cli.summary import newest
 from torchotel.cli.terminal import Progress, add_force, owned_file, whole_file, whole_folder
 from torchotel.runs import Run, RunError, open_run

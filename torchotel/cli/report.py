@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from torchotel._text import printable
+from torchotel._utils.text import printable
 from torchotel.cli.summary import newest
 from torchotel.cli.terminal import Progress, add_force, whole_file
 from torchotel.runs import open_run

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._receiver import default_endpoint
-from torchotel._text import MAX_MESSAGE, cut
+from torchotel._utils.text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable

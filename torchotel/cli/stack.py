@@ -19,7 +19,7 @@ import shlex
 import sys
 from typing import TextIO
 
-from torchotel._text import printable
+from torchotel._utils.text import printable
 from torchotel.cli.parser import Parser
 from torchotel.cli.terminal import Terminal
 

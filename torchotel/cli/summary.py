@@ -6,7 +6,7 @@ Without RUN, the newest run in torchotel-runs/ is shown. A layer's self time exc
 import argparse
 from pathlib import Path
 
-from torchotel._text import printable
+from torchotel._utils.text import printable
 from torchotel.cli.run import RUNS
 from torchotel.cli.terminal import Terminal
 from torchotel.runs import RunError, open_run, render, summarise

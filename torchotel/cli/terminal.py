@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self, TextIO
 
-from torchotel._text import Output, printable
+from torchotel._utils.text import Output, printable
 from torchotel.runs import RunError
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from torchotel import _names as names
-from torchotel._text import duration, printable
+from torchotel._utils.text import duration, printable
 from torchotel.exporters.spans import finite
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
+from torchotel._utils.gil import Sliced
 from torchotel.exporters.spans import finite, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import (
     Attributes,
     AttributeValue,

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from importlib import import_module
 from types import ModuleType
 
-from torchotel._guard import Guard
-from torchotel.capture.imports import after_import
+from torchotel._utils.faults import Guard
+from torchotel._utils.imports import after_import
 
 Read = Callable[[], Mapping[str, object]]
 

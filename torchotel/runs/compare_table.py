@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from torchotel._text import GREEN, RED, YELLOW, Output, duration, printable
+from torchotel._utils.text import GREEN, RED, YELLOW, Output, duration, printable
 from torchotel.runs.compare import Diff, Row, Spread
 from torchotel.runs.summary_table import table
 

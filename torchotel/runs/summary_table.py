@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchotel._text import RED, YELLOW, Output, cut, duration, shortened
-from torchotel._text import rate as per_second
+from torchotel._utils.text import RED, YELLOW, Output, cut, duration, shortened
+from torchotel._utils.text import rate as per_second
 from torchotel.runs.summary import Failure, LayerTime, Summary, ending, has_several_models
 from torchotel.runs.value_ranges import NOT_FINITE, Onset, Track
 

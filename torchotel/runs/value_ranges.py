@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from torchotel._text import cut
+from torchotel._utils.text import cut
 from torchotel.runs.reader import UnitLine
 
 COUNTED = ("samples", "tokens")

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from torchotel._stack_folder import own_targets, stack_folder
+from torchotel._utils.state_dir import own_targets, stack_folder
 from torchotel.stack.services import Ports, StackError
 
 _PRIVATE = 0o700

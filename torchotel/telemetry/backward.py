@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from torchotel._records import Error, ModuleCall, Phase, Slots, Stamp
-from torchotel.telemetry.slices import Sliced
+from torchotel._utils.gil import Sliced
 
 _start, _end = attrgetter("start_ns"), attrgetter("end_ns")
 

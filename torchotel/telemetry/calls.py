@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from torchotel import _names as names
 from torchotel._records import CallSite, ModuleCall, ModuleInfo
-from torchotel.telemetry.slices import Sliced
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry.spans import AttributeValue, SpanTemplate
 
 MOST_TEMPLATES = 20_000

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from torchotel._records import ModuleCall, Stamp
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry.backward import BackwardCall, Task, earliest, latest, tasks_of
-from torchotel.telemetry.slices import Sliced
 
 Bounds: TypeAlias = tuple[int, int]
 

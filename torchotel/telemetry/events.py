@@ -7,7 +7,7 @@ from math import isfinite
 
 from torchotel import _names as names
 from torchotel._records import Phase, TensorGradient, Unit
-from torchotel._text import shortened
+from torchotel._utils.text import shortened
 from torchotel.telemetry.spans import AttributeValue, SpanEvent
 
 

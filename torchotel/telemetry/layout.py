@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from torchotel import _names as names
 from torchotel._records import Error
-from torchotel.telemetry.slices import Sliced
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry.spans import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1

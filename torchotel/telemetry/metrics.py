@@ -9,13 +9,13 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel._records import Log, LogValue, SpanReference, Unit
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.accumulators import NO_LABELS, Accumulators, Distribution, Family, Labels, Point, label
 from torchotel.telemetry.exemplars import Exemplar, Exemplars
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.module_times import MOST_MODULES, ModuleLabels, ModuleTimes
 from torchotel.telemetry.phases import PHASES, phase_times_s
-from torchotel.telemetry.slices import Sliced
 
 if TYPE_CHECKING:
     from torchotel.telemetry.timing import Timed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchotel._records import ModuleInfo, Unit
-from torchotel._warn import Warn
+from torchotel._utils.faults import Warn
 from torchotel.telemetry.timing import Timed
 
 SURE = 3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from torchotel._records import ModuleInfo
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.accumulators import Accumulators, Labels, label
-from torchotel.telemetry.slices import Sliced
 
 if TYPE_CHECKING:
     from torchotel.telemetry.timing import Timed

@@ -8,9 +8,9 @@ from uuid import uuid4
 from opentelemetry.sdk.resources import Resource, ResourceDetector
 
 from torchotel import _names as names
-from torchotel._package import package_version
-from torchotel._ranks import Identity, identify, own_run
-from torchotel._text import shortened
+from torchotel._utils.distributed import Identity, identify, own_run
+from torchotel._utils.text import shortened
+from torchotel._utils.version import package_version
 from torchotel.telemetry.spans import Attributes, AttributeValue
 
 COMMAND_LINE = {"process.command_args", "process.command_line"}

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchotel._records import ModuleCall, Stamp, Unit
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry.backward import BackwardCall, backward_calls
 from torchotel.telemetry.calls import call_indices, enclosing_calls
 from torchotel.telemetry.device_times import time_on_device
-from torchotel.telemetry.slices import Sliced
 
 KEPT_CALLS = 4  # steps of a thread whose calls a later backward may still run through
 

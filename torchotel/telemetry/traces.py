@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from torchotel import _names as names
 from torchotel._records import CallNote, Error, ModuleCall, Phase, SpanReference, Unit
+from torchotel._utils.gil import Sliced
 from torchotel.telemetry.calls import Directions, Templates
 from torchotel.telemetry.events import gradient_events, registered_events
 from torchotel.telemetry.layout import Node, fold, lay_out
 from torchotel.telemetry.phases import enclosing
 from torchotel.telemetry.room import Room
 from torchotel.telemetry.roots import root_name, root_parent
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanTemplate, Trace
 from torchotel.telemetry.timing import Timed
 

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+from torchotel._utils.gil import Sliced
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.exporters.otlp.batch import Batch
 from torchotel.exporters.otlp.encode import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.slices import Sliced
 from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
 
 MAX_REQUEST_SPANS = 4000

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as PrometheusExemplar
 from prometheus_client.utils import floatToGoString
 
-from torchotel._guard import Guard
+from torchotel._utils.faults import Guard
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.target import target_labels
 from torchotel.telemetry.accumulators import Distribution, Family

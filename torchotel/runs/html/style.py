@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from torchotel._text import cut, duration, rate
+from torchotel._utils.text import cut, duration, rate
 
 # Okabe and Ito's palette, which colour-blind people can tell apart; a phase has its colour on the whole page.
 PHASE_COLOURS = {

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from torchotel._checks import LAST_PORT
-from torchotel._process import is_child
-from torchotel._text import shortened
+from torchotel._utils.process import is_child
+from torchotel._utils.text import shortened
 
+LAST_PORT = 65_535
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 """Slurm's ids from here on are those of batch scripts, interactive shells and the like, not of `srun`'s steps."""
 

@@ -1,4 +1,4 @@
-"""The guard at the edge of every hook: an internal error never reaches the user's program."""
+"""Guard hooks against errors of torchotel, and warn of a problem once."""
 
 import contextlib
 import functools
@@ -6,6 +6,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 _logger = logging.getLogger("torchotel")
@@ -99,3 +100,23 @@ class Guard:
         # A handler of the user's may raise, and then there is nobody left to tell.
         with contextlib.suppress(Exception):
             _logger.log(self._level, message, *args)
+
+
+@functools.cache
+def warn_once(text: str, *values: object) -> None:
+    """Log what is wrong with a setting, unless it has been: variables are read again by each `instrument()`."""
+    _logger.warning(text, *values)
+
+
+class Warn:
+    """Log what a run can't do or see: each text once, with the values that it comes up with first."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, object] = {}
+
+    def __call__(self, text: str, *values: object) -> None:
+        """Log a warning, unless this text has been; from any thread, and without raising."""
+        this_call = object()
+        if self._told.setdefault(text, this_call) is this_call:
+            with suppress(Exception):  # a handler of the user's may raise
+                _logger.warning(text, *values)

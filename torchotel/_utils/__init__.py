@@ -1,0 +1,1 @@
+"""Utilities that know neither torch nor OpenTelemetry."""
