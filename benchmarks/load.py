@@ -24,10 +24,10 @@ from benchmarks.stalls import longest_gap_ns
 from torchotel._buffer import Buffer
 from torchotel._exporting import rest
 from torchotel._pipeline import OrLost, Pipeline
-from torchotel._receiver import Receiver
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
 from torchotel._worker import Worker
+from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.telemetry.calls import Templates

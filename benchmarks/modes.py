@@ -17,11 +17,11 @@ from benchmarks.nowhere import Nowhere
 from benchmarks.sink import Sink
 from benchmarks.wandb_watch import wandb_modes
 from benchmarks.workloads import Workload
-from torchotel._config import Config
 from torchotel._exporting import rest
 from torchotel._session import Session
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
+from torchotel.config.config import Config
 from torchotel.exporters.otlp.exporter import RequestExporter
 
 FLUSH_S = 60.0

@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.naive import sdk_provider
 from benchmarks.records import Builder
-from torchotel._receiver import Receiver
 from torchotel._records import Unit
+from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine

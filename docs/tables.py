@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchotel import _names, instrument
-from torchotel._config import Config
-from torchotel._settings import Setting
-from torchotel._variables import SECTIONS
 from torchotel.cli.options import field_docs
+from torchotel.config.config import Config
+from torchotel.config.otel_variables import SECTIONS
+from torchotel.config.settings import Setting
 from torchotel.telemetry.instruments import TABLE
 
 FOLDER = Path(__file__).parent

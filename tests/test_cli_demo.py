@@ -9,9 +9,9 @@ from pathlib import Path
 import commands
 import pytest
 
-from torchotel._receiver import Receiver
 from torchotel.cli import main
 from torchotel.cli.demo import find_example, listens
+from torchotel.config.otlp_endpoint import Receiver
 from torchotel.runs import open_run
 
 

@@ -4,9 +4,9 @@ import argparse
 
 import pytest
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel.cli.options import add_options, read_options
+from torchotel.config.config import Config
 
 
 def said(*words: str) -> Config:

@@ -8,10 +8,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._unset import UNSET
 from torchotel._utils.distributed import own_port
+from torchotel.config.config import Config
 
 BAD: list[tuple[str, list[object]]] = [
     ("service_name", ["", "  ", 3, b"name"]),

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from variable_proofs import proves
 
-from torchotel._config import Config
-from torchotel._config_file import VARIABLES
+from torchotel.config.config import Config
+from torchotel.config.config_file import VARIABLES
 
 OFF = {
     "yaml": 'file_format: "1.0"\ndisabled: true\n',

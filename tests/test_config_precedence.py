@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 
 
 def test_takes_the_argument_before_its_variable_even_where_it_is_none() -> None:

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 
 
 @pytest.mark.parametrize(

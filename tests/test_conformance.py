@@ -25,11 +25,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from receiver import Receiver, receiver
 from support import plain
 
-from torchotel._receiver import Receiver as Endpoint
 from torchotel._records import HandedOver, ModelInfo, Unit
 from torchotel._utils.gil import Sliced
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
+from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine

@@ -6,9 +6,9 @@ from typing import cast
 import torch
 from torch import nn
 
-from torchotel._config import Config
 from torchotel._records import Record, Unit
 from torchotel._session import Session
+from torchotel.config.config import Config
 from torchotel.exporters.memory import InMemoryExporter
 
 

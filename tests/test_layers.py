@@ -11,21 +11,14 @@ PACKAGE = Path(__file__).parents[1] / "torchotel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 WORDS = {
-    "_checks",
-    "_config",
-    "_config_file",
     "_errors",
-    "_kinds",
     "_names",
-    "_receiver",
-    "_settings",
-    "_shared",
     "_unset",
     "_utils",
-    "_variables",
+    "config",
 }
 WAIST = {"_buffer", "_records"}
-REPORT = {"report"}
+REPORT = {"runs"}
 SESSION = {"_handle", "_session", "_stats"}
 FRONT = {"__init__", "__main__", "_annotate", "_instrument", "_zero_code", "cli", "instrumentor", "testing"}
 
@@ -47,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"_exporting", "_pipeline", "_publisher", "_stats", "_versions", "_worker"},
     "_stats": set(),
     "_handle": WORDS | {"_session", "_stats"},
-    "report": WORDS | REPORT,
+    "runs": WORDS | REPORT,
     "stack": WORDS | {"stack"},
     "doctor": WORDS | WAIST | {"capture", "telemetry", "exporters", "_session", "stack", "doctor"},
     **dict.fromkeys(
@@ -57,12 +50,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Parts of torchotel by what they may import of it; a new part takes its place here."""
 
 THIRD_PARTY: dict[str, set[str]] = {
-    "_config_file": {"yaml"},
+    "config": {"yaml"},
     "capture": {"torch"},
     "telemetry": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
     "integrations": {"torch", "transformers", "lightning", "pytorch_lightning"},
-    "report": {"plotly"},
+    "runs": {"plotly"},
     "_versions": {"torch"},
     "_exporting": {"opentelemetry"},
     "_session": {"torch", "opentelemetry"},

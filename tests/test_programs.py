@@ -9,7 +9,7 @@ from support import Run, Seen, recorded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from torchotel._config import Detail
+from torchotel.config.config import Detail
 
 LETTERS = {
     "torch.data": "D",

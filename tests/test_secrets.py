@@ -10,10 +10,10 @@ import pytest
 from commands import SILENT, torchotel
 from receiver import Answer, Receiver, receiver
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._receiver import MOST_QUOTED
-from torchotel._receiver import Receiver as Endpoint
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import MOST_QUOTED
+from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.exporters.otlp.http_transport import HttpTransport
 
 SECRET = "hunter2-hunter2"  # noqa: S105  # the one that is looked for

@@ -20,10 +20,10 @@ from plotly.offline import get_plotlyjs
 from receiver import Answer, Receiver, receiver
 
 import torchotel
-from torchotel._receiver import Receiver as Endpoint
 from torchotel.cli import main
 from torchotel.cli.doctor import show_finding
 from torchotel.cli.terminal import Terminal
+from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.doctor.result import warning
 from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES, HttpTransport
 

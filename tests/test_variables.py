@@ -1,4 +1,4 @@
-"""The table of `torchotel/_variables.py` holds every variable of the specification, and a test proves each of them."""
+"""The table in `config/otel_variables.py` lists every variable of the specification, and a test covers each."""
 
 import ast
 import dataclasses
@@ -10,9 +10,9 @@ import pytest
 from variable_proofs import PROVEN, proves
 
 import torchotel
-from torchotel import _config_file
-from torchotel._config import Config
-from torchotel._variables import VARIABLES, Variable
+from torchotel.config import config_file
+from torchotel.config.config import Config
+from torchotel.config.otel_variables import VARIABLES, Variable
 
 PACKAGE = Path(torchotel.__file__).parent
 
@@ -79,7 +79,7 @@ def test_the_table_says_who_reads() -> None:
     """What the configuration reads, and only that, is said to be read by torchotel."""
     settings = [field.type.__metadata__[0] for field in dataclasses.fields(Config)]  # type: ignore[union-attr]  # none is a string
     read = {name for setting in settings for name in setting.variables if name.startswith("OTEL_")}
-    assert read | set(_config_file.VARIABLES) == {variable.name for variable in rows("torchotel")}
+    assert read | set(config_file.VARIABLES) == {variable.name for variable in rows("torchotel")}
     assert all(variable.does.startswith("not ours: ") for variable in rows("nobody"))
 
 

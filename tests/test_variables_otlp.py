@@ -1,4 +1,4 @@
-"""Every variable of OTLP's exporter is set, and does what the table of `torchotel/_variables.py` says of it."""
+"""Each variable of the OTLP exporter has the effect that `config/otel_variables.py` states."""
 
 import socket
 from typing import Any
@@ -10,8 +10,8 @@ from receiver import Receiver
 from tls_receiver import Authority, served
 from variable_proofs import OTLP, Program, proves, proves_option
 
-from torchotel._config import Config
 from torchotel._stats import Stats
+from torchotel.config.config import Config
 
 
 @pytest.fixture

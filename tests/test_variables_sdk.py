@@ -1,4 +1,4 @@
-"""Every other variable that torchotel reads is set, and does what the table of `torchotel/_variables.py` says of it."""
+"""Each other variable that torchotel reads has the effect that `config/otel_variables.py` states."""
 
 import socket
 from typing import NamedTuple

@@ -11,7 +11,7 @@ import trustme
 from grpc_receiver import grpc_receiver
 from receiver import receiver
 
-from torchotel._receiver import OtlpProtocol
+from torchotel.config.otlp_endpoint import OtlpProtocol
 
 
 class Files(NamedTuple):

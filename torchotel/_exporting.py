@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
 
-from torchotel._config import Config
 from torchotel._utils.distributed import own_folder
 from torchotel._utils.version import package_version
+from torchotel.config.config import Config
 from torchotel.exporters.late import LateExporter
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats

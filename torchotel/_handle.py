@@ -17,11 +17,11 @@ from torch.compiler import is_compiling as is_compiling  # noqa: PLC0414  # for 
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._session import Session
 from torchotel._stats import Stats, no_stats
 from torchotel._utils.faults import Guard
+from torchotel.config.config import Config
 
 SHUTDOWN_S = 10.0
 

@@ -99,7 +99,7 @@ def instrument(
     with uncollected():  # modules and classes come by the hundred, and stay
         zero_code = sys.modules.get("torchotel._zero_code")
         if zero_code is not None or "torch" not in sys.modules:
-            from torchotel._config import Config  # noqa: PLC0415  # importing torchotel must stay free
+            from torchotel.config.config import Config  # noqa: PLC0415  # importing torchotel must stay free
 
             Config.read(given, os.environ)  # a bad value is told before torch is loaded, or zero code starts
         from torchotel import _handle  # noqa: PLC0415  # brings in torch, after settings are checked

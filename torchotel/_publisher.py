@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from torchotel._config import Config
 from torchotel._utils.faults import Guard
 from torchotel._utils.state_dir import stack_targets
+from torchotel.config.config import Config
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.instruments import STEP_LAST_END_TIME

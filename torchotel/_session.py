@@ -17,7 +17,6 @@ from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
 from torchotel._buffer import Buffer
-from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._exporting import make_exporters, open_record, rest
 from torchotel._publisher import Publisher
@@ -32,6 +31,7 @@ from torchotel._versions import script_name, versions
 from torchotel._worker import Worker
 from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
+from torchotel.config.config import Config
 from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.integrations.registry import Frameworks

@@ -12,11 +12,11 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped as a whole
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
 from torchotel._instrument import uninstrument
 from torchotel._utils.process import is_fork_server
 from torchotel._zero_code import start_with_torch
+from torchotel.config.config import Config
 
 _logger = logging.getLogger("torchotel")
 

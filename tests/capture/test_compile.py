@@ -11,7 +11,7 @@ import torch._dynamo.utils as dynamo
 from support import recorded
 from torch import Tensor, nn
 
-from torchotel._config import Detail
+from torchotel.config.config import Detail
 
 STEPS = 6
 REGION = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import endpoint
 from torchotel.doctor.result import Finding
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 from looked_at import only
 from receiver import receiver
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import endpoint
 from torchotel.doctor.result import Finding, Level
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchotel._config import Config
 from torchotel.capture import seams
+from torchotel.config.config import Config
 from torchotel.doctor import model
 from torchotel.doctor.result import Finding, Level
 

@@ -13,7 +13,7 @@ from looked_at import examined, saying
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from receiver import Receiver
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import endpoint
 from torchotel.doctor.result import Level
 

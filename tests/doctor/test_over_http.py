@@ -9,7 +9,7 @@ from grpc_receiver import grpc_receiver
 from looked_at import examined, saying
 from receiver import Answer, Receiver, rejected
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import endpoint
 from torchotel.doctor.result import Level
 from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES

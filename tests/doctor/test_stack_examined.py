@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from receiver import Answer, Receiver
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import endpoint, local
 from torchotel.doctor.result import Finding, Level
 from torchotel.stack import paths

@@ -11,7 +11,7 @@ from pathlib import Path
 import commands
 import pytest
 
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import clock, local, versions
 from torchotel.doctor.result import Finding, Level
 
@@ -163,7 +163,7 @@ def test_forgives_a_second_that_a_date_leaves_out() -> None:
 PROVIDER = """
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import set_tracer_provider
-from torchotel._config import Config
+from torchotel.config.config import Config
 from torchotel.doctor import spans
 for told in (spans.check(Config()), spans.check(Config(set_global_provider=True))):
     print(*(finding.text for finding in told))

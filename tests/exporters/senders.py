@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from torchotel._receiver import OtlpCompression, Receiver
+from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.otlp.retry import RetryPolicy
 from torchotel.exporters.otlp.sender import Sender

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from senders import sender_threads, soon
 from traces import RESOURCE, flat, proto, request, rich
 
-from torchotel._receiver import OtlpCompression, Receiver
+from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, _failure, metadata, read_target
 from torchotel.exporters.otlp.retry import RetryPolicy

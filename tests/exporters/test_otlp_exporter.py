@@ -11,7 +11,7 @@ from receiver import Answer, Receiver, receiver
 from senders import http, soon
 from traces import RESOURCE, T0, flat, proto, rich
 
-from torchotel._receiver import OtlpCompression
+from torchotel.config.otlp_endpoint import OtlpCompression
 from torchotel.exporters.otlp.batch import JOINED_SPANS, Batch
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.exporter import RequestExporter

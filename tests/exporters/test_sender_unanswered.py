@@ -14,8 +14,8 @@ from receiver import Answer, Receiver
 from senders import http, sender_threads, sending, soon
 from tls_receiver import Authority
 
-from torchotel._receiver import Receiver as OtlpReceiver
-from torchotel._receiver import without_credentials
+from torchotel.config.otlp_endpoint import Receiver as OtlpReceiver
+from torchotel.config.otlp_endpoint import without_credentials
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.stats import ExportCounts, ExportStats

@@ -7,7 +7,7 @@ import pytest
 from senders import soon
 from tls_receiver import Authority, served
 
-from torchotel._receiver import OtlpProtocol, Receiver
+from torchotel.config.otlp_endpoint import OtlpProtocol, Receiver
 from torchotel.exporters.otlp.connect import make_transport
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.signals import TRACES

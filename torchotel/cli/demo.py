@@ -14,14 +14,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchotel._config import Config
 from torchotel.cli.options import add_options, read_options
 from torchotel.cli.python_program import Program
 from torchotel.cli.run import run_recorded, settings
+from torchotel.config.config import Config
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
-    from torchotel._receiver import Receiver
+    from torchotel.config.otlp_endpoint import Receiver
 
 EXAMPLE = "digits_resnet.py"
 JAEGER_VERSION = "2.13.0"

@@ -26,11 +26,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchotel._config import Config
 from torchotel._utils.text import printable
 from torchotel._utils.version import package_version
 from torchotel.cli.summary import newest
 from torchotel.cli.terminal import Progress, add_force, owned_file, whole_file, whole_folder
+from torchotel.config.config import Config
 from torchotel.runs import Run, RunError, open_run
 from torchotel.runs.chrome_trace import ChromeTrace
 from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from torchotel._checks import TARGET
-from torchotel._config import Config
 from torchotel._instrument import instrument
-from torchotel._settings import Setting
-from torchotel._shared import all_of
 from torchotel._unset import UNSET
+from torchotel.config.config import Config
+from torchotel.config.settings import Setting, all_of
+from torchotel.config.validators import TARGET
 
 _WORDS: Mapping[Any, str] = {
     int: "N",

@@ -23,14 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._receiver import default_endpoint
 from torchotel._utils.text import MAX_MESSAGE, cut
 from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import default_endpoint
 from torchotel.runs import RunError, describe, ending, open_run, render, summarise
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from torchotel._config import Config
-from torchotel._receiver import Receiver, is_loopback
 from torchotel._utils.version import package_version
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import Receiver, is_loopback
 from torchotel.doctor import otlp_grpc, otlp_http, tls
 from torchotel.doctor.network import Request
 from torchotel.doctor.result import Finding, Level, Trouble, failed, ok

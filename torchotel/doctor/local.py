@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from torchotel._config import Config
-from torchotel._receiver import is_loopback
 from torchotel._utils.distributed import identify, own_folder, own_port
 from torchotel._utils.process import owner_of
 from torchotel._utils.state_dir import stack_folder, stack_targets
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
 from torchotel.exporters.runfile import LIMIT_BYTES, METRICS_NAME
 from torchotel.stack.manager import Stack, stack_that_runs

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 
 from torchotel import _names as names
-from torchotel._config import Config
 from torchotel._session import Session
 from torchotel.capture import seams
 from torchotel.capture.tree import class_of, modules_of, unwrapped, walk
+from torchotel.config.config import Config
 from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
 from torchotel.exporters.memory import InMemoryExporter
 from torchotel.telemetry.spans import Span

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from torchotel._receiver import Address, Receiver
+from torchotel.config.otlp_endpoint import Address, Receiver
 from torchotel.doctor.result import Trouble
 from torchotel.exporters.otlp.signals import Signal
 

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from opentelemetry import environment_variables as api
 from opentelemetry.sdk import environment_variables as sdk
 
-from torchotel._config import BACKENDS_VARIABLE, Config
-from torchotel._variables import VARIABLES
+from torchotel.config.config import BACKENDS_VARIABLE, Config
+from torchotel.config.otel_variables import VARIABLES
 from torchotel.doctor.result import Finding, ok, warning
 from torchotel.doctor.settings import PREFIX, known_variables
 from torchotel.exporters.sdk.providers import find_provider

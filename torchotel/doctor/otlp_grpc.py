@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
-from torchotel._receiver import Address
+from torchotel.config.otlp_endpoint import Address
 from torchotel.doctor import tls
 from torchotel.doctor.network import Request, reach, who_is_there, within
 from torchotel.doctor.result import Finding, Trouble, ok, warning

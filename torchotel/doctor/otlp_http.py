@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import requests
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 
-from torchotel._receiver import Address, Receiver, host_without_proxy, without_credentials
+from torchotel.config.otlp_endpoint import Address, Receiver, host_without_proxy, without_credentials
 from torchotel.doctor import clock, tls
 from torchotel.doctor.network import Request, reach, who_is_there, within
 from torchotel.doctor.result import Finding, Trouble, ok, warning

@@ -8,10 +8,10 @@ from importlib.metadata import entry_points
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from torchotel._config import Config
 from torchotel._errors import ConfigError
-from torchotel._receiver import is_loopback, without_credentials
-from torchotel._settings import Setting
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import is_loopback, without_credentials
+from torchotel.config.settings import Setting
 from torchotel.doctor.result import Finding, failed, ok, warning
 
 SUBJECT = "settings"

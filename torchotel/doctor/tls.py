@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchotel._receiver import Address, Receiver
+from torchotel.config.otlp_endpoint import Address, Receiver
 from torchotel.doctor.network import connect, who_is_there, within
 from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
 

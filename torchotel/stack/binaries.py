@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from torchotel._config import BACKENDS_VARIABLE
+from torchotel.config.config import BACKENDS_VARIABLE
 from torchotel.stack.services import StackError
 
 _SMALL = "-ldflags=-s -w"

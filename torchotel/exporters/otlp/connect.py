@@ -1,6 +1,6 @@
 """Choose the transport that a receiver speaks."""
 
-from torchotel._receiver import Receiver
+from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.signals import Signal
 from torchotel.exporters.otlp.transport import Transport
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchotel._receiver import Receiver, address_of, host_without_proxy
+from torchotel.config.otlp_endpoint import Receiver, address_of, host_without_proxy
 from torchotel.exporters.otlp.signals import Signal
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 

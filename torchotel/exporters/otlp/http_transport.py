@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchotel._receiver import Receiver, host_without_proxy
+from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchotel._config import Config
-from torchotel._receiver import Receiver
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.connect import make_transport
 from torchotel.exporters.otlp.retry import RetryPolicy
 from torchotel.exporters.otlp.sender import Sender

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from torchotel._receiver import Receiver
+from torchotel.config.otlp_endpoint import Receiver
 
 MAX_RETRY_AFTER_S = 3600.0
 """Longest wait that an endpoint may ask for: a date by a wrong clock must not end the export for good."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torchotel import _names as names
 from torchotel._errors import ConfigError
-from torchotel._receiver import is_loopback
 from torchotel._utils.distributed import own_port
 from torchotel._utils.faults import Guard
+from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition

@@ -12,7 +12,7 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from torchotel._receiver import is_loopback
+from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
 from torchotel.exporters.prometheus.hosts import names_this_machine
 from torchotel.exporters.prometheus.negotiation import takes_gzip, wants_openmetrics

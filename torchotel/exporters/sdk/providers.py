@@ -14,9 +14,9 @@ from opentelemetry.trace import (
 )
 
 from torchotel import _names
-from torchotel._config import Config
-from torchotel._receiver import Receiver, host_without_proxy
 from torchotel._utils.faults import warn_once
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
 from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
-from torchotel import _checks as checks
-from torchotel import _config_file
 from torchotel._errors import ConfigError
-from torchotel._kinds import choice, choices, having, integer, optional
-from torchotel._receiver import (
+from torchotel._unset import UNSET
+from torchotel._utils.distributed import LAST_PORT
+from torchotel._utils.faults import warn_once
+from torchotel._utils.text import shortened
+from torchotel.config import config_file
+from torchotel.config import validators as checks
+from torchotel.config.otlp_endpoint import (
     OtlpCompression,
     OtlpProtocol,
     Receiver,
@@ -17,12 +20,19 @@ from torchotel._receiver import (
     signal_endpoint,
     without_credentials,
 )
-from torchotel._settings import Setting, env, otlp
-from torchotel._shared import first, only, without
-from torchotel._unset import UNSET
-from torchotel._utils.distributed import LAST_PORT
-from torchotel._utils.faults import warn_once
-from torchotel._utils.text import shortened
+from torchotel.config.settings import (
+    Setting,
+    choice,
+    choices,
+    env,
+    first,
+    having,
+    integer,
+    only,
+    optional,
+    otlp,
+    without,
+)
 
 Detail: TypeAlias = Literal["auto", "all", "off"] | int
 PlainValue: TypeAlias = str | bool | int | float | tuple[str, ...]
@@ -226,7 +236,7 @@ class Config:
         """
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
         if "disabled" not in values and (
-            _SETTINGS["disabled"].read("disabled", environ) is True or _config_file.disables(environ)
+            _SETTINGS["disabled"].read("disabled", environ) is True or config_file.disables(environ)
         ):
             # What is off must not fail on a variable that was meant for another program.
             return cls(**values, disabled=True)

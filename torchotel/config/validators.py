@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
-from torchotel._kinds import Kind, integer
-from torchotel._receiver import address_of, without_credentials
 from torchotel._utils.faults import warn_once
+from torchotel.config.otlp_endpoint import address_of, without_credentials
+from torchotel.config.settings import Kind, integer
 
 _LONG_TIMEOUT_S = 300
 _NO_LIMIT_S = 86_400.0

@@ -1,0 +1,188 @@
+"""Declare a setting: its type, its variables and its documentation."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from torchotel._errors import ConfigError
+from torchotel._unset import UNSET
+from torchotel._utils.faults import warn_once
+
+Ours: TypeAlias = Callable[[str], str]
+"""Gives what is left of a variable's text for torchotel; empty: nothing."""
+
+
+def all_of(text: str) -> str:
+    """Leave nothing out."""
+    return text
+
+
+def without(*others: str) -> Ours:
+    """Leave out some words of a list, or the only one."""
+    return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() not in others)
+
+
+def only(*words: str) -> Ours:
+    """Keep the known words of a list, and "none"."""
+    return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() in {*words, "none"})
+
+
+def first(*words: str) -> Ours:
+    """Keep the first known word of a list, by the order of `words`."""
+
+    def ours(text: str) -> str:
+        left = only(*words)(text)
+        found = {word.strip().lower() for word in left.split(",")}
+        return left if "none" in found else next((word for word in words if word in found), "")
+
+    return ours
+
+
+def _same(value: object) -> object:
+    return value
+
+
+class Kind(NamedTuple):
+    """One kind of setting."""
+
+    takes: str
+    """Ends the sentence "timeout_s: got 'x', takes …"."""
+    check: Callable[[object], object]
+    """Give back the value in its one form, or raise ValueError."""
+    parse: Callable[[str], object] = str
+    """Read a variable's text, or raise ValueError."""
+    show: Callable[[object], object] = _same
+    """What an error may repeat of a bad value."""
+    otherwise: object = UNSET
+    """What a bad value of a variable of OpenTelemetry counts as; UNSET: the variable is ignored."""
+    ours: Ours = all_of
+    """What of a variable's text is for torchotel."""
+
+
+def optional(kind: Kind, *, word: str | None = None) -> Kind:
+    """Take None too; a variable says it with `word`."""
+    takes = f"{kind.takes}, or None" + (f" ({word!r} in a variable)" if word else "")
+    return kind._replace(
+        takes=takes,
+        check=lambda value: None if value is None else kind.check(value),
+        parse=lambda text: None if word and text.lower() == word else kind.parse(text),
+    )
+
+
+def choice(*words: str) -> Kind:
+    """Take one of a few words."""
+
+    def check(value: object) -> object:
+        if value not in words:
+            raise ValueError
+        return value
+
+    return Kind(" or ".join(f'"{word}"' for word in words), check, str.lower)
+
+
+def choices(*words: str) -> Kind:
+    """Take any of a few words, comma-separated or in a sequence; "none" takes none of them."""
+
+    def check(value: object) -> object:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+            raise ValueError
+        named = tuple(dict.fromkeys(part.strip() for part in parts))
+        if named == ("none",):
+            return ()
+        if not set(named) <= set(words):
+            raise ValueError
+        return named
+
+    listed = " and ".join(f'"{word}"' for word in words)
+    return Kind(f'any of {listed}, comma-separated or in a list, or "none"', check, str.lower)
+
+
+def having(*methods: str) -> Kind:
+    """Take an object by the methods that are called on it."""
+
+    def check(value: object) -> object:
+        if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+            raise ValueError
+        return value
+
+    return Kind(f"an object with {' and '.join(methods)}", check, show=lambda value: type(value).__name__)
+
+
+def integer(minimum: int, maximum: int | None = None) -> Kind:
+    """Take a whole number from `minimum` on, up to `maximum`; a bool is none."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError
+        if maximum is not None and value > maximum:
+            raise ValueError
+        return min(value, sys.maxsize)  # the largest number that slices and islice take
+
+    upper = "" if maximum is None else f" and at most {maximum}"
+    return Kind(f"a whole number of at least {minimum}{upper}", check, int)
+
+
+OTEL_PREFIX = "OTEL_"
+"""Of variables that other programs read too."""
+
+
+class Setting(NamedTuple):
+    """How a field is read and checked."""
+
+    kind: Kind
+    variables: tuple[str, ...]
+    """The first one that is set, to something that is ours, wins."""
+    default: object = None
+    """Of the field: what holds where its variables say nothing."""
+
+    def checked(self, name: str, value: object) -> Any:
+        """Give the value in its one form, or raise ConfigError."""
+        try:
+            return self.kind.check(value)
+        except (ValueError, TypeError):
+            raise ConfigError(name, self.kind.show(value), self.kind.takes) from None
+
+    def read(self, name: str, environ: Mapping[str, str]) -> Any:
+        """Read the field from its variables; UNSET if none is set to a value that can be read.
+
+        A bad value of OpenTelemetry's variables is ignored with a warning, since it may be meant for another program
+        (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/#parsing-empty-value).
+
+        Raises:
+            ConfigError: A variable of torchotel's own has a bad value.
+        """
+        # OpenTelemetry: an empty variable is one that is not set.
+        present = ((variable, environ.get(variable, "").strip()) for variable in self.variables)
+        value, not_ours = UNSET, {}
+        for variable, text in present:
+            ours = self.kind.ours(text)
+            if ours.lower() != text.lower():
+                not_ours[variable] = text
+            if ours and (value := self._read(name, ours, variable)) is not UNSET:
+                break
+        for variable, text in not_ours.items():
+            used = self.default if value is UNSET else value
+            shown = ",".join(used) if isinstance(used, tuple) else used
+            warn_once("%s: torchotel does not take %r, and uses %r", variable, text, shown)
+        return value
+
+    def _read(self, name: str, text: str, variable: str) -> Any:
+        try:
+            return self.kind.check(self.kind.parse(text))
+        except (ValueError, TypeError):
+            if not variable.startswith(OTEL_PREFIX):
+                raise ConfigError(name, self.kind.show(text), self.kind.takes, variable) from None
+            counts = "is ignored" if self.kind.otherwise is UNSET else f"counts as {self.kind.otherwise}"
+            warn_once("%s %s: got %r, takes %s", variable, counts, self.kind.show(text), self.kind.takes)
+            return self.kind.otherwise
+
+
+def env(kind: Kind, *variables: str) -> Setting:
+    """Read the first of some variables; without any it is an argument only."""
+    return Setting(kind, variables)
+
+
+def otlp(kind: Kind, name: str, *, signal: str = "TRACES") -> Setting:
+    """Read the variable of a signal, else the general one."""
+    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"))
