@@ -27,8 +27,8 @@ from support import plain
 
 from torchotel._records import HandedOver, ModelInfo, Unit
 from torchotel._utils.gil import Sliced
-from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
+from torchotel.capture.recorder import Capture
 from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport

@@ -18,7 +18,7 @@ from support import Run, recorded, rows
 from torch import nn
 
 import torchotel
-from torchotel.capture.rates import MAX_REST
+from torchotel.capture.logged_values import MAX_REST
 
 
 def _lines(folder: Path) -> list[dict[str, object]]:

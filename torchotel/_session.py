@@ -27,10 +27,10 @@ from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
 from torchotel._utils.process import is_child
 from torchotel._utils.version import package_version
-from torchotel._versions import script_name, versions
 from torchotel._worker import Worker
-from torchotel.capture.capture import Capture
 from torchotel.capture.detail import Detail
+from torchotel.capture.recorder import Capture
+from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
 from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats

@@ -16,9 +16,9 @@ from training import train
 import torchotel
 from torchotel._records import Unit
 from torchotel._utils.gil import Sliced
-from torchotel.capture import capture, device_times
-from torchotel.capture.capture import Capture
+from torchotel.capture import cuda, recorder
 from torchotel.capture.detail import Detail
+from torchotel.capture.recorder import Capture
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.timing import CallTimer
@@ -38,7 +38,7 @@ WHOLE_STEP = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
     """Take this clock for CUDA's."""
     made = DeviceClock()
-    monkeypatch.setattr(capture, "CudaClock", lambda: made)
+    monkeypatch.setattr(recorder, "CudaClock", lambda: made)
     return made
 
 
@@ -216,7 +216,7 @@ def test_nothing_while_a_graph_is_captured(clock: DeviceClock, monkeypatch: pyte
     """No event is recorded, none is asked for: either would end up in the CUDA graph, or end its capture."""
     found, handed = captured(clock, net(clock))
     made, asked = clock.made, clock.queries
-    monkeypatch.setattr(device_times, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
     train(net(clock), ONE, steps=2)
     assert (clock.made, clock.queries) == (made, asked)
     monkeypatch.undo()

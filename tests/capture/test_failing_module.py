@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from training import Model, only_step
 
 from torchotel import _names as names
-from torchotel.capture.seams import modules_that_raised
+from torchotel.capture.torch_internals import modules_that_raised
 
 both = pytest.mark.parametrize("detail", ["all", "off"])
 

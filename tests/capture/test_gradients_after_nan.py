@@ -7,7 +7,7 @@ import pytest
 import torch
 from gradient_norms import captured, loss_of, net
 
-from torchotel.capture.gradients import STEPS_AFTER_LOSS, STEPS_BETWEEN_LOOKS
+from torchotel.capture.gradient_norms import STEPS_AFTER_LOSS, STEPS_BETWEEN_LOOKS
 
 FIRST_BAD = 3
 

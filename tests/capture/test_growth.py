@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from training import Model, train
 
 import torchotel
-from torchotel.capture import backward
-from torchotel.capture.capture import Capture
+from torchotel.capture import autograd_hooks
 from torchotel.capture.detail import Detail
+from torchotel.capture.recorder import Capture
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 
@@ -102,7 +102,7 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
 
 def test_a_graph_that_runs_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step keeps so many moments of backwards and no more; what is beyond is counted, and the step is there."""
-    monkeypatch.setattr(backward, "MOST_STAMPS", 40)
+    monkeypatch.setattr(autograd_hooks, "MOST_STAMPS", 40)
     with recorded() as run, torchotel.step():
         loss = Model(lambda m, x: m.b(m.a(x)))(ROWS).sum()
         for _ in range(30):

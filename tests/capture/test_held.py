@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from torchotel._records import HandedOver, Log, ModuleInfo, Phase, Unit
-from torchotel.capture.held import Held, HeldLog, HeldSteps
-from torchotel.capture.logged import Logged
-from torchotel.capture.parts import Part
-from torchotel.capture.pending_norms import AFTER_BACKWARD, SelectedNorms
+from torchotel.capture.gradient_norms import AFTER_BACKWARD, SelectedNorms
+from torchotel.capture.logged_values import Logged
+from torchotel.capture.pending_records import Held, HeldLog, HeldSteps
+from torchotel.capture.step_segment import Part
 
 LAYER = ModuleInfo("Net", "layer", "Linear", 4, 1)
 

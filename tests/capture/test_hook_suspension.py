@@ -5,7 +5,7 @@ import threading
 import pytest
 from torch.nn.modules import module as nn_module
 
-from torchotel.capture.hooks import ModuleHooks
+from torchotel.capture.hook_manager import ModuleHooks
 
 
 @pytest.mark.usefixtures("quick_switches")

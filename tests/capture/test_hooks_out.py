@@ -15,9 +15,9 @@ from torch.nn.modules import module as nn_module
 from torch.utils.data import DataLoader, TensorDataset
 from training import PHASES_ONLY, Model, step_tree, train
 
-from torchotel.capture import hooks
-from torchotel.capture.capture import Capture
+from torchotel.capture import hook_manager
 from torchotel.capture.detail import Detail
+from torchotel.capture.recorder import Capture
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 FORWARD = ("forward Model", ["forward a", "forward b"])
@@ -161,7 +161,7 @@ def test_a_module_that_calls_itself(detail: Any) -> None:
 @pytest.mark.parametrize(("seam", "missing"), [("ENDS_ARE_SEEN", False), ("hooks_of", lambda _: None)])
 def test_without_a_place_to_put_hooks(seam: str, missing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it can't be told where torch keeps its hooks, steps are the same, and no hook stays behind."""
-    monkeypatch.setattr(hooks, seam, missing)
+    monkeypatch.setattr(hook_manager, seam, missing)
     model = Model(lambda m, x: m.b(m.a(x)))
     before = hooks_in()
     with recorded(3) as run:
@@ -214,7 +214,7 @@ def test_a_call_takes_one_of_our_hooks_along() -> None:
     taken = []
 
     def at_each_instruction(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != hooks.__file__:
+        if frame.f_code.co_filename != hook_manager.__file__:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":

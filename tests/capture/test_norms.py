@@ -11,7 +11,7 @@ from fidelity.norms import true_norm
 from gradient_norms import captured, gradient_norm, net, trained
 from torch import Tensor, nn
 
-from torchotel.capture.norms import combined, norms_later
+from torchotel.capture.tensor_norms import combined, norms_later
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,7 +229,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
-from torchotel.capture.norms import norms_later
+from torchotel.capture.tensor_norms import norms_later
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -259,8 +259,8 @@ tensors = [torch.randn(3, 4), torch.full((100,), 60000.0).half(), torch.zeros(0)
 fused = [n.item() for t in tensors for n in torch._foreach_norm([t], 2, dtype=torch.float32)]
 del torch._foreach_norm, torch._C._DisableTorchDispatch
 from torch.utils.flop_counter import FlopCounterMode
-from torchotel.capture.norms import norms_later
-from torchotel.capture.readings import read_later
+from torchotel.capture.tensor_norms import norms_later
+from torchotel.capture.async_readback import read_later
 single = norms_later(tensors).values()
 with FlopCounterMode(display=False):
     seen = [norms_later(tensors) is None, read_later([torch.ones(())]).values()]

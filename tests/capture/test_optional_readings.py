@@ -8,9 +8,9 @@ from gradient_norms import Recorded, net, trained
 from torch import Tensor, nn
 
 import torchotel
-from torchotel.capture import memory
-from torchotel.capture.capture import Capture
+from torchotel.capture import cuda
 from torchotel.capture.detail import Detail
+from torchotel.capture.recorder import Capture
 
 STEPS = 12  # more than a guard lets pass
 
@@ -24,7 +24,7 @@ class Uncounted:
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self.count)
-        monkeypatch.setattr(memory, "has_context", lambda index: index == 1)
+        monkeypatch.setattr(cuda, "has_context", lambda index: index == 1)
 
     def count(self, index: int) -> dict[str, Any]:
         self.asked.append(index)

@@ -9,9 +9,9 @@ from gradient_norms import Operations
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchotel.capture.memory import device_memory
-from torchotel.capture.norms import Norms
-from torchotel.capture.readings import UNKNOWN, Reading, read_later
+from torchotel.capture.async_readback import UNKNOWN, Reading, read_later
+from torchotel.capture.cuda import device_memory
+from torchotel.capture.tensor_norms import Norms
 
 
 class Stream:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchotel.capture import seams
+from torchotel.capture import torch_internals
 
 ROOT = Path(__file__).parents[2]
 WHOLE = [
@@ -91,7 +91,7 @@ def trees() -> dict[str, Any]:
 
 def test_all_seams_are_found() -> None:
     """This torch has every seam; where a newer one loses some, this says which."""
-    missing = [name for name, there in seams.found().items() if not there]
+    missing = [name for name, there in torch_internals.found().items() if not there]
     assert missing == [], f"torch {torch.__version__} has lost {missing}"
 
 

@@ -13,13 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 from training import train
 
 import torchotel
-from torchotel.capture.backward import Gate
-from torchotel.capture.capture import Capture
+from torchotel.capture.autograd_hooks import Gate
+from torchotel.capture.cuda import CudaClock, DeviceMarks
 from torchotel.capture.detail import Detail
-from torchotel.capture.device_clock import CudaClock
-from torchotel.capture.device_times import DeviceMarks
-from torchotel.capture.hooks import ModuleHooks
-from torchotel.capture.thread import ThreadState
+from torchotel.capture.hook_manager import ModuleHooks
+from torchotel.capture.recorder import Capture
+from torchotel.capture.thread_state import ThreadState
 
 ROW = torch.ones(2, 4)
 

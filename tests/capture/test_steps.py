@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from torchotel._records import Error, SpanReference, Unit
-from torchotel.capture.parts import MAX_BETWEEN_NS, Part, join
-from torchotel.capture.steps import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
+from torchotel.capture.step_detector import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
+from torchotel.capture.step_segment import MAX_BETWEEN_NS, Part, join
 
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchotel.capture import unix_time
+from torchotel.capture import step_segment
 
 UNIX_NS = 1_700_000_000_000_000_000
 
@@ -22,7 +22,7 @@ def test_clocks_are_read_close_together(
     """Where something ran in between they are read again, and the closest reading counts."""
     perf = iter([time for before, _, after in readings_ns for time in (before, after)])
     unix = iter([UNIX_NS + between for _, between, _ in readings_ns])
-    monkeypatch.setattr(unix_time, "perf_counter_ns", lambda: next(perf))
-    monkeypatch.setattr(unix_time, "time_ns", lambda: next(unix))
-    assert unix_time.unix_offset_ns() == UNIX_NS
+    monkeypatch.setattr(step_segment, "perf_counter_ns", lambda: next(perf))
+    monkeypatch.setattr(step_segment, "time_ns", lambda: next(unix))
+    assert step_segment.unix_offset_ns() == UNIX_NS
     assert next(perf, None) is None

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from torchotel._records import TensorGradient
-from torchotel.capture.capture import Capture
-from torchotel.capture.watch import MAX_NAMES, MOST_WATCHED
+from torchotel.capture.recorder import Capture
+from torchotel.capture.tensor_watch import MAX_NAMES, MOST_WATCHED
 
 
 def gradients(recorded: Recorded) -> list[TensorGradient]:

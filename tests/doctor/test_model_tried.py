@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchotel.capture import seams
+from torchotel.capture import torch_internals
 from torchotel.config.config import Config
 from torchotel.doctor import model
 from torchotel.doctor.result import Finding, Level
@@ -92,7 +92,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tried(name: str, *inputs: tuple[tuple[int, ...], str], **settings: Any) -> list[Finding]:
     findings = list(model.check(Config(**settings), f"doctored:{name}", inputs))
-    lacking = [seam for seam, there in seams.found().items() if not there]
+    lacking = [seam for seam, there in torch_internals.found().items() if not there]
     return findings[:-1] if lacking else findings
 
 

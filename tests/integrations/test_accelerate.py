@@ -11,7 +11,7 @@ import torchotel
 from integrations.told import EPOCH, LOSS, STEP, of_steps
 from integrations.trained import BATCHES, EPOCHS, Net, Setting, loader
 from torchotel import _names as names
-from torchotel.capture.logged import MAX_NAMES
+from torchotel.capture.logged_values import MAX_NAMES
 from torchotel.testing import capture
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")

@@ -14,8 +14,8 @@ import torch
 
 from torchotel import _names as names
 from torchotel._session import Session
-from torchotel.capture import seams
-from torchotel.capture.tree import class_of, modules_of, unwrapped, walk
+from torchotel.capture import torch_internals
+from torchotel.capture.module_registry import class_of, modules_of, unwrapped, walk
 from torchotel.config.config import Config
 from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
 from torchotel.exporters.memory import InMemoryExporter
@@ -198,7 +198,7 @@ def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], st
             "them, and to() does not move them. Use nn.ModuleList or nn.ModuleDict."
         )
         yield warning(SUBJECT, f"layers held in plain lists or dicts: {_listed(held)}", advice)
-    missing = [name for name, there in seams.found().items() if not there]
+    missing = [name for name, there in torch_internals.found().items() if not there]
     if missing:
         text = f"torch {torch.__version__} lacks {', '.join(missing)}"
         yield warning(

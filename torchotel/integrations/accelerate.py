@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from torchotel.capture.seams import Undo, replace
+from torchotel.capture.torch_internals import Undo, replace
 from torchotel.integrations.registry import tell
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchotel.capture.logged import NUMBERS
+from torchotel.capture.logged_values import NUMBERS
 from torchotel.integrations.registry import ear, tell
 
 

@@ -15,12 +15,13 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from torchotel._records import TensorGradient
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
-from torchotel.capture.norms import Norms, norms_later
-from torchotel.capture.seams import without_torch_function
-from torchotel.capture.sites import shape_of
+from torchotel.capture.call_signatures import shape_of
+from torchotel.capture.tensor_norms import Norms, norms_later
+from torchotel.capture.torch_internals import without_torch_function
 
 if TYPE_CHECKING:
-    from torchotel.capture.thread import Here, ThreadState
+    from torchotel.capture.thread_state import Here, ThreadState
+
 
 MAX_NAMES = 256  # each is a series of its own
 MOST_WATCHED = 1024  # gradients kept for one part

@@ -18,9 +18,9 @@ from torch.nn import Module
 
 from torchotel._utils.faults import Warn
 from torchotel._utils.imports import after_import
-from torchotel.capture import seams
-from torchotel.capture.hooks import ModuleHooks
-from torchotel.capture.tree import modules_of
+from torchotel.capture import torch_internals
+from torchotel.capture.hook_manager import ModuleHooks
+from torchotel.capture.module_registry import modules_of
 
 Call = Callable[..., Any]
 
@@ -63,7 +63,9 @@ class Compiling:
         self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
         self._others_forward, self._warn = others_forward, warn
         self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
-        seams.runs_plainly(self._suspend)  # and with it all that is guarded: one code object stands before each
+        torch_internals.runs_plainly(
+            self._suspend
+        )  # and with it all that is guarded: one code object stands before each
         self.threads: Counter[int] = Counter()
         """How many compilations run on each thread, by its id; empty while there is none."""
         self._undos = ExitStack()
@@ -75,7 +77,7 @@ class Compiling:
         """Watch for Dynamo and export, now or when they are imported."""
         self.threads.clear()  # the end of a compilation in which we were taken out is never told
         self._undos.callback(self._restore)
-        self._undos.callback(seams.around_module_compile(self._wrap))
+        self._undos.callback(torch_internals.around_module_compile(self._wrap))
         for name, action in (
             ("torch._dynamo.callback", self._dynamo_imported),
             ("torch._dynamo.trace_rules", self._trace_rules_imported),
@@ -86,7 +88,7 @@ class Compiling:
         warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
         self._filter = warnings.filters[0]
         self._sought = False
-        if seams.has_compiled():
+        if torch_internals.has_compiled():
             self._guarded(self._find_regions)()
 
     def uninstall(self) -> None:
@@ -154,16 +156,16 @@ class Compiling:
 
     def _dynamo_imported(self, callback: ModuleType) -> None:
         begin, end = self._guarded(self._begin), self._guarded(self._end)
-        self._undos.callback(seams.around_compilation(callback, begin, end))
+        self._undos.callback(torch_internals.around_compilation(callback, begin, end))
 
     def _trace_rules_imported(self, trace_rules: ModuleType) -> None:
         # Else it compiles our functions when they are called between two graphs of the user's.
         for part in UNTRACED:
-            seams.keep_untraced(trace_rules, f"torchotel.{part}")
+            torch_internals.keep_untraced(trace_rules, f"torchotel.{part}")
 
     def _export_imported(self, trace: ModuleType) -> None:
         begin, end = self._guarded(self._begin), self._guarded(self._end)
-        self._undos.callback(seams.around_strict_export(trace, begin, end))
+        self._undos.callback(torch_internals.around_strict_export(trace, begin, end))
 
     def _wrap(self, module: Module, compiled: Call) -> Call:
         """Stand before a compiled call; where that fails it stays as it is."""
@@ -201,6 +203,6 @@ class _Region:
     def __init__(self, module: weakref.ref[Module], compiled: Call, run: Callable[[_Region, Any, Any], Any]) -> None:
         self.module, self.compiled, self._run = module, compiled, run
 
-    @seams.runs_region
+    @torch_internals.runs_region
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self, args, kwargs)

@@ -18,11 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
-from torchotel.capture import seams
-from torchotel.capture.thread import MOST_REGISTRATIONS, ThreadState
+from torchotel.capture import torch_internals
+from torchotel.capture.thread_state import MOST_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
-    from torchotel.capture.capture import Capture
+    from torchotel.capture.recorder import Capture
+
 
 TASKS = (
     "two tasks of asyncio train on one thread: what they do in turns is recorded as one step. Train in a thread for "
@@ -43,14 +44,14 @@ class Events:
     def install(self) -> None:
         """Put them in."""
         guarded, undo = self._capture.guard.guarded, self._undos.callback
-        undo(seams.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
-        undo(seams.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
-        undo(seams.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)))
+        undo(torch_internals.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
+        undo(torch_internals.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
+        undo(torch_internals.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)))
         undo(self._after_scaling(torch.amp.GradScaler))
-        undo(seams.before_clipping(guarded(self._clipping_begins)))
+        undo(torch_internals.before_clipping(guarded(self._clipping_begins)))
         undo(after_import("torch.distributed.fsdp.sharded_grad_scaler", guarded(self._sharded_imported)))
         undo(after_import("torch.distributed.fsdp.fully_sharded_data_parallel", guarded(self._fsdp_imported)))
-        iterated, outside = partial(guarded, iterated=True), seams.outside_dynamo
+        iterated, outside = partial(guarded, iterated=True), torch_internals.outside_dynamo
         for handle in (
             register_optimizer_step_pre_hook(outside(iterated(self._optimizer_begins))),
             register_optimizer_step_post_hook(outside(iterated(self._optimizer_ends))),
@@ -138,7 +139,7 @@ class Events:
 
     def settle_optimizer(self, thread: ThreadState) -> None:
         """Close the optimizer steps that raised: their post-hooks never ran."""
-        if thread.machine.stepping and seams.optimizer_steps_in_progress() == 0:
+        if thread.machine.stepping and torch_internals.optimizer_steps_in_progress() == 0:
             thread.machine.abandon_stepping(perf_counter_ns())
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -198,13 +199,13 @@ class Events:
 
     def _fsdp_imported(self, module: ModuleType) -> None:
         clipping_begins = self._capture.guard.guarded(self._clipping_begins)
-        self._undos.callback(seams.before_sharded_clipping(module.FullyShardedDataParallel, clipping_begins))
+        self._undos.callback(torch_internals.before_sharded_clipping(module.FullyShardedDataParallel, clipping_begins))
 
-    def _after_scaling(self, scaler: type) -> seams.Undo:
+    def _after_scaling(self, scaler: type) -> torch_internals.Undo:
         guarded = self._capture.guard.guarded
         scaled, unscaled = guarded(self._loss_scaled), guarded(self._optimizer_unscaled)
         updated = guarded(self._scale_updated)
-        return seams.after_scaling(scaler, {"scale": scaled, "unscale_": unscaled, "update": updated})
+        return torch_internals.after_scaling(scaler, {"scale": scaled, "unscale_": unscaled, "update": updated})
 
     def _loss_scaled(self, scaler: torch.amp.GradScaler, losses: Any, *_: Any) -> None:
         if scaler.is_enabled():

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchotel.capture.seams import is_plain, modes_are_on, seen_by_modes, unseen
+from torchotel.capture.torch_internals import is_plain, modes_are_on, seen_by_modes, unseen
 
 
 class Event(Protocol):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from torchotel._records import Baggage, Error, Phase, SpanReference
-from torchotel.capture.parts import Identity, Part, new_phase
-from torchotel.capture.pending import PendingStep
+from torchotel.capture.step_assembler import PendingStep
+from torchotel.capture.step_segment import Identity, Part, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
 MAX_FORWARDS = 1 << 16  # of a part on a thread that has never trained: it serves, and hands over an evaluation then

@@ -17,8 +17,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
-from torchotel.capture.paths import ModuleState, Paths
-from torchotel.capture.seams import (
+from torchotel.capture.call_signatures import Sites, tensors_in
+from torchotel.capture.module_registry import ModuleState, Paths
+from torchotel.capture.torch_internals import (
     COMPILING,
     calls_in_progress,
     compiler_flags,
@@ -27,13 +28,13 @@ from torchotel.capture.seams import (
     torch_function_modes,
     without_torch_function,
 )
-from torchotel.capture.sites import Sites, tensors_in
 
 if TYPE_CHECKING:
     from torchotel._records import CallSite
-    from torchotel.capture.device_times import DeviceMarks
-    from torchotel.capture.errors import ErrorReader
-    from torchotel.capture.thread import Frame, Here, ThreadState
+    from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.exceptions import ErrorReader
+    from torchotel.capture.thread_state import Frame, Here, ThreadState
+
 
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)

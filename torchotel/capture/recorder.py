@@ -12,27 +12,24 @@ from torch.nn import Module
 from torchotel._records import SUPPRESSED, Baggage, Log, ModelInfo, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
-from torchotel.capture.backward import Gate
-from torchotel.capture.calls import CallRecorder
-from torchotel.capture.compiling import Compiling
+from torchotel.capture.active_span import LiveSpans, MakeCurrent, StartSpan
+from torchotel.capture.autograd_hooks import Gate
+from torchotel.capture.call_signatures import Sites
+from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
 from torchotel.capture.detail import Detail
-from torchotel.capture.device_clock import Clock, CudaClock
-from torchotel.capture.device_times import DeviceMarks
-from torchotel.capture.errors import ErrorReader, ExceptionText
-from torchotel.capture.events import Events
-from torchotel.capture.gradients import Gradients
-from torchotel.capture.held import HandOver, Held, HeldLog
-from torchotel.capture.hooks import ModuleHooks
-from torchotel.capture.live import LiveSpans, MakeCurrent, StartSpan
-from torchotel.capture.logged import Logged, LogReader
-from torchotel.capture.memory import Memory
-from torchotel.capture.outermost import Outermost
-from torchotel.capture.parts import Part
-from torchotel.capture.paths import Paths
-from torchotel.capture.rates import LearningRates
-from torchotel.capture.sites import Sites
-from torchotel.capture.thread import Here, ThreadState
-from torchotel.capture.watch import Watches
+from torchotel.capture.event_hooks import Events
+from torchotel.capture.exceptions import ErrorReader, ExceptionText
+from torchotel.capture.gradient_norms import Gradients
+from torchotel.capture.hook_manager import ModuleHooks
+from torchotel.capture.logged_values import LearningRates, Logged, LogReader
+from torchotel.capture.module_calls import CallRecorder
+from torchotel.capture.module_registry import Paths
+from torchotel.capture.pending_records import HandOver, Held, HeldLog
+from torchotel.capture.root_calls import Outermost
+from torchotel.capture.step_segment import Part
+from torchotel.capture.tensor_watch import Watches
+from torchotel.capture.thread_state import Here, ThreadState
+from torchotel.capture.torch_compile import Compiling
 
 
 class Capture:

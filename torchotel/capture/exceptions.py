@@ -8,7 +8,7 @@ from torch.nn import Module
 
 from torchotel._records import Error
 from torchotel._utils.text import shortened
-from torchotel.capture.seams import modules_that_raised
+from torchotel.capture.torch_internals import modules_that_raised
 
 ExceptionText: TypeAlias = Literal["type", "first_line", "full"]
 

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from torchotel._records import DeviceMemory, Log, Unit
-from torchotel.capture.logged import Logged
-from torchotel.capture.parts import Part, join
-from torchotel.capture.pending_norms import step_norms
-from torchotel.capture.unix_time import unix_offset_ns
+from torchotel.capture.gradient_norms import step_norms
+from torchotel.capture.logged_values import Logged
+from torchotel.capture.step_segment import Part, join, unix_offset_ns
 
 MOST_WAITING = 2
 

@@ -1,11 +1,11 @@
-"""Outermost module calls: where forwards begin and end, with the module hooks in and with them out."""
+"""Outermost module calls: where steps, evaluations and compiled regions begin."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
-from torchotel._records import Error
-from torchotel.capture.parts import Part
-from torchotel.capture.replicas import beside, join_forward
-from torchotel.capture.seams import (
+from torchotel._records import CallNote, Error, ModuleCall
+from torchotel.capture.call_signatures import info_of, is_training
+from torchotel.capture.module_registry import Paths, Place, modules_of, unwrapped
+from torchotel.capture.step_segment import Part
+from torchotel.capture.thread_state import MOST_CALLS, ThreadState
+from torchotel.capture.torch_internals import (
     COMPILING,
     calls_in_progress,
     compiler_flags,
@@ -28,14 +30,58 @@ from torchotel.capture.seams import (
     is_inside,
     is_replica,
     is_traced,
+    made_for_replica,
+    node_of,
     runs_plainly,
     without_torch_function,
 )
-from torchotel.capture.sites import is_training
-from torchotel.capture.thread import MOST_CALLS, ThreadState
 
 if TYPE_CHECKING:
-    from torchotel.capture.capture import Capture
+    from torchotel.capture.recorder import Capture
+    from torchotel.capture.thread_state import ThreadState
+
+
+def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: Paths) -> bool:
+    """Record a replica's call for the thread whose forward waits for it; False where no forward is recorded.
+
+    Where it can't be told whose it is, it is counted as dropped, with all that it calls.
+    """
+    waiting = {other: other.stack[-1:] for other in threads if other.in_forward and other is not thread}
+    if not any(waiting.values()):
+        return False
+    owners = [(other, frame[0]) for other, last in waiting.items() for frame in last if _holds_like(frame[0], replica)]
+    if len(owners) != 1:
+        thread.muted_from = len(thread.calls)
+        return True
+    owner, caller = owners[0]
+    thread.owner = owner
+    owner.unordered = thread.unordered = True  # numbers of nodes are each thread's own
+    thread.backward.write_to_log_of(owner.backward)
+    copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
+    thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
+    _name(replica, unwrapped(caller), paths)
+    return True
+
+
+def beside(call: ModuleCall, lane: int) -> ModuleCall:
+    """Mark a call that ran on another thread than what waited for it."""
+    return call._replace(note=(call.note or CallNote())._replace(lane=lane))
+
+
+def _holds_like(caller: Module, replica: Module) -> bool:
+    """Tell whether a module is, or holds, one that the replica may be a copy of."""
+    return any(type(module) is type(replica) for module in modules_of(caller))
+
+
+def _name(replica: Module, original: Module, paths: Paths) -> None:
+    """Call a replica, and all below it, what their originals are called, whether what holds them lives on or not."""
+    for copy, copied in zip(modules_of(replica), modules_of(original), strict=False):
+        known = paths.states.get(id(copied))
+        if known is None or type(copy) is not type(copied):
+            return
+        state = paths.add(copy, Place(known.model, known.path, None, "", known.root))
+        state.info, state.sites = info_of(known, copied), known.sites
+
 
 NEVER_FORWARD = ("torchotel", "Otel")
 """How the names of threads begin that are ours or the SDK's."""

@@ -1,36 +1,137 @@
-"""The norms of the gradients that optimizers get, before clipping.
-
-They are read at the end of an outermost backward, which is right also if forward and backward run inside
-`optimizer.step(closure)`. What changed since, as by a pipeline schedule that divides gradients, is read again when
-clipping begins, or else when the optimizer's step begins.
-"""
+"""Gradient norms of a step, as each optimizer gets them."""
 
 from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from torchotel._records import ModuleInfo
+from torchotel._records import GradientNorms, ModuleInfo
 from torchotel._utils.faults import Guard, Warn
-from torchotel.capture.norms import Scale, norms_later
-from torchotel.capture.pending_norms import AFTER_BACKWARD, GradientReading, GradientState, SelectedNorms
-from torchotel.capture.seams import graph_task, version_of, without_torch_function
-from torchotel.capture.sites import info_of
-from torchotel.capture.tree import modules_of
+from torchotel.capture.call_signatures import info_of
+from torchotel.capture.module_registry import modules_of
+from torchotel.capture.tensor_norms import Norms, Scale, combined, norms_later
+from torchotel.capture.torch_internals import graph_task, version_of, without_torch_function
 
 if TYPE_CHECKING:
-    from torchotel.capture.parts import Part
-    from torchotel.capture.paths import Paths
-    from torchotel.capture.scaling import Scaling
-    from torchotel.capture.thread import ThreadState
+    from torchotel.capture.grad_scaler import Scaling
+    from torchotel.capture.module_registry import Paths
+    from torchotel.capture.step_segment import Part
+    from torchotel.capture.thread_state import ThreadState
+
+
+class GradientReading:
+    """The norms of gradients that were read at one moment.
+
+    Args:
+        owners: The module of each gradient, in the order of the model's modules.
+        norms: Of each gradient; None if they can't be known.
+    """
+
+    __slots__ = ("_norms", "_owners")
+
+    def __init__(self, owners: list[ModuleInfo], norms: Norms | None) -> None:
+        self._owners, self._norms = owners, norms
+
+    def ready(self) -> bool:
+        """Return whether the norms are computed, without waiting; for a training thread."""
+        return self._norms is None or self._norms.ready()
+
+    def wait(self) -> None:
+        """Wait until the norms are computed."""
+        if self._norms is not None:
+            self._norms.wait()
+
+    def owners(self) -> list[ModuleInfo]:
+        """Return the module of each gradient."""
+        return self._owners
+
+    def values(self) -> list[float | None] | None:
+        """Return the norm of each gradient, None for an unknown one; None if they are not ready or can't be known."""
+        return None if self._norms is None else self._norms.values()
+
+
+GradientState: TypeAlias = tuple[weakref.ref[Tensor], int | None, GradientReading, int]
+"""A gradient whose norm was read, its version then, and where its norm is found. Version None: clipped since."""
+
+
+class SelectedNorms:
+    """The norms of some gradients of one or several readings.
+
+    Args:
+        places: The places of those gradients in each reading.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(self, places: Mapping[GradientReading, Collection[int]]) -> None:
+        self._places = places
+
+    def ready(self) -> bool:
+        """Return whether all of them are computed, without waiting; for a training thread."""
+        return all(reading.ready() for reading in self._places)
+
+    def wait(self) -> None:
+        """Wait until all of them are computed."""
+        for reading in self._places:
+            reading.wait()
+
+    def owners(self) -> Iterator[ModuleInfo]:
+        """Yield the module of each gradient."""
+        for reading, places in self._places.items():
+            owners = reading.owners()
+            yield from (owners[place] for place in places)
+
+    def values(self) -> list[tuple[ModuleInfo, float]] | None:
+        """Return the module and the norm of each gradient with a known norm; None if a reading is not ready."""
+        found = []
+        for reading, places in self._places.items():
+            values, owners = reading.values(), reading.owners()
+            if values is None:
+                return None
+            found += [(owners[place], value) for place in places if (value := values[place]) is not None]
+        return found
+
+
+AFTER_BACKWARD = None
+"""Key of the norms that the last backward left."""
+
+NormsByOptimizer: TypeAlias = Mapping[Hashable, SelectedNorms]
+"""Norms by the optimizer that got the gradients, and at `AFTER_BACKWARD` those that the last backward left."""
+
+
+def step_norms(parts: Iterable[NormsByOptimizer]) -> GradientNorms | None:
+    """Return the norms of a step's gradients as its optimizers got them, or the last backward's if none stepped.
+
+    Args:
+        parts: The norms of the step's parts, in order. The last step of each optimizer counts. Of a sharded parameter
+            this rank's shard counts, which needs no collective.
+    """
+    last: dict[Hashable, SelectedNorms] = {}
+    order: dict[ModuleInfo, None] = {}
+    for part in parts:
+        last.update(part)
+        if AFTER_BACKWARD in part:
+            order.update(dict.fromkeys(part[AFTER_BACKWARD].owners()))
+    if len(last) > 1:
+        last.pop(AFTER_BACKWARD, None)
+    modules: dict[ModuleInfo, list[float]] = {owner: [] for owner in order}
+    for norms in last.values():
+        values = norms.values()
+        if values is None:
+            return None
+        for owner, value in values:
+            modules.setdefault(owner, []).append(value)
+    known = {owner: combined(own) for owner, own in modules.items() if own}
+    return GradientNorms(combined([*known.values()]), tuple(known.items())) if known else None
+
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
 STEPS_AFTER_LOSS = 8

@@ -20,8 +20,15 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torchotel.capture.seams import ENDS_ARE_SEEN, forget_end, forget_kwargs_hook, hooks_of, new_hook_id, see_end
-from torchotel.capture.thread import ThreadState
+from torchotel.capture.thread_state import ThreadState
+from torchotel.capture.torch_internals import (
+    ENDS_ARE_SEEN,
+    forget_end,
+    forget_kwargs_hook,
+    hooks_of,
+    new_hook_id,
+    see_end,
+)
 
 Hook = Callable[..., None]
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torchotel import _names as names
 from torchotel._records import Baggage, SpanReference
-from torchotel.capture.parts import Identity, Part
-from torchotel.capture.unix_time import unix_offset_ns
+from torchotel.capture.step_segment import Identity, Part, unix_offset_ns
 
 if TYPE_CHECKING:
-    from torchotel.capture.capture import Capture
-    from torchotel.capture.thread import ThreadState
+    from torchotel.capture.recorder import Capture
+    from torchotel.capture.thread_state import ThreadState
 
 
 class StartSpan(Protocol):

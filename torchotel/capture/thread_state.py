@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 from torch.nn import Module
 
 from torchotel._records import Baggage, ModuleCall, Registration, SpanReference
-from torchotel.capture.backward import BackwardStamps, Gate
-from torchotel.capture.device_times import DeviceLog, DeviceMarks, Mark
-from torchotel.capture.held import HandOver, HeldSteps
-from torchotel.capture.parts import Identity, Part
-from torchotel.capture.rates import LeadingOptimizer
-from torchotel.capture.scaling import Scaling
-from torchotel.capture.steps import StepMachine
-from torchotel.capture.watch import PendingGradient
+from torchotel.capture.autograd_hooks import BackwardStamps, Gate
+from torchotel.capture.cuda import DeviceLog, DeviceMarks, Mark
+from torchotel.capture.grad_scaler import Scaling
+from torchotel.capture.logged_values import LeadingOptimizer
+from torchotel.capture.pending_records import HandOver, HeldSteps
+from torchotel.capture.step_detector import StepMachine
+from torchotel.capture.step_segment import Identity, Part
+from torchotel.capture.tensor_watch import PendingGradient
 
 Frame: TypeAlias = tuple[Module, int, int, Mark | None]
 """An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""

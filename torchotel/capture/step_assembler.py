@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable
 
 from torchotel._records import Baggage, Error, SpanReference
-from torchotel.capture.parts import Identity, Part, step_start_ns
+from torchotel.capture.step_segment import Identity, Part, step_start_ns
 
 
 class PendingStep:

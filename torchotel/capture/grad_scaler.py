@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from torchotel.capture.seams import version_of
+from torchotel.capture.torch_internals import version_of
 
 
 class Scaled:

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from torchotel.capture import seams
-from torchotel.capture.readings import Reading, can_compute, copy_later
+from torchotel.capture import torch_internals
+from torchotel.capture.async_readback import Reading, can_compute, copy_later
 
 MOST_IN_PIECE = 1 << 16  # then they lose 6e-5 at most
 MOST_IN_BLOCK = 1 << 18  # what is copied at once of half precision
@@ -105,7 +105,7 @@ class _Group:
     def norms(self) -> tuple[list[Tensor], list[int]]:
         """Compute the norms of all pieces, and say which tensor each belongs to."""
         places, wide = [*self.places], self._summed_in
-        norms = [torch.stack([*seams.norms(self.tensors, wide)])] if self.tensors else []
+        norms = [torch.stack([*torch_internals.norms(self.tensors, wide)])] if self.tensors else []
         buffer = torch.empty(MOST_IN_BLOCK, dtype=wide, device="cpu") if self._blocks and wide is not None else None
         for block, place in self._blocks:
             summed = block if buffer is None else buffer[: len(block)].copy_(block)
@@ -132,7 +132,7 @@ def norms_later(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
     """
     if not can_compute():
         return None
-    with seams.unseen():
+    with torch_internals.unseen():
         groups: dict[Kind, _Group] = {}
         left_out = []
         for place, tensor in enumerate(tensors):
@@ -154,7 +154,7 @@ def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[Read
     for (device, _, unscaled), group in groups.items():
         norms, places = group.norms()
         if scale is not None and not unscaled:
-            factor = seams.scale_of(scale, device)
+            factor = torch_internals.scale_of(scale, device)
             if factor is None:
                 return None
             norms = [norm / factor for norm in norms]
@@ -174,7 +174,7 @@ def _is_ordinary(tensor: Tensor) -> bool:
         type(tensor) is Tensor
         and tensor.layout is torch.strided
         and tensor.dtype in SUMMED_IN
-        and not seams.is_transformed(tensor)
+        and not torch_internals.is_transformed(tensor)
         and not tensor.is_nested
         and not tensor.is_meta
     )
@@ -182,12 +182,12 @@ def _is_ordinary(tensor: Tensor) -> bool:
 
 def _dense(tensor: Tensor) -> Tensor | None:
     """Return a plain dense tensor with the same norm; None where there is none."""
-    if not seams.is_plain(tensor):
+    if not torch_internals.is_plain(tensor):
         to_local = getattr(tensor, "to_local", None)
         if to_local is None:
             return None
         tensor = to_local()  # of a DTensor: without gradients it is no more than an attribute
-        if not seams.is_plain(tensor):
+        if not torch_internals.is_plain(tensor):
             return None
     if tensor.device.type == "meta" or tensor.dtype not in SUMMED_IN or tensor.is_nested:
         return None
@@ -201,7 +201,7 @@ def _summed(tensor: Tensor) -> Tensor:
 
     `coalesce` would wait for the device to know how many places there are; here there are as many as values.
     """
-    indices, values = seams.sparse_parts(tensor)
+    indices, values = torch_internals.sparse_parts(tensor)
     if tensor.is_coalesced() or len(values) == 0:
         return values
     key = indices[0]

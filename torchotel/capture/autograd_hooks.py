@@ -19,8 +19,8 @@ from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
 from torchotel._records import NO_SLOTS, Slots, Stamp
-from torchotel.capture.paths import ModuleState
-from torchotel.capture.seams import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
+from torchotel.capture.module_registry import ModuleState
+from torchotel.capture.torch_internals import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
 MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
 LONGEST_WAY = 1024  # remembered

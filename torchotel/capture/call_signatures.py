@@ -15,9 +15,13 @@ from torch.nn.parameter import is_lazy
 from torchotel._records import CallSite, ModuleInfo
 from torchotel._utils.faults import Warn
 from torchotel._utils.text import shortened
-from torchotel.capture.paths import ModuleState
-from torchotel.capture.seams import has_gradient_outside, is_compiled_function, is_outside_dynamo, runs_without_parts
-from torchotel.capture.tree import class_of, modules_of
+from torchotel.capture.module_registry import ModuleState, class_of, modules_of
+from torchotel.capture.torch_internals import (
+    has_gradient_outside,
+    is_compiled_function,
+    is_outside_dynamo,
+    runs_without_parts,
+)
 
 MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
 MOST_TENSORS = 64  # looked at in one container

@@ -1,23 +1,76 @@
-"""What calls take on the clock of their device: pooled events on its streams, read when they have been reached.
-
-A call's time is from what its stream had been given before it to what it was given last by it, so where the stream
-ran dry in between, the wait counts too.
-"""
+"""CUDA: device times from events, and device memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchotel._records import NO_CLOCK, DeviceTimes, Stamp
+from torchotel._records import NO_CLOCK, DeviceMemory, DeviceTimes, Stamp
 from torchotel._utils.faults import Guard
-from torchotel.capture.device_clock import Clock, TimedEvent
-from torchotel.capture.readings import is_capturing
-from torchotel.capture.seams import without_torch_function
+from torchotel.capture.async_readback import is_capturing
+from torchotel.capture.torch_internals import has_context, without_torch_function
+
+
+class TimedEvent(Protocol):
+    """A moment of a device's stream, such as `torch.cuda.Event(enable_timing=True)`."""
+
+    def query(self) -> bool:
+        """Tell whether it was reached, without waiting."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds from this one to another of the same device; both were reached."""
+
+
+class Clock(Protocol):
+    """The clocks of devices: CUDA's, or what stands for them in a test."""
+
+    def is_running(self) -> bool:
+        """Tell whether this process uses such a device; starts none."""
+
+    def device_of(self, tensor: Tensor) -> int | None:
+        """Return the index of the device that a tensor is on; None for one that has no such clock."""
+
+    def current(self) -> int:
+        """Return the index of the calling thread's current device."""
+
+    def new_event(self) -> TimedEvent:
+        """Return an event that was never recorded."""
+
+    def record(self, event: Any, device: int) -> None:
+        """Put an event into the calling thread's current stream of a device."""
+
+
+class CudaClock:
+    """That of CUDA devices, and of AMD's, which torch gives the same name."""
+
+    def is_running(self) -> bool:
+        """Tell whether this process uses such a device; starts none."""
+        return bool(torch.cuda.is_initialized())
+
+    def device_of(self, tensor: Tensor) -> int | None:
+        """Return the index of the device that a tensor is on; None for one that has no such clock."""
+        return tensor.get_device() if tensor.is_cuda else None
+
+    def current(self) -> int:
+        """Return the index of the calling thread's current device."""
+        return torch.cuda.current_device()
+
+    def new_event(self) -> torch.cuda.Event:
+        """Return an event that was never recorded."""
+        return torch.cuda.Event(enable_timing=True)
+
+    def record(self, event: torch.cuda.Event, device: int) -> None:
+        """Put an event into the calling thread's current stream of a device."""
+        event.record(torch.cuda.current_stream(device))
+
 
 MOST_POOLED = 1 << 14  # events of a device that wait for their next use
 MOST_FORWARDS = 1 << 16  # of one part
@@ -192,3 +245,39 @@ def _between_ns(start: Mark, end: Mark) -> int:
 def _reached(event: TimedEvent) -> bool:
     event.synchronize()
     return True
+
+
+class Memory:
+    """Ask the CUDA devices that this process uses; an allocator that keeps no count is asked once."""
+
+    def __init__(self) -> None:
+        self.guard = Guard("device memory", limit=1)
+
+    def read(self) -> tuple[DeviceMemory, ...]:
+        """Return the memory of each; none where it can't be told. Raises nothing, and waits for nothing."""
+        if self.guard.is_off:
+            return ()
+        try:
+            return device_memory()
+        except Exception:  # noqa: BLE001  # what an allocator of the user's raises is of no matter to the step
+            self.guard.fault()
+            return ()
+
+
+def device_memory() -> tuple[DeviceMemory, ...]:
+    """Return the memory of the CUDA devices that this process uses; it waits for nothing.
+
+    The peak is that since the program's start, or since it reset it.
+    """
+    if not torch.cuda.is_initialized():  # to ask any other would start CUDA
+        return ()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        if not has_context(index):
+            continue  # some allocators would start it
+        stats = torch.cuda.memory_stats_as_nested_dict(index)
+        if not stats or not stats["reserved_bytes"]["all"]["peak"]:
+            continue
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        found.append(DeviceMemory(f"cuda:{index}", allocated["current"], reserved["current"], allocated["peak"]))
+    return tuple(found)

@@ -1,9 +1,10 @@
-"""The pieces that steps and evaluations are put together from."""
+"""The segments that steps and evaluations are built from."""
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from time import perf_counter_ns, time_ns
 from typing import Any, Protocol, TypeVar, cast
 
 from torch.nn import Module
@@ -21,9 +22,9 @@ from torchotel._records import (
     TensorGradient,
     Unit,
 )
-from torchotel.capture.logged import Logged
-from torchotel.capture.pending_norms import GradientState, NormsByOptimizer
-from torchotel.capture.readings import Reading
+from torchotel.capture.async_readback import Reading
+from torchotel.capture.gradient_norms import GradientState, NormsByOptimizer
+from torchotel.capture.logged_values import Logged
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -228,3 +229,24 @@ def _go_on(unit: Unit, part: Part) -> None:
     unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
     unit.grad = unit.grad or part.grad
     unit.error = unit.error or part.error
+
+
+CLOSE_NS = 10_000
+TRIES = 5
+
+
+def unix_offset_ns() -> int:
+    """Return what makes unix time of a time of `perf_counter_ns`.
+
+    Between two clocks that are read another thread may run, for milliseconds; the step would seem to begin before the
+    last one ended. Then they are read again, and those that were read closest together count.
+    """
+    closest_ns, offset_ns = -1, 0
+    for _ in range(TRIES):
+        before_ns, unix_ns, after_ns = perf_counter_ns(), time_ns(), perf_counter_ns()
+        apart_ns = after_ns - before_ns
+        if closest_ns < 0 or apart_ns < closest_ns:
+            closest_ns, offset_ns = apart_ns, unix_ns - (before_ns + after_ns) // 2
+        if apart_ns < CLOSE_NS:
+            break
+    return offset_ns
