@@ -19,10 +19,10 @@ from benchmarks.wandb_watch import wandb_modes
 from benchmarks.workloads import Workload
 from torchotel._exporting import rest
 from torchotel._session import Session
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
 from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.sampling.detail import Detail
 
 FLUSH_S = 60.0
 

@@ -7,8 +7,8 @@ from typing import cast
 from benchmarks.workloads import Workload
 from torchotel._records import HandedOver, Unit
 from torchotel._utils.gil import Sliced
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.spans import Trace

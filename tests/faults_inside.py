@@ -104,7 +104,7 @@ WORKER = (
     "telemetry.evaluations.EvaluationFold.quiet",
     "telemetry.evaluations.EvaluationFold.rest",
     "telemetry.exemplars.Exemplars.arrive",
-    "telemetry.keeping.Keeper.reason",
+    "sampling.tail.Keeper.reason",
     "telemetry.metrics.Metrics.add",
     "telemetry.timing.CallTimer.time",
     "telemetry.traces.TraceBuilder.build",

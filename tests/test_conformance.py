@@ -27,12 +27,12 @@ from support import plain
 
 from torchotel._records import HandedOver, ModelInfo, Unit
 from torchotel._utils.gil import Sliced
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
 from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine
+from torchotel.sampling.detail import Detail
 from torchotel.telemetry.calls import Templates
 from torchotel.telemetry.context import current_span
 from torchotel.telemetry.evaluations import EvaluationFold

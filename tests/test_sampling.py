@@ -16,7 +16,7 @@ from torch import nn
 
 import torchotel
 from torchotel._records import Error, Unit
-from torchotel.telemetry.keeping import Keeper
+from torchotel.sampling.tail import Keeper
 
 
 def _train(steps: int, **settings: Any) -> tuple[list[tuple[int, Any, Any]], dict[str, int]]:

@@ -10,8 +10,7 @@ import torch
 from support import recorded, train
 from torch import nn
 
-from torchotel.capture.detail import WHILE_MEASURING, is_chosen
-from torchotel.telemetry.budget import LEAST_OFTEN
+from torchotel.sampling.detail import LEAST_OFTEN, WHILE_MEASURING, is_chosen
 from torchotel.telemetry.spans import Trace
 from torchotel.telemetry.traces import TraceBuilder
 

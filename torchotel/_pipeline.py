@@ -9,8 +9,8 @@ from torchotel._records import Log, Record, Unit
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
 from torchotel._utils.gil import Sliced
+from torchotel.sampling.tail import Keeper
 from torchotel.telemetry.evaluations import EvaluationFold
-from torchotel.telemetry.keeping import Keeper
 from torchotel.telemetry.lines import log_line, unit_line
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.missing import Missing

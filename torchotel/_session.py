@@ -28,18 +28,16 @@ from torchotel._utils.gil import Sliced
 from torchotel._utils.process import is_child
 from torchotel._utils.version import package_version
 from torchotel._worker import Worker
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
 from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.integrations.registry import Frameworks
-from torchotel.telemetry.budget import every_within
+from torchotel.sampling.detail import Detail, Overhead, every_within
 from torchotel.telemetry.context import current_baggage, current_span, make_current
 from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.overhead import Overhead
 from torchotel.telemetry.resource import ProcessResource, describe_process
 from torchotel.telemetry.run import run_reference, run_trace
 from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchotel._records import GradientNorms, Record, Unit
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 
 ROWS = torch.linspace(-1, 1, 20).reshape(5, 4)
 

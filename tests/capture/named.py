@@ -10,8 +10,8 @@ from support import Run, Seen
 from torch import Tensor, nn
 
 from torchotel._records import Unit
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 
 
 class Net(nn.Module):

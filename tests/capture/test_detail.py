@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchotel.capture.detail import Detail, is_chosen
+from torchotel.sampling.detail import Detail, is_chosen
 
 POWERS = [2**power for power in range(1, 13)]
 

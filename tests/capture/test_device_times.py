@@ -17,8 +17,8 @@ import torchotel
 from torchotel._records import Unit
 from torchotel._utils.gil import Sliced
 from torchotel.capture import cuda, recorder
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.timing import CallTimer

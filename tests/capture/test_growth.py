@@ -13,8 +13,8 @@ from training import Model, train
 
 import torchotel
 from torchotel.capture import autograd_hooks
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 

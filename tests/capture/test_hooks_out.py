@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import PHASES_ONLY, Model, step_tree, train
 
 from torchotel.capture import hook_manager
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 FORWARD = ("forward Model", ["forward a", "forward b"])

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import torchotel
 from torchotel.capture import cuda
-from torchotel.capture.detail import Detail
 from torchotel.capture.recorder import Capture
+from torchotel.sampling.detail import Detail
 
 STEPS = 12  # more than a guard lets pass
 

@@ -15,10 +15,10 @@ from training import train
 import torchotel
 from torchotel.capture.autograd_hooks import Gate
 from torchotel.capture.cuda import CudaClock, DeviceMarks
-from torchotel.capture.detail import Detail
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.recorder import Capture
 from torchotel.capture.thread_state import ThreadState
+from torchotel.sampling.detail import Detail
 
 ROW = torch.ones(2, 4)
 

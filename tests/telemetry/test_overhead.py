@@ -6,9 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from torchotel._records import Unit
-from torchotel.capture.detail import Detail
-from torchotel.telemetry.budget import LEAST_OFTEN, MOST_OFTEN, every_within
-from torchotel.telemetry.overhead import Overhead
+from torchotel.sampling.detail import LEAST_OFTEN, MOST_OFTEN, Detail, Overhead, every_within
 
 MS = 1_000_000
 

@@ -16,7 +16,6 @@ from torchotel.capture.active_span import LiveSpans, MakeCurrent, StartSpan
 from torchotel.capture.autograd_hooks import Gate
 from torchotel.capture.call_signatures import Sites
 from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
-from torchotel.capture.detail import Detail
 from torchotel.capture.event_hooks import Events
 from torchotel.capture.exceptions import ErrorReader, ExceptionText
 from torchotel.capture.gradient_norms import Gradients
@@ -30,6 +29,7 @@ from torchotel.capture.step_segment import Part
 from torchotel.capture.tensor_watch import Watches
 from torchotel.capture.thread_state import Here, ThreadState
 from torchotel.capture.torch_compile import Compiling
+from torchotel.sampling.detail import Detail
 
 
 class Capture:

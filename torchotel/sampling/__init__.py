@@ -1,0 +1,1 @@
+"""Sampling: which steps are recorded in detail, and which traces are kept."""
