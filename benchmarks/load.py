@@ -30,10 +30,10 @@ from torchotel._worker import Worker
 from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
-from torchotel.telemetry.calls import Templates
-from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.traces import TraceBuilder
+from torchotel.tracing.ids import Identities
+from torchotel.tracing.span_templates import Templates
+from torchotel.tracing.trace_builder import TraceBuilder
 
 SPANS_PER_S = 30_000
 LEAST_NS = 500_000

@@ -9,11 +9,11 @@ from torchotel._records import HandedOver, Unit
 from torchotel._utils.gil import Sliced
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
-from torchotel.telemetry.calls import Templates
-from torchotel.telemetry.identities import Identities
-from torchotel.telemetry.spans import Trace
-from torchotel.telemetry.timing import CallTimer
-from torchotel.telemetry.traces import TraceBuilder
+from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.ids import Identities
+from torchotel.tracing.span import Trace
+from torchotel.tracing.span_templates import Templates
+from torchotel.tracing.trace_builder import TraceBuilder
 
 
 def record(workload: Workload, steps: int) -> list[Unit]:

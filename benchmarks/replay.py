@@ -16,7 +16,7 @@ from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine
-from torchotel.telemetry.spans import TraceExporter
+from torchotel.tracing.span import TraceExporter
 
 FLUSH_S = 60.0
 

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from torchotel import _names as names
 from torchotel.exporters.runfile import RunFile
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 STEPS, MODULES, DETAIL, MAX_SPANS = 100_000, 2_000, 64, 2_000
 _TRACED = 80_000

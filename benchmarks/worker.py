@@ -18,7 +18,7 @@ from benchmarks.spread import Spread, spread
 from benchmarks.wire import RESOURCE, gzip
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp_json import JsonEncoder
-from torchotel.telemetry.spans import Trace
+from torchotel.tracing.span import Trace
 
 RATE = "spans/s and core"
 

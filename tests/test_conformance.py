@@ -33,15 +33,13 @@ from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.sampling.detail import Detail
-from torchotel.telemetry.calls import Templates
-from torchotel.telemetry.context import current_span
-from torchotel.telemetry.evaluations import EvaluationFold
-from torchotel.telemetry.identities import Identities
-from torchotel.telemetry.roots import root_attributes, root_name, root_parent
-from torchotel.telemetry.run import run_reference, run_trace
-from torchotel.telemetry.spans import SpanStarter, TraceExporter
-from torchotel.telemetry.timing import CallTimer
-from torchotel.telemetry.traces import TraceBuilder, trace_attributes
+from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.context import current_span
+from torchotel.tracing.evaluation_folding import EvaluationFold
+from torchotel.tracing.ids import Identities, run_reference, run_trace
+from torchotel.tracing.span import SpanStarter, TraceExporter
+from torchotel.tracing.span_templates import Templates
+from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
 RUN = run_reference("conformance", 0)
 RESOURCE = {"service.name": "tests"}

@@ -11,8 +11,8 @@ from support import recorded, train
 from torch import nn
 
 from torchotel.sampling.detail import LEAST_OFTEN, WHILE_MEASURING, is_chosen
-from torchotel.telemetry.spans import Trace
-from torchotel.telemetry.traces import TraceBuilder
+from torchotel.tracing.span import Trace
+from torchotel.tracing.trace_builder import TraceBuilder
 
 
 def test_spans_as_a_receiver_sees_them() -> None:

@@ -14,8 +14,8 @@ from torchotel.config.config import Config
 from torchotel.exporters.late import LateExporter
 from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.resource import ProcessResource
-from torchotel.telemetry.spans import Attributes, TraceExporter
+from torchotel.tracing.resource import ProcessResource
+from torchotel.tracing.span import Attributes, TraceExporter
 
 if TYPE_CHECKING:
     from torchotel.exporters.runfile import RunFile

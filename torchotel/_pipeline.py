@@ -10,15 +10,13 @@ from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
 from torchotel._utils.gil import Sliced
 from torchotel.sampling.tail import Keeper
-from torchotel.telemetry.evaluations import EvaluationFold
 from torchotel.telemetry.lines import log_line, unit_line
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.missing import Missing
-from torchotel.telemetry.nonfinite import find_nonfinite
-from torchotel.telemetry.roots import root_attributes, root_name, root_parent
-from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
-from torchotel.telemetry.timing import CallTimer
-from torchotel.telemetry.traces import TraceBuilder, trace_attributes
+from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.diagnostics import Missing, find_nonfinite
+from torchotel.tracing.evaluation_folding import EvaluationFold
+from torchotel.tracing.span import SpanStarter, Trace, TraceExporter
+from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
 OrLost = Callable[[Callable[[Unit], None], Unit], None]
 """Calls a function with a unit, and counts that as lost where it fails."""

@@ -13,7 +13,7 @@ from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.instruments import STEP_LAST_END_TIME
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import EndpointOutlet

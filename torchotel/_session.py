@@ -35,12 +35,11 @@ from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, every_within
-from torchotel.telemetry.context import current_baggage, current_span, make_current
-from torchotel.telemetry.identities import Identities
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.resource import ProcessResource, describe_process
-from torchotel.telemetry.run import run_reference, run_trace
-from torchotel.telemetry.spans import SpanStarter, Trace, TraceExporter
+from torchotel.tracing.context import current_baggage, current_span, make_current
+from torchotel.tracing.ids import Identities, run_reference, run_trace
+from torchotel.tracing.resource import ProcessResource, describe_process
+from torchotel.tracing.span import SpanStarter, Trace, TraceExporter
 
 if TYPE_CHECKING:
     from torchotel._pipeline import OrLost, Pipeline
@@ -256,7 +255,7 @@ class Session:
 
     def _prepare(self) -> None:
         """Load what the worker needs; called on the worker, so that `instrument()` need not wait for it."""
-        for name in ("torchotel._pipeline", "torchotel.telemetry.calls", "torchotel.telemetry.traces"):
+        for name in ("torchotel._pipeline", "torchotel.tracing.span_templates", "torchotel.tracing.trace_builder"):
             import_module(name)
         self._publisher.prepare()
 
@@ -283,8 +282,8 @@ class Session:
     def _make_pipeline(self, guard: Guard, or_lost: OrLost) -> Pipeline:
         """Make what the worker does with records; called on the worker with the first record."""
         from torchotel._pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
-        from torchotel.telemetry.calls import Templates  # noqa: PLC0415  # as above
-        from torchotel.telemetry.traces import TraceBuilder  # noqa: PLC0415  # as above
+        from torchotel.tracing.span_templates import Templates  # noqa: PLC0415  # as above
+        from torchotel.tracing.trace_builder import TraceBuilder  # noqa: PLC0415  # as above
 
         self._open_late_record()
         config, sliced = self._config, Sliced(rest)

@@ -14,7 +14,7 @@ from torchotel._buffer import Buffer
 from torchotel._records import HandedOver, Record
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
-from torchotel.telemetry.spans import TraceExporter
+from torchotel.tracing.span import TraceExporter
 
 if TYPE_CHECKING:
     from torchotel._pipeline import OrLost, Pipeline

@@ -16,7 +16,7 @@ from torchotel._records import Error, Record
 from torchotel._session import Session
 from torchotel.exporters.memory import InMemoryExporter
 from torchotel.exporters.spans import finite, own_attributes, own_events
-from torchotel.telemetry.spans import AttributeValue, Span, SpanEvent, SpanLink, Trace
+from torchotel.tracing.span import AttributeValue, Span, SpanEvent, SpanLink, Trace
 
 __all__ = ["Captured", "CapturedSpan", "capture"]
 

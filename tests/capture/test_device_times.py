@@ -21,7 +21,7 @@ from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
 from torchotel.telemetry import instruments as table
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.timing import CallTimer
+from torchotel.tracing.call_tree import CallTimer
 
 ONE = torch.ones(2, 4)
 WHOLE_STEP = {

@@ -15,7 +15,7 @@ from traces import CONV, STEP, T0
 
 from torchotel._records import SpanReference
 from torchotel.exporters.sdk.engine import SdkEngine
-from torchotel.telemetry.spans import Span, Trace
+from torchotel.tracing.span import Span, Trace
 
 
 class Kept:

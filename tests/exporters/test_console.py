@@ -8,7 +8,7 @@ from traces import T0, flat, rich
 import torchotel
 from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.stats import ExportCounts, ExportStats
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 from torchotel.exporters.otlp import wire
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 
 class Colour(IntEnum):

@@ -14,8 +14,8 @@ from torchotel._utils.gil import Sliced
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.spans import Attributes
-from torchotel.telemetry.timing import Timed
+from torchotel.tracing.call_tree import Timed
+from torchotel.tracing.span import Attributes
 
 NASTY = 'a "quoted" \\ and\nbroken ü \udce9'
 RESOURCE: Attributes = {"service.name": NASTY, "torch.rank": 3}

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from torchotel._records import Error
 from torchotel.exporters.otlp.from_json import FOREIGN, parts
 from torchotel.exporters.otlp_json import JsonEncoder
-from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 RESOURCE: Attributes = {"service.name": "tränen", "torch.rank": 0, "torch.cuda": False, "list": ("a", "b")}
 MANY = 10**9

@@ -4,7 +4,7 @@ import pytest
 
 from torchotel.exporters.late import LateExporter
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import Span, SpanTemplate, Trace, TraceExporter
 
 TRACE = Trace(1, [Span(SpanTemplate("step", {}), 2, 0, 3, 4)], {})
 

@@ -9,7 +9,7 @@ from torchotel._records import Error
 from torchotel._utils.gil import Sliced
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
-from torchotel.telemetry.spans import Attributes, Span, SpanEvent, SpanLink, Trace
+from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, Trace
 
 
 def sent(trace: Trace, limits: SpanLimits) -> list[ProtoSpan]:

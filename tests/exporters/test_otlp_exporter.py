@@ -16,7 +16,7 @@ from torchotel.exporters.otlp.batch import JOINED_SPANS, Batch
 from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.stats import ExportCounts
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])

@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
 from torchotel.exporters.otlp_json import JsonEncoder
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 
 def read(line: bytes) -> ExportTraceServiceRequest:

@@ -18,8 +18,8 @@ from traces import CONV, STEP, T0, flat, rich
 from torchotel._records import SpanReference
 from torchotel.exporters.sdk.started import MOST_STARTED
 from torchotel.exporters.stats import ExportCounts
-from torchotel.telemetry.spans import Span as OurSpan
-from torchotel.telemetry.spans import SpanLink, Trace
+from torchotel.tracing.span import Span as OurSpan
+from torchotel.tracing.span import SpanLink, Trace
 
 # ---- what a span says
 

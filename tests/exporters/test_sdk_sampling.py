@@ -19,8 +19,8 @@ from traces import CONV, STEP, T0, flat
 import torchotel
 from torchotel._records import SpanReference
 from torchotel.exporters.stats import ExportCounts
-from torchotel.telemetry.spans import Span as OurSpan
-from torchotel.telemetry.spans import SpanTemplate, Trace
+from torchotel.tracing.span import Span as OurSpan
+from torchotel.tracing.span import SpanTemplate, Trace
 
 
 def test_nothing_is_sampled() -> None:

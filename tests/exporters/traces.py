@@ -8,15 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from torchotel._records import Error
-from torchotel.telemetry.spans import (
-    Attributes,
-    AttributeValue,
-    Span,
-    SpanEvent,
-    SpanLink,
-    SpanTemplate,
-    Trace,
-)
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 T0 = 1_790_000_000_000_000_000
 RESOURCE: Attributes = {"service.name": "tests", "torch.rank": 0}

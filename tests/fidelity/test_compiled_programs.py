@@ -15,7 +15,7 @@ from fidelity.compiled import Program, Way, blocks_in_place, compare, in_place, 
 from fidelity.layer_subjects import SIDE, Applied, Make, chain, subject
 from fidelity.test_compiled import Net, step
 from fidelity.training import Outcome, train
-from torchotel.telemetry.missing import NO_FORWARD
+from torchotel.tracing.diagnostics import NO_FORWARD
 
 Run = Callable[..., Any]
 Around = Callable[[], AbstractContextManager[object]]

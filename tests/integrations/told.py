@@ -2,8 +2,8 @@
 
 from torchotel import _names as names
 from torchotel._records import LogValue
-from torchotel.telemetry.spans import AttributeValue
 from torchotel.testing import Captured
+from torchotel.tracing.span import AttributeValue
 
 
 def of_steps(captured: Captured, *wanted: str) -> list[tuple[AttributeValue | None, ...]]:

@@ -16,8 +16,8 @@ from torch import nn
 
 import torchotel
 from torchotel._records import SpanReference, Unit
-from torchotel.telemetry.evaluations import MOST_EVALUATIONS, MOST_SPANS, EvaluationFold
 from torchotel.testing import Captured, capture
+from torchotel.tracing.evaluation_folding import MOST_EVALUATIONS, MOST_SPANS, EvaluationFold
 
 
 def test_generation_under_a_request() -> None:

@@ -25,7 +25,7 @@ from torchotel.telemetry.exemplars import MOST_PENDING
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import Metrics, Observation
 from torchotel.telemetry.module_times import MOST_MODULES
-from torchotel.telemetry.timing import CallTimer, Timed
+from torchotel.tracing.call_tree import CallTimer, Timed
 
 MS = 1_000_000
 CONVENTIONS = """

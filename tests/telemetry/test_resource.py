@@ -12,7 +12,7 @@ from scrapes import scrape
 
 import torchotel
 from torchotel._utils.version import package_version
-from torchotel.telemetry.resource import describe_process
+from torchotel.tracing.resource import describe_process
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from torchotel.exporters.otlp.grpc_transport import read_target
 from torchotel.exporters.otlp.signals import METRICS, TRACES
 from torchotel.stack.manager import stack_that_runs
 from torchotel.stack.services import shows_page
-from torchotel.telemetry.resource import describe_process
-from torchotel.telemetry.spans import Span, SpanTemplate, Trace
+from torchotel.tracing.resource import describe_process
+from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 NAME = "torchotel.doctor"
 _LASTS_NS = 1_000_000

@@ -19,7 +19,7 @@ from torchotel.capture.module_registry import class_of, modules_of, unwrapped, w
 from torchotel.config.config import Config
 from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
 from torchotel.exporters.memory import InMemoryExporter
-from torchotel.telemetry.spans import Span
+from torchotel.tracing.span import Span
 
 _HERE = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ from torchotel import _names as names
 from torchotel._utils.text import duration, printable
 from torchotel.exporters.spans import finite
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter
 
 _ARROWS = (
     (names.INPUT_SHAPES, names.OUTPUT_SHAPES),

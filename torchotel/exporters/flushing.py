@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from torchotel.exporters.stats import ExportStats
-from torchotel.exporters.suppress import suppressed
+from torchotel.tracing.context import suppressed
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.tracing.span import Trace, TraceExporter
 
 
 class LateExporter(TraceExporter):

@@ -10,16 +10,7 @@ from typing import NamedTuple
 from torchotel._utils.gil import Sliced
 from torchotel.exporters.spans import finite, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.spans import (
-    Attributes,
-    AttributeValue,
-    Dropped,
-    Span,
-    SpanEvent,
-    SpanLink,
-    SpanTemplate,
-    Trace,
-)
+from torchotel.tracing.span import Attributes, AttributeValue, Dropped, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 DEFAULT_COUNT = 128
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torchotel._records import Record
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Trace, TraceExporter
+from torchotel.tracing.span import Trace, TraceExporter
 
 
 class InMemoryExporter(TraceExporter):

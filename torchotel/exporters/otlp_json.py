@@ -11,15 +11,7 @@ from torchotel import _names
 from torchotel.exporters.otlp import wire
 from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.spans import (
-    Attributes,
-    AttributeValue,
-    Span,
-    SpanEvent,
-    SpanLink,
-    SpanTemplate,
-    Trace,
-)
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 REST_SPANS = 64
 """Spans that are encoded without a rest."""

@@ -13,9 +13,9 @@ from torchotel import _names as names
 from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.telemetry.accumulators import Labels
-from torchotel.telemetry.identities import context_of
 from torchotel.telemetry.instruments import TABLE, Instrument
 from torchotel.telemetry.metrics import Metrics, Observation
+from torchotel.tracing.ids import context_of
 
 
 class _Source:

@@ -17,7 +17,7 @@ from torchotel._errors import ConfigError
 from torchotel.exporters.linefile import LineFile
 from torchotel.exporters.otlp_json import JsonEncoder
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 LIMIT_BYTES = 256 * 1024 * 1024

@@ -3,7 +3,7 @@
 from math import isfinite
 
 from torchotel import _names
-from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanEvent
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent
 
 
 def is_int64(number: int) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from torchotel.telemetry.spans import SpanTemplate
+from torchotel.tracing.span import SpanTemplate
 
 MAX_TEMPLATES = 20_000
 """Templates that are kept; a model with ever new shapes would otherwise keep them all."""

@@ -18,7 +18,7 @@ from torchotel.telemetry.module_times import MOST_MODULES, ModuleLabels, ModuleT
 from torchotel.telemetry.phases import PHASES, phase_times_s
 
 if TYPE_CHECKING:
-    from torchotel.telemetry.timing import Timed
+    from torchotel.tracing.call_tree import Timed
 
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
 GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}

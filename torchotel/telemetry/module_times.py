@@ -12,7 +12,7 @@ from torchotel.telemetry import instruments as table
 from torchotel.telemetry.accumulators import Accumulators, Labels, label
 
 if TYPE_CHECKING:
-    from torchotel.telemetry.timing import Timed
+    from torchotel.tracing.call_tree import Timed
 
 MOST_MODULES = 2048  # each has a forward and a backward
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from torchotel.exporters.otlp.encode import EncodedSpan
-from torchotel.telemetry.spans import SpanTemplate
+from torchotel.tracing.span import SpanTemplate
 
 JOINED_SPANS = 1024
 """Spans that are joined without a rest, about 0.1 ms."""

@@ -13,7 +13,7 @@ from torchotel import _names
 from torchotel.exporters.otlp import wire
 from torchotel.exporters.spans import own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.spans import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
+from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 SLICE_SPANS = 64
 """Spans that are encoded without a rest, about 0.1 ms: the training thread gets the GIL in between."""

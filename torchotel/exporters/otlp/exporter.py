@@ -12,7 +12,7 @@ from torchotel.exporters.otlp.encode import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 MAX_REQUEST_SPANS = 4000
 MAX_REQUEST_BYTES = 2 * 1024 * 1024

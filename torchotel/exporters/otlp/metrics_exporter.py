@@ -16,7 +16,7 @@ from torchotel import _names as names
 from torchotel.exporters.otlp.exporter import MAX_REQUEST_BYTES
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.spans import speakable
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 # https://opentelemetry.io/docs/specs/otel/metrics/sdk_exporters/otlp/#additional-environment-variable-configuration
 _DELTAS: dict[str, tuple[type, ...]] = {

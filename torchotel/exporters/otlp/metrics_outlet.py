@@ -20,7 +20,7 @@ from torchotel.exporters.provider_instruments import ProviderInstruments
 from torchotel.exporters.stats import ExportStats
 from torchotel.telemetry.metrics import Metrics
 from torchotel.telemetry.module_times import MOST_MODULES
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 THREAD_NAME = "torchotel-metrics"
 

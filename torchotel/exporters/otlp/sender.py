@@ -15,7 +15,7 @@ from torchotel.exporters.otlp.retry import DEFAULT_RETRY, RetryPolicy
 from torchotel.exporters.otlp.signals import TRACES, Signal
 from torchotel.exporters.otlp.transport import Reply, Transport
 from torchotel.exporters.stats import ExportStats
-from torchotel.exporters.suppress import suppressed
+from torchotel.tracing.context import suppressed
 
 _random = random.Random()  # noqa: S311  # no secret; the global one is the program's
 _logger = logging.getLogger("torchotel")

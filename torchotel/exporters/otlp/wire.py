@@ -8,7 +8,7 @@ import struct
 from functools import cache, lru_cache
 
 from torchotel.exporters.spans import finite, is_int64
-from torchotel.telemetry.spans import Attributes, AttributeValue
+from torchotel.tracing.span import Attributes, AttributeValue
 
 # Wire types: https://protobuf.dev/programming-guides/encoding/#structure
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5

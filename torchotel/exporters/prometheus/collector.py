@@ -18,7 +18,7 @@ from torchotel.telemetry.accumulators import Distribution, Family
 from torchotel.telemetry.exemplars import Exemplar
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 
 class MetricsCollector(Collector):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchotel.exporters.spans import speakable_text
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
 MAX_TARGET_BYTES = 64 * 1024

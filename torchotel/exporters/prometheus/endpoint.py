@@ -18,7 +18,7 @@ from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.listener import Listener
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 _TAKEN = {errno.EADDRINUSE, errno.EACCES, errno.EPERM}
 

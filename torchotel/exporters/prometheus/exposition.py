@@ -14,7 +14,7 @@ from torchotel.telemetry.accumulators import Distribution, Family, Labels
 from torchotel.telemetry.exemplars import Exemplar
 from torchotel.telemetry.instruments import Instrument
 from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

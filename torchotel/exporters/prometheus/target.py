@@ -6,7 +6,7 @@ import json
 import re
 
 from torchotel.exporters.spans import speakable_text
-from torchotel.telemetry.spans import Attributes
+from torchotel.tracing.span import Attributes
 
 
 def target_labels(resource: Attributes) -> dict[str, str]:

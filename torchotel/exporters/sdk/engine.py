@@ -27,9 +27,9 @@ from torchotel.exporters.sdk.tracer import get_tracer
 from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
-from torchotel.telemetry.context import baggage_context
-from torchotel.telemetry.identities import context_of, random_span_id, random_trace_id, span_context_of
-from torchotel.telemetry.spans import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter
+from torchotel.tracing.context import baggage_context
+from torchotel.tracing.ids import context_of, random_span_id, random_trace_id, span_context_of
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter
 
 REST_SPANS = 16
 """Spans that are replayed without a rest, about 0.2 ms."""

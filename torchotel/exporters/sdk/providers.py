@@ -20,7 +20,7 @@ from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
 from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.spans import Attributes, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NoOpTracer, Tracer, TracerProvider
 
 from torchotel import _names
-from torchotel.telemetry.identities import own_random
+from torchotel.tracing.ids import own_random
 
 _logger = logging.getLogger("torchotel")
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from torchotel import _names as names
 from torchotel._records import CallSite, ModuleCall, ModuleInfo
 from torchotel._utils.gil import Sliced
-from torchotel.telemetry.spans import AttributeValue, SpanTemplate
+from torchotel.tracing.span import AttributeValue, SpanTemplate
 
 MOST_TEMPLATES = 20_000
 

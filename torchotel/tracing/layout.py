@@ -1,4 +1,4 @@
-"""Make a trace one that Jaeger opens: few enough spans, children inside parents, siblings apart."""
+"""Fit a trace into Jaeger's limits: the number of spans, their order and their gaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import attrgetter
 from torchotel import _names as names
 from torchotel._records import Error
 from torchotel._utils.gil import Sliced
-from torchotel.telemetry.spans import AttributeValue, SpanEvent, SpanLink, SpanTemplate
+from torchotel.tracing.span import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1
 _start = attrgetter("start_ns")
@@ -110,3 +110,30 @@ def _place(parent: Node, siblings: Sequence[Node], sliced: Sliced) -> None:
             if before.end_ns // NS_PER_US == start_us:
                 before.end_ns = max(before.start_ns, start_us * NS_PER_US - 1)
         before = node
+
+
+MOST_TRACES = 1024
+"""Traces that are remembered; one that was forgotten has all its room again."""
+
+
+class Room:
+    """Add up what evaluations have put into each trace.
+
+    Args:
+        max_spans: Most spans of a trace; None: no limit.
+    """
+
+    def __init__(self, max_spans: int | None) -> None:
+        self._max_spans = max_spans
+        self._taken: dict[int, int] = {}
+        """By trace id; the last that was taken from comes last."""
+
+    def left(self, trace_id: int) -> int | None:
+        """Return how many spans more a trace may have; None: any number."""
+        return None if self._max_spans is None else max(0, self._max_spans - self._taken.get(trace_id, 0))
+
+    def take(self, trace_id: int, spans: int) -> None:
+        """Take note of spans of a trace."""
+        self._taken[trace_id] = self._taken.pop(trace_id, 0) + spans
+        if len(self._taken) > MOST_TRACES:
+            del self._taken[next(iter(self._taken))]

@@ -1,19 +1,23 @@
-"""Who a span is and whether it is sent: ids of our own, and a sampler's decision on the trace id."""
+"""Span ids, trace ids and the head sampling decision."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
 
-from torchotel._records import Baggage, SpanReference
-from torchotel.telemetry.spans import Attributes, SpanStarter
+from torchotel import _names as names
+from torchotel._records import Baggage, ModelInfo, SpanReference
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanStarter, SpanTemplate, Trace
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
+
 
 own_random = random.Random()  # noqa: S311  # programs seed and restore the global one, and count on its numbers
 os.register_at_fork(after_in_child=own_random.seed)  # or all children had the same ids
@@ -89,3 +93,23 @@ class Identities(SpanStarter):
             result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
             sampled = result.decision.name == "RECORD_AND_SAMPLE"
         return SpanReference(trace_id, random_span_id(), sampled, state="" if parent is None else parent.state)
+
+
+def run_reference(run_id: str, generation: int) -> SpanReference:
+    """Return the ids of `torch.run`: a hash, so that every rank links to the same span without asking."""
+    digest = hashlib.sha256(f"{run_id}/{generation}/run".encode("utf-8", "replace")).digest()
+    return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True)
+
+
+def run_trace(
+    reference: SpanReference, time_ns: int, model: ModelInfo | None, config: Attributes, versions: Mapping[str, str]
+) -> Trace:
+    """Build the trace of one span that says what runs: configuration, versions, model."""
+    attributes: dict[str, AttributeValue] = {names.CONFIG_PREFIX + name: value for name, value in config.items()}
+    attributes.update(versions)
+    if model is not None:
+        attributes[names.MODEL] = model.name
+        attributes[names.MODULE_COUNT] = model.modules
+        attributes[names.MODULE_PARAMETERS] = model.parameters
+    span = Span(SpanTemplate(names.SPAN_RUN, attributes), reference.span_id, 0, time_ns, time_ns + 1_000_000)
+    return Trace(reference.trace_id, [span], {})

@@ -11,7 +11,7 @@ from torchotel import _names as names
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.text import shortened
 from torchotel._utils.version import package_version
-from torchotel.telemetry.spans import Attributes, AttributeValue
+from torchotel.tracing.span import Attributes, AttributeValue
 
 COMMAND_LINE = {"process.command_args", "process.command_line"}
 """What a detector may add and we leave out: arguments hold passwords, and the resource is in every scrape."""

@@ -1,22 +1,26 @@
-"""The current span: the user's, which we read, and ours while a step lasts.
-
-Nothing is ever detached by its token: steps and the user's `with span:` blocks overlap, and a token would bring back
-a span that has ended. What was current before is put back only where ours is current still; where it is not, the
-user's own exit may bring ours back later, and then it stands for whatever is current on the thread by then.
-"""
+"""The current OpenTelemetry context: the user's span, baggage and suppression."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from opentelemetry import baggage, trace
-from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, Context, attach, get_current
+from opentelemetry.context import (
+    _SUPPRESS_HTTP_INSTRUMENTATION_KEY,
+    _SUPPRESS_INSTRUMENTATION_KEY,
+    Context,
+    attach,
+    detach,
+    get_current,
+    set_value,
+)
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext
 
 from torchotel._records import SUPPRESSED, Baggage, SpanReference
-from torchotel.telemetry.identities import span_context_of
+from torchotel.tracing.ids import span_context_of
 
 Ask = Callable[[], SpanReference | None]
 
@@ -147,3 +151,14 @@ def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
     live = LiveSpan(ask, key, outer)
     attach(Context({**context, SPAN: live}))
     return live.leave
+
+
+@contextmanager
+def suppressed() -> Iterator[None]:
+    """Set the keys that instrumentations heed, on this thread and while the block lasts."""
+    context = set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True)
+    token = attach(set_value(_SUPPRESS_HTTP_INSTRUMENTATION_KEY, value=True, context=context))
+    try:
+        yield
+    finally:
+        detach(token)

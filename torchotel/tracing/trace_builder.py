@@ -1,21 +1,116 @@
-"""From the record of a step or an evaluation to the spans of its trace."""
+"""Build the spans of a step or an evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any, cast
 
 from torchotel import _names as names
-from torchotel._records import CallNote, Error, ModuleCall, Phase, SpanReference, Unit
+from torchotel._records import CallNote, Error, LogValue, ModuleCall, Phase, SpanReference, TensorGradient, Unit
 from torchotel._utils.gil import Sliced
-from torchotel.telemetry.calls import Directions, Templates
-from torchotel.telemetry.events import gradient_events, registered_events
-from torchotel.telemetry.layout import Node, fold, lay_out
+from torchotel._utils.text import shortened
 from torchotel.telemetry.phases import enclosing
-from torchotel.telemetry.room import Room
-from torchotel.telemetry.roots import root_name, root_parent
-from torchotel.telemetry.spans import Attributes, Span, SpanLink, SpanTemplate, Trace
-from torchotel.telemetry.timing import Timed
+from torchotel.tracing.call_tree import Timed
+from torchotel.tracing.layout import Node, Room, fold, lay_out
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
+from torchotel.tracing.span_templates import Directions, Templates
+
+ROOTS = {"step": names.SPAN_STEP, "evaluation": names.SPAN_EVALUATION, "data": names.SPAN_DATA}
+"""Root spans of the kinds of records."""
+KNOWN = {"loss": names.LOSS, "lr": names.LEARNING_RATE, "epoch": names.EPOCH}
+"""Logged values that have an attribute of their own."""
+COUNTED = ("samples", "tokens")
+"""Logged values that add up over the run: they are metrics."""
+
+
+def root_name(unit: Unit) -> str:
+    """Return the name of the root span."""
+    return ROOTS[unit.kind]
+
+
+def root_parent(unit: Unit) -> SpanReference | None:
+    """Return the user's span that an evaluation belongs to: one that ran with gradients off.
+
+    Where its ids were given out before that was known, it has a trace of its own.
+    """
+    span = unit.user_span if unit.kind == "evaluation" and not unit.grad else None
+    if span is None or (unit.identity is not None and unit.identity.trace_id != span.trace_id):
+        return None
+    return span
+
+
+def root_attributes(unit: Unit, reason: str | None, nonfinite: Sequence[str]) -> dict[str, AttributeValue]:
+    """Return what only this root has.
+
+    Args:
+        unit: The step or the evaluation.
+        reason: Why it is kept.
+        nonfinite: What of it went NaN or infinite.
+    """
+    attributes: dict[str, AttributeValue] = {names.THREAD_ID: unit.thread}
+    if reason is not None:
+        attributes[names.KEPT_REASON] = reason
+    for name, value in unit.values.items():
+        if name not in COUNTED and _says_something(value):
+            attributes[KNOWN.get(name, names.LOG_PREFIX + name)] = float(value) if name in {"loss", "lr"} else value
+    if unit.gradients is not None and isfinite(unit.gradients.total):
+        attributes[names.GRADIENT_NORM] = unit.gradients.total
+    if nonfinite:
+        attributes[names.NONFINITE] = tuple(nonfinite)
+    if unit.gap_ns:
+        attributes[names.STEP_GAP] = unit.gap_ns / 1e9
+    if unit.folded:
+        attributes[names.FOLDED_EVALUATIONS] = unit.folded
+        attributes[names.FOLDED_TIME] = unit.folded_ns / 1e9
+    return attributes
+
+
+def _says_something(value: LogValue) -> bool:
+    """Tell whether a value can be written: one non-finite number breaks a search of Jaeger's."""
+    return not isinstance(value, float) or isfinite(value)
+
+
+def registered_events(unit: Unit) -> list[SpanEvent]:
+    """Return an event for each module, parameter or buffer that came while the step ran."""
+    return [
+        SpanEvent(
+            names.EVENT_REGISTERED,
+            _inside(entry.time_ns, unit) + unit.unix_offset_ns,
+            {names.MODULE_PATH: shortened(entry.path), names.REGISTERED_KIND: entry.kind},
+        )
+        for entry in unit.registrations
+    ]
+
+
+def gradient_events(unit: Unit) -> dict[int, list[SpanEvent]]:
+    """Return the events of watched tensors by the index of the backward phase that they stand on; -1: the root."""
+    events: dict[int, list[SpanEvent]] = {}
+    for gradient in unit.tensor_gradients:
+        events.setdefault(_backward_at(gradient.time_ns, unit.phases), []).append(_gradient_event(gradient, unit))
+    return events
+
+
+def _gradient_event(gradient: TensorGradient, unit: Unit) -> SpanEvent:
+    attributes: dict[str, AttributeValue] = {names.TENSOR_NAME: gradient.name, names.TENSOR_SHAPE: gradient.shape}
+    if gradient.norm is not None and isfinite(gradient.norm):
+        attributes[names.GRADIENT_NORM] = gradient.norm
+    return SpanEvent(names.EVENT_GRADIENT, _inside(gradient.time_ns, unit) + unit.unix_offset_ns, attributes)
+
+
+def _backward_at(time_ns: int, phases: Sequence[Phase]) -> int:
+    """Find the innermost run of the engine at a time."""
+    best = -1
+    for index, phase in enumerate(phases):
+        runs = phase.kind == "backward" and phase.start_ns <= time_ns <= phase.end_ns
+        if runs and (best < 0 or phase.start_ns >= phases[best].start_ns):
+            best = index
+    return best
+
+
+def _inside(time_ns: int, unit: Unit) -> int:
+    return min(max(time_ns, unit.start_ns), unit.end_ns)
+
 
 PHASE_SPANS = {
     "between": names.SPAN_BETWEEN,

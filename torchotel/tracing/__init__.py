@@ -1,0 +1,1 @@
+"""Tracing: from records to spans; knows nothing of torch."""
