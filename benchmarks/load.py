@@ -30,7 +30,7 @@ from torchotel._worker import Worker
 from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.ids import Identities
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder

@@ -15,7 +15,7 @@ from torchotel.cli.options import field_docs
 from torchotel.config.config import Config
 from torchotel.config.otel_variables import SECTIONS
 from torchotel.config.settings import Setting
-from torchotel.telemetry.instruments import TABLE
+from torchotel.metrics.instruments import TABLE
 
 FOLDER = Path(__file__).parent
 _MARKED = re.compile(r"(?P<start><!-- table: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)

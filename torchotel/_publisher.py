@@ -11,8 +11,8 @@ from torchotel._utils.state_dir import stack_targets
 from torchotel.config.config import Config
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.instruments import STEP_LAST_END_TIME
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.instruments import STEP_LAST_END_TIME
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from torchotel.config.config import Config
 from torchotel.exporters.sdk.providers import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.integrations.registry import Frameworks
+from torchotel.metrics.store import Metrics
 from torchotel.sampling.detail import Detail, Overhead, every_within
-from torchotel.telemetry.metrics import Metrics
 from torchotel.tracing.context import current_baggage, current_span, make_current
 from torchotel.tracing.ids import Identities, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource, describe_process

@@ -18,9 +18,9 @@ from torchotel._records import Unit
 from torchotel._utils.gil import Sliced
 from torchotel.capture import cuda, recorder
 from torchotel.capture.recorder import Capture
+from torchotel.metrics import instruments as table
+from torchotel.metrics.store import Metrics
 from torchotel.sampling.detail import Detail
-from torchotel.telemetry import instruments as table
-from torchotel.telemetry.metrics import Metrics
 from torchotel.tracing.call_tree import CallTimer
 
 ONE = torch.ones(2, 4)

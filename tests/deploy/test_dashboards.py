@@ -13,7 +13,7 @@ import yaml
 from grafana import FILES, FOLDER, GLOBALS, SELECTOR, VARIABLE, dashboard, panels, targets
 
 from tools.dashboards.generated import generated
-from torchotel.telemetry.instruments import TABLE
+from torchotel.metrics.instruments import TABLE
 
 UNITS = {"short", "cps", "s", "percentunit", "bytes", "sci", "none"}
 SOURCE = {"type": "prometheus", "uid": "$datasource"}

@@ -13,7 +13,7 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.gil import Sliced
 from torchotel.exporters.prometheus.collector import RegistryOutlet
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.call_tree import Timed
 from torchotel.tracing.span import Attributes
 

@@ -14,7 +14,7 @@ from torchotel.exporters.prometheus import server as module
 from torchotel.exporters.prometheus.endpoint import EndpointOutlet
 from torchotel.exporters.prometheus.listener import Listener
 from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.store import Metrics
 
 BODY = b"torch_steps_total 1.0\n"
 

@@ -20,11 +20,10 @@ from torchotel._records import (
     Unit,
 )
 from torchotel._utils.gil import Sliced
-from torchotel.telemetry import instruments as table
-from torchotel.telemetry.exemplars import MOST_PENDING
-from torchotel.telemetry.instruments import Instrument
-from torchotel.telemetry.metrics import Metrics, Observation
-from torchotel.telemetry.module_times import MOST_MODULES
+from torchotel.metrics import instruments as table
+from torchotel.metrics.aggregation import MOST_PENDING
+from torchotel.metrics.instruments import Instrument
+from torchotel.metrics.store import MOST_MODULES, Metrics, Observation
 from torchotel.tracing.call_tree import CallTimer, Timed
 
 MS = 1_000_000

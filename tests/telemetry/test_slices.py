@@ -11,8 +11,8 @@ from torchotel._records import CallSite, GradientNorms, ModuleCall, ModuleInfo, 
 from torchotel._utils.gil import SLICE_ITEMS, Sliced
 from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter
 from torchotel.exporters.otlp.encode import SpanEncoder
-from torchotel.telemetry.instruments import MODULE_CALLS
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.instruments import MODULE_CALLS
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.call_tree import CallTimer
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder

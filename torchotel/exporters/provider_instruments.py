@@ -12,9 +12,9 @@ from opentelemetry.metrics import Observation as OtelObservation
 from torchotel import _names as names
 from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.telemetry.accumulators import Labels
-from torchotel.telemetry.instruments import TABLE, Instrument
-from torchotel.telemetry.metrics import Metrics, Observation
+from torchotel.metrics.aggregation import Labels
+from torchotel.metrics.instruments import TABLE, Instrument
+from torchotel.metrics.store import Metrics, Observation
 from torchotel.tracing.ids import context_of
 
 

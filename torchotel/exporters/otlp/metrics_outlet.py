@@ -18,8 +18,7 @@ from torchotel.exporters.otlp.signals import METRICS
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.provider_instruments import ProviderInstruments
 from torchotel.exporters.stats import ExportStats
-from torchotel.telemetry.metrics import Metrics
-from torchotel.telemetry.module_times import MOST_MODULES
+from torchotel.metrics.store import MOST_MODULES, Metrics
 from torchotel.tracing.span import Attributes
 
 THREAD_NAME = "torchotel-metrics"

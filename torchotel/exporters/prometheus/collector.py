@@ -14,10 +14,9 @@ from prometheus_client.utils import floatToGoString
 from torchotel._utils.faults import Guard
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.target import target_labels
-from torchotel.telemetry.accumulators import Distribution, Family
-from torchotel.telemetry.exemplars import Exemplar
-from torchotel.telemetry.instruments import Instrument
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.aggregation import Distribution, Exemplar, Family
+from torchotel.metrics.instruments import Instrument
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 

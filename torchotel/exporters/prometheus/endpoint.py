@@ -17,7 +17,7 @@ from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.prometheus.discovery import DiscoveryFile, job_of
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.listener import Listener
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 _TAKEN = {errno.EADDRINUSE, errno.EACCES, errno.EPERM}

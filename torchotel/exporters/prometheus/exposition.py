@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, islice
 
 from torchotel.exporters.prometheus.target import target_labels
-from torchotel.telemetry.accumulators import Distribution, Family, Labels
-from torchotel.telemetry.exemplars import Exemplar
-from torchotel.telemetry.instruments import Instrument
-from torchotel.telemetry.metrics import Metrics
+from torchotel.metrics.aggregation import Distribution, Exemplar, Family, Labels
+from torchotel.metrics.instruments import Instrument
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -1,15 +1,54 @@
-"""Numbers by instrument and labels: a dictionary each, since an update must cost next to nothing."""
+"""Counters, gauges and histograms with their exemplars."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple, TypeAlias
 
-from torchotel.telemetry.exemplars import Exemplar
-from torchotel.telemetry.instruments import Instrument
+from torchotel.metrics.instruments import Instrument
+
+MOST_PENDING = 4096  # steps that wait for their trace; those of dropped traces never come
+
+
+class Exemplar(NamedTuple):
+    """One observation, and the span that it was of."""
+
+    value: float
+    unix_s: float
+    trace_id: int
+    span_id: int
+
+
+class Exemplars:
+    """Keep the last step of each bucket whose trace arrived; one that was dropped would lead nowhere."""
+
+    def __init__(self) -> None:
+        # A plain dictionary takes ever longer to find the first of its entries, once those before it are gone.
+        self._pending: OrderedDict[int, tuple[int, Exemplar]] = OrderedDict()
+        self._arrived: dict[int, Exemplar] = {}
+
+    def expect(self, bucket: int, exemplar: Exemplar) -> None:
+        """Take note of a step whose trace is about to be sent."""
+        if len(self._pending) >= MOST_PENDING:
+            self._pending.popitem(last=False)
+        self._pending[exemplar.trace_id] = bucket, exemplar
+
+    def arrive(self, traces: Iterable[int]) -> None:
+        """Take note of traces that reached their destination."""
+        for trace_id in traces:
+            found = self._pending.pop(trace_id, None)
+            if found is not None:
+                bucket, exemplar = found
+                self._arrived[bucket] = exemplar
+
+    def read(self) -> dict[int, Exemplar]:
+        """Return one for each bucket that has one."""
+        return dict(self._arrived)
+
 
 Labels: TypeAlias = tuple[str, ...]
 """Values of an instrument's labels, in their order."""

@@ -1,0 +1,1 @@
+"""Metrics: from records to numbers by instrument; knows nothing of torch."""
