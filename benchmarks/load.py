@@ -21,12 +21,9 @@ from benchmarks.records import record
 from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
-from torchotel._buffer import Buffer
 from torchotel._exporting import rest
-from torchotel._pipeline import OrLost, Pipeline
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
-from torchotel._worker import Worker
 from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.exporter import RequestExporter
 from torchotel.exporters.otlp.http_transport import HttpTransport
@@ -34,6 +31,9 @@ from torchotel.metrics.store import Metrics
 from torchotel.tracing.ids import Identities
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
+from torchotel.worker.buffer import Buffer
+from torchotel.worker.pipeline import OrLost, Pipeline
+from torchotel.worker.thread import Worker
 
 SPANS_PER_S = 30_000
 LEAST_NS = 500_000

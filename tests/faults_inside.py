@@ -54,7 +54,7 @@ HOOKS = (
     "capture.active_span.LiveSpans._innermost",
     "capture.active_span.LiveSpans.leave_step",
     "tracing.context.current_span",
-    "_buffer.Buffer.put",
+    "worker.buffer.Buffer.put",
 )
 """What PyTorch or the program calls on a training thread, by its first function inside of the guard."""
 
@@ -95,8 +95,8 @@ ONCE = (
 """What is called once, most of it by `instrument()`, `flush()`, `shutdown()` and `stats()`."""
 
 WORKER = (
-    "_worker.Worker._drain",
-    "_worker.Worker._answer_flushes",
+    "worker.thread.Worker._drain",
+    "worker.thread.Worker._answer_flushes",
     "_session.Session._prepare",
     "_session.Session._make_pipeline",
     "_session.Session._first",

@@ -22,9 +22,9 @@ from receiver import Receiver
 from torch import Tensor
 
 import torchotel
-from torchotel._buffer import Buffer
 from torchotel._stats import Stats
 from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.worker.buffer import Buffer
 
 LIMIT_S = 3.0
 """Given to `shutdown`."""

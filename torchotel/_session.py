@@ -16,7 +16,6 @@ import torch
 from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
-from torchotel._buffer import Buffer
 from torchotel._errors import ConfigError
 from torchotel._exporting import make_exporters, open_record, rest
 from torchotel._publisher import Publisher
@@ -27,7 +26,6 @@ from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
 from torchotel._utils.process import is_child
 from torchotel._utils.version import package_version
-from torchotel._worker import Worker
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
@@ -40,9 +38,11 @@ from torchotel.tracing.context import current_baggage, current_span, make_curren
 from torchotel.tracing.ids import Identities, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource, describe_process
 from torchotel.tracing.span import SpanStarter, Trace, TraceExporter
+from torchotel.worker.buffer import Buffer
+from torchotel.worker.thread import Worker
 
 if TYPE_CHECKING:
-    from torchotel._pipeline import OrLost, Pipeline
+    from torchotel.worker.pipeline import OrLost, Pipeline
 
 _logger = logging.getLogger("torchotel")
 
@@ -255,7 +255,11 @@ class Session:
 
     def _prepare(self) -> None:
         """Load what the worker needs; called on the worker, so that `instrument()` need not wait for it."""
-        for name in ("torchotel._pipeline", "torchotel.tracing.span_templates", "torchotel.tracing.trace_builder"):
+        for name in (
+            "torchotel.worker.pipeline",
+            "torchotel.tracing.span_templates",
+            "torchotel.tracing.trace_builder",
+        ):
             import_module(name)
         self._publisher.prepare()
 
@@ -281,9 +285,9 @@ class Session:
 
     def _make_pipeline(self, guard: Guard, or_lost: OrLost) -> Pipeline:
         """Make what the worker does with records; called on the worker with the first record."""
-        from torchotel._pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
         from torchotel.tracing.span_templates import Templates  # noqa: PLC0415  # as above
         from torchotel.tracing.trace_builder import TraceBuilder  # noqa: PLC0415  # as above
+        from torchotel.worker.pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
 
         self._open_late_record()
         config, sliced = self._config, Sliced(rest)

@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from torchotel._buffer import Buffer
 from torchotel._records import HandedOver, Record
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
 from torchotel.tracing.span import TraceExporter
+from torchotel.worker.buffer import Buffer
 
 if TYPE_CHECKING:
-    from torchotel._pipeline import OrLost, Pipeline
+    from torchotel.worker.pipeline import OrLost, Pipeline
+
 
 Kind = TypeVar("Kind", bound=HandedOver)
 
