@@ -25,8 +25,8 @@ from torchotel._exporting import rest
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
 from torchotel.config.otlp_endpoint import Receiver
-from torchotel.exporters.otlp.exporter import RequestExporter
-from torchotel.exporters.otlp.http_transport import HttpTransport
+from torchotel.exporters.otlp.http import HttpTransport
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.ids import Identities
 from torchotel.tracing.span_templates import Templates

@@ -21,7 +21,7 @@ from torchotel._exporting import rest
 from torchotel._session import Session
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
-from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.sampling.detail import Detail
 
 FLUSH_S = 60.0

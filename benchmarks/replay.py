@@ -13,8 +13,8 @@ from benchmarks.naive import sdk_provider
 from benchmarks.records import Builder
 from torchotel._records import Unit
 from torchotel.config.otlp_endpoint import Receiver
-from torchotel.exporters.otlp.exporter import RequestExporter
-from torchotel.exporters.otlp.http_transport import HttpTransport
+from torchotel.exporters.otlp.http import HttpTransport
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.tracing.span import TraceExporter
 

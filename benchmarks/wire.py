@@ -11,7 +11,7 @@ from benchmarks.nowhere import Kept
 from benchmarks.parts import Cell, Part
 from benchmarks.records import Builder, record
 from torchotel._records import Unit
-from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
 
 RESOURCE = {"service.name": "bench"}
 LEVELS = (1, 6)

@@ -16,8 +16,8 @@ from benchmarks.records import Builder, record
 from benchmarks.replay import ways_out
 from benchmarks.spread import Spread, spread
 from benchmarks.wire import RESOURCE, gzip
-from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
-from torchotel.exporters.otlp_json import JsonEncoder
+from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
+from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.tracing.span import Trace
 
 RATE = "spans/s and core"

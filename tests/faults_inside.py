@@ -110,10 +110,10 @@ WORKER = (
     "tracing.trace_builder.TraceBuilder.build",
     "telemetry.lines.unit_line",
     "_exporting._make_otlp",
-    "exporters.otlp.exporter.RequestExporter.prepare",
-    "exporters.otlp.encode.SpanEncoder.slices",
-    "exporters.otlp.encode.Envelope.wrap",
-    "exporters.otlp.http_transport.HttpTransport.pack",
+    "exporters.otlp.trace_exporter.RequestExporter.prepare",
+    "exporters.otlp.encoder.SpanEncoder.slices",
+    "exporters.otlp.encoder.Envelope.wrap",
+    "exporters.otlp.http.HttpTransport.pack",
     "exporters.otlp.sender.Sender._deliver",
 )
 """What the worker's and the sender's threads call."""

@@ -29,8 +29,8 @@ from torchotel._records import HandedOver, ModelInfo, Unit
 from torchotel._utils.gil import Sliced
 from torchotel.capture.recorder import Capture
 from torchotel.config.otlp_endpoint import Receiver as Endpoint
-from torchotel.exporters.otlp.exporter import RequestExporter
-from torchotel.exporters.otlp.http_transport import HttpTransport
+from torchotel.exporters.otlp.http import HttpTransport
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.sdk.engine import SdkEngine
 from torchotel.sampling.detail import Detail
 from torchotel.tracing.call_tree import CallTimer

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import torchotel
 from torchotel._stats import Stats
-from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.worker.buffer import Buffer
 
 LIMIT_S = 3.0

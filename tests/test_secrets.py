@@ -14,7 +14,7 @@ from torchotel._errors import ConfigError
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import MOST_QUOTED
 from torchotel.config.otlp_endpoint import Receiver as Endpoint
-from torchotel.exporters.otlp.http_transport import HttpTransport
+from torchotel.exporters.otlp.http import HttpTransport
 
 SECRET = "hunter2-hunter2"  # noqa: S105  # the one that is looked for
 HEADERS = f"authorization=Bearer%20{SECRET},x-api-key={SECRET}"

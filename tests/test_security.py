@@ -25,7 +25,7 @@ from torchotel.cli.doctor import show_finding
 from torchotel.cli.terminal import Terminal
 from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.doctor.result import warning
-from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES, HttpTransport
+from torchotel.exporters.otlp.http import MAX_ANSWER_BYTES, HttpTransport
 
 MOST_OUTPUT = 20_000
 """Characters that a command may print of a run of two layers, whatever they are called."""

@@ -72,9 +72,9 @@ def _make_engine(
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
     from torchotel.exporters.limits import SpanLimits  # noqa: PLC0415  # on the worker: a tenth of `instrument()`
-    from torchotel.exporters.otlp.connect import make_transport  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.exporter import RequestExporter  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.sender import make_transport  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.trace_exporter import RequestExporter  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.transport import TRACES  # noqa: PLC0415  # as above
 
     version = package_version()
     transport = make_transport(config.receiver("traces"), TRACES, version=version)

@@ -60,7 +60,7 @@ class Publisher:
             made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]
         if "otlp" in config.metrics_exporter:
-            from torchotel.exporters.otlp.metrics_outlet import OtlpMetricsOutlet, Pushing  # noqa: PLC0415  # as above
+            from torchotel.exporters.otlp.metric_exporter import OtlpMetricsOutlet, Pushing  # noqa: PLC0415  # as above
 
             self._outlets.append(
                 OtlpMetricsOutlet(

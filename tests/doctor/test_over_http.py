@@ -12,7 +12,7 @@ from receiver import Answer, Receiver, rejected
 from torchotel.config.config import Config
 from torchotel.doctor import endpoint
 from torchotel.doctor.result import Level
-from torchotel.exporters.otlp.http_transport import MAX_ANSWER_BYTES
+from torchotel.exporters.otlp.http import MAX_ANSWER_BYTES
 
 OTLP = {"Content-Type": "application/x-protobuf"}
 WARNED = b"\x0a\x06\x12\x04slow"

@@ -13,8 +13,7 @@ from servers import RealServer, jaeger, own_ports, running
 
 import torchotel
 from torchotel._handle import Handle
-from torchotel.exporters.otlp.retry import RetryPolicy
-from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.sender import RetryPolicy, Sender
 
 PROTOCOLS = ["http/protobuf", "grpc"]
 BOUNDS = {"retry": RetryPolicy(first_backoff_s=0.05, max_elapsed_s=0.5), "max_requests": 2}

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
-from torchotel.exporters.otlp.http_transport import HttpTransport
-from torchotel.exporters.otlp.retry import RetryPolicy
-from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.http import HttpTransport
+from torchotel.exporters.otlp.sender import RetryPolicy, Sender
 from torchotel.exporters.stats import ExportStats
 
 

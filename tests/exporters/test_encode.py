@@ -8,8 +8,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
-from torchotel.exporters.otlp import wire
-from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
+from torchotel.exporters.otlp import protobuf
+from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.templates import TemplateCache
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
@@ -101,7 +101,7 @@ NUMBERS = [0, 127, 128, 1 << 32, (1 << 63) - 1, -1, -(1 << 63), 1 << 63, 1 << 64
 @pytest.mark.parametrize("value", NUMBERS)
 def test_whole_numbers(value: int) -> None:
     """Each arrives as it is, those that OTLP can't say as text."""
-    (attribute,) = ProtoSpan.FromString(wire.attributes_field(wire.SPAN_ATTRIBUTES, {"n": value})).attributes
+    (attribute,) = ProtoSpan.FromString(protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, {"n": value})).attributes
     kind = attribute.value.WhichOneof("value")
     told = getattr(attribute.value, str(kind))
     expected = "bool_value" if value is True else "int_value" if -(1 << 63) <= value < 1 << 63 else "string_value"
@@ -110,7 +110,7 @@ def test_whole_numbers(value: int) -> None:
 
 def test_long_texts_are_not_kept() -> None:
     """Messages of exceptions may be some thousand characters, and never come twice."""
-    kept = wire._known_text.cache_info().currsize
+    kept = protobuf._known_text.cache_info().currsize
     for number in range(10):
-        wire.attributes_field(wire.SPAN_ATTRIBUTES, {"exception.message": f"{number}" * 1000})
-    assert wire._known_text.cache_info().currsize == kept
+        protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, {"exception.message": f"{number}" * 1000})
+    assert protobuf._known_text.cache_info().currsize == kept

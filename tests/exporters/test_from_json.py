@@ -10,8 +10,8 @@ from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from torchotel._records import Error
-from torchotel.exporters.otlp.from_json import FOREIGN, parts
-from torchotel.exporters.otlp_json import JsonEncoder
+from torchotel.exporters.otlp.json_encoder import JsonEncoder
+from torchotel.exporters.otlp.json_to_protobuf import FOREIGN, parts
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 RESOURCE: Attributes = {"service.name": "tränen", "torch.rank": 0, "torch.cuda": False, "list": ("a", "b")}

@@ -12,9 +12,8 @@ from senders import http, soon
 from traces import RESOURCE, T0, flat, proto, rich
 
 from torchotel.config.otlp_endpoint import OtlpCompression
-from torchotel.exporters.otlp.batch import JOINED_SPANS, Batch
-from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
-from torchotel.exporters.otlp.exporter import RequestExporter
+from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
+from torchotel.exporters.otlp.trace_exporter import JOINED_SPANS, Batch, RequestExporter
 from torchotel.exporters.stats import ExportCounts
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
@@ -150,7 +149,7 @@ def test_unwritable_trace_is_counted(server: Receiver, caplog: pytest.LogCapture
 def test_import_is_cheap() -> None:
     """Importing the exporter brings in neither requests nor protobuf."""
     code = (
-        "import sys, torchotel.exporters.otlp.exporter, torchotel.exporters.otlp.connect\n"
+        "import sys, torchotel.exporters.otlp.trace_exporter, torchotel.exporters.otlp.sender\n"
         "assert not {'requests', 'urllib3', 'google.protobuf', 'grpc', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # our own words

@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
-from torchotel.exporters.otlp_json import JsonEncoder
+from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 

@@ -9,9 +9,9 @@ import runfolders as folders
 from receiver import Answer, Receiver, receiver, rejected
 from senders import http
 
-from torchotel.exporters.otlp import resend as resend_module
-from torchotel.exporters.otlp.resend import Resend
-from torchotel.exporters.otlp.retry import RetryPolicy
+from torchotel.exporters.otlp import replay as resend_module
+from torchotel.exporters.otlp.replay import Resend
+from torchotel.exporters.otlp.sender import RetryPolicy
 
 
 def _requests(count: int, spans: int = 1) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchotel.exporters.otlp.retry import RetryPolicy
+from torchotel.exporters.otlp.sender import RetryPolicy
 from torchotel.exporters.otlp.transport import Reply
 
 FAILED = Reply("503", retry=True)

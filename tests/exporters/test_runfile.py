@@ -17,8 +17,8 @@ import pytest
 from traces import RESOURCE, flat, rich
 
 from torchotel._errors import ConfigError
-from torchotel.exporters.otlp.wire import FLAG_IS_REMOTE
-from torchotel.exporters.otlp_json import JsonEncoder
+from torchotel.exporters.otlp.json_encoder import JsonEncoder
+from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
 from torchotel.exporters.runfile import LIMIT_BYTES, MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
 from torchotel.exporters.stats import ExportCounts
 

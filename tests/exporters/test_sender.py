@@ -12,9 +12,8 @@ from misbehaving import misbehaving, trickle
 from receiver import Answer, Receiver, rejected
 from senders import http, sending, soon
 
-from torchotel.exporters.otlp.http_transport import retry_after_s
-from torchotel.exporters.otlp.retry import RetryPolicy
-from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.http import retry_after_s
+from torchotel.exporters.otlp.sender import RetryPolicy, Sender
 from torchotel.exporters.stats import ExportCounts, ExportStats
 
 

@@ -8,9 +8,8 @@ from senders import soon
 from tls_receiver import Authority, served
 
 from torchotel.config.otlp_endpoint import OtlpProtocol, Receiver
-from torchotel.exporters.otlp.connect import make_transport
-from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.signals import TRACES
+from torchotel.exporters.otlp.sender import Sender, make_transport
+from torchotel.exporters.otlp.transport import TRACES
 from torchotel.exporters.stats import ExportCounts, ExportStats
 
 

@@ -36,7 +36,7 @@ from torchotel.runs.chrome_trace import ChromeTrace
 from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines
 
 if TYPE_CHECKING:
-    from torchotel.exporters.otlp.resend import Resend
+    from torchotel.exporters.otlp.replay import Resend
 
 FILE_NAME, FILE_PATTERN = "traces-{:05d}.jsonl", "traces-*.jsonl"
 _FILE_SUFFIXES = {".json", ".jsonl"}
@@ -112,10 +112,10 @@ def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
 
 
 def _send(run: Run, endpoint: str) -> int:
-    from torchotel.exporters.otlp.connect import make_transport  # noqa: PLC0415 - brings in OpenTelemetry
-    from torchotel.exporters.otlp.from_json import FOREIGN  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.resend import Resend  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.signals import TRACES  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.json_to_protobuf import FOREIGN  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.replay import Resend  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.sender import make_transport  # noqa: PLC0415 - brings in OpenTelemetry
+    from torchotel.exporters.otlp.transport import TRACES  # noqa: PLC0415  # as above
 
     # Who asks for it by name means it, whatever is switched off for programs.
     environ = {name: value for name, value in os.environ.items() if name != _OFF}

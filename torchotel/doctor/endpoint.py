@@ -14,9 +14,9 @@ from torchotel.config.otlp_endpoint import Receiver, is_loopback
 from torchotel.doctor import otlp_grpc, otlp_http, tls
 from torchotel.doctor.network import Request
 from torchotel.doctor.result import Finding, Level, Trouble, failed, ok
-from torchotel.exporters.otlp.encode import Envelope, SpanEncoder
-from torchotel.exporters.otlp.grpc_transport import read_target
-from torchotel.exporters.otlp.signals import METRICS, TRACES
+from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
+from torchotel.exporters.otlp.grpc import read_target
+from torchotel.exporters.otlp.transport import METRICS, TRACES
 from torchotel.stack.manager import stack_that_runs
 from torchotel.stack.services import shows_page
 from torchotel.tracing.resource import describe_process

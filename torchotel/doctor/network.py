@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchotel.config.otlp_endpoint import Address, Receiver
 from torchotel.doctor.result import Trouble
-from torchotel.exporters.otlp.signals import Signal
+from torchotel.exporters.otlp.transport import Signal
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from torchotel.config.otlp_endpoint import Address
 from torchotel.doctor import tls
 from torchotel.doctor.network import Request, reach, who_is_there, within
 from torchotel.doctor.result import Finding, Trouble, ok, warning
-from torchotel.exporters.otlp.grpc_transport import GrpcTransport, Target, read_target
+from torchotel.exporters.otlp.grpc import GrpcTransport, Target, read_target
 from torchotel.exporters.otlp.transport import Reply
 
 _ROOTS = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"

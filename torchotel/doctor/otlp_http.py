@@ -12,7 +12,7 @@ from torchotel.config.otlp_endpoint import Address, Receiver, host_without_proxy
 from torchotel.doctor import clock, tls
 from torchotel.doctor.network import Request, reach, who_is_there, within
 from torchotel.doctor.result import Finding, Trouble, ok, warning
-from torchotel.exporters.otlp.http_transport import Answer, HttpTransport, error_message
+from torchotel.exporters.otlp.http import Answer, HttpTransport, error_message
 
 _PROTOBUF = "application/x-protobuf"
 _NO_RECEIVER = (

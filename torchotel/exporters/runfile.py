@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from torchotel._errors import ConfigError
 from torchotel.exporters.linefile import LineFile
-from torchotel.exporters.otlp_json import JsonEncoder
+from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.stats import ExportStats
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 

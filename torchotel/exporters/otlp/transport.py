@@ -1,4 +1,4 @@
-"""One attempt to bring a request to an OTLP endpoint, and what came of it."""
+"""The interface between the sender and HTTP or gRPC."""
 
 from typing import NamedTuple, Protocol
 
@@ -58,3 +58,18 @@ def taken(content: bytes, receiver: Receiver) -> Reply:
     except Exception:  # noqa: BLE001  # some servers answer with a page or JSON; the status is what counts
         return Reply()
     return Reply(rejected=max(0, partial.rejected_spans), text=receiver.quote(partial.error_message))
+
+
+class Signal(NamedTuple):
+    """One kind of telemetry."""
+
+    name: str
+    """As variables and paths have it."""
+    items: str
+    """What its requests hold, for log lines."""
+    method: str
+    """gRPC's name of its service's only method."""
+
+
+TRACES = Signal("traces", "spans", "/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+METRICS = Signal("metrics", "data points", "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export")

@@ -165,7 +165,7 @@ def _over_grpc(receiver: Receiver) -> "SpanExporter":
     import grpc  # noqa: PLC0415  # see above
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
 
-    from torchotel.exporters.otlp.grpc_transport import credentials, metadata, read_target  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.grpc import credentials, metadata, read_target  # noqa: PLC0415  # as above
 
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
     return OTLPSpanExporter(

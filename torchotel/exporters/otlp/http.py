@@ -1,20 +1,105 @@
-"""OTLP over HTTP: POST protobuf."""
+"""Send requests over HTTP."""
 
+import http.client
+import io
 import json
 import logging
+import socket
 import time
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
 if TYPE_CHECKING:
     import requests
+
+
+_deadline_s: ContextVar[float] = ContextVar("torchotel_answer_deadline_s", default=float("inf"))
+
+
+@contextmanager
+def answered_until(deadline_s: float) -> Iterator[None]:
+    """Bound the answers of requests that are sent in here, their heads and bodies, by `time.monotonic()`."""
+    token = _deadline_s.set(deadline_s)
+    try:
+        yield
+    finally:
+        _deadline_s.reset(token)
+
+
+class TimedAdapter(HTTPAdapter):
+    """Connect so that `answered_until` holds, through a proxy too."""
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        """Make the pools of direct connections."""
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        """Make the pools of connections through a proxy."""
+        manager = super().proxy_manager_for(*args, **options)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+
+class _TimedReader(io.RawIOBase):
+    """Read from a socket until the deadline; each wait is cut to what is left."""
+
+    def __init__(self, stream: io.RawIOBase, connection: socket.socket) -> None:
+        self._stream, self._connection = stream, connection
+        self._deadline_s = _deadline_s.get()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        if left_s < float("inf"):
+            self._connection.settimeout(left_s)
+        return self._stream.readinto(buffer)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
+
+
+class _Connection(HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+_POOLS = {"http": _Pool, "https": _SecurePool}
+
 
 MAX_ANSWER_BYTES = 64 * 1024
 """What is read of an answer; an endpoint that never stops talking must not fill the memory."""
@@ -116,7 +201,7 @@ class HttpTransport(Transport):
 
     def ask(self, body: bytes, limit_s: float) -> Answer:
         """Post once and give the answer as it came; raise what `requests` raises."""
-        from torchotel.exporters.otlp.answers import answered_until  # noqa: PLC0415  # brings in `requests`
+        # brings in `requests`
 
         deadline_s = time.monotonic() + limit_s
         session, request, settings = self._connected or self._connect()
@@ -133,13 +218,13 @@ class HttpTransport(Transport):
 
     def prepare(self) -> None:
         """Load `requests`, and what is made of it."""
-        from torchotel.exporters.otlp import answers  # noqa: F401, PLC0415  # 100 ms
+        # 100 ms
 
     def _connect(self) -> "_Connected":
         """Look up once what each request would look up again, a third of its time, holding the GIL."""
         import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
 
-        from torchotel.exporters.otlp.answers import TimedAdapter  # noqa: PLC0415  # as above
+        # as above
 
         session = requests.Session()
         for scheme in ("http://", "https://"):

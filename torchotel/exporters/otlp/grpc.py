@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel.config.otlp_endpoint import Receiver, address_of, host_without_proxy
-from torchotel.exporters.otlp.signals import Signal
-from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
+from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Signal, Transport, taken
 
 if TYPE_CHECKING:
     import grpc
+
 
 # https://opentelemetry.io/docs/specs/otlp/#otlpgrpc-response
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 
 from torchotel import _names
-from torchotel.exporters.otlp import wire
+from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
@@ -51,7 +51,7 @@ class JsonEncoder:
         head = f'{{"traceId":"{trace.trace_id:032x}","spanId":"'
         common = _attributes(trace.attributes)
         state = f'"traceState":{_quote(trace.state)},' if trace.state else ""
-        flags = wire.flags(sampled=trace.sampled, remote=trace.remote_parent)
+        flags = protobuf.flags(sampled=trace.sampled, remote=trace.remote_parent)
         for span in trace.spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, _ = span
             name, shared = self._known[template]
@@ -63,7 +63,7 @@ class JsonEncoder:
                 f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
                 f'"attributes":[{(shared + common + own)[1:]}]{rest}}}'
             )
-            flags &= ~wire.FLAG_IS_REMOTE
+            flags &= ~protobuf.FLAG_IS_REMOTE
             self._since_rest += 1
             if self._since_rest >= REST_SPANS:
                 self._since_rest = 0
@@ -71,7 +71,7 @@ class JsonEncoder:
 
 
 def _template(template: SpanTemplate) -> tuple[str, str]:
-    return f'"name":{_quote(template.name)},"kind":{wire.KIND_INTERNAL}', _attributes(template.attributes)
+    return f'"name":{_quote(template.name)},"kind":{protobuf.KIND_INTERNAL}', _attributes(template.attributes)
 
 
 def _attributes(attributes: Attributes) -> str:
@@ -100,7 +100,7 @@ def _rest(span: Span) -> str:
     if span.links:
         out += f',"links":[{",".join(map(_link, span.links))}]'
     if span.error is not None:
-        out += f',"status":{{"message":{_quote(span.error.message)},"code":{wire.STATUS_ERROR}}}'
+        out += f',"status":{{"message":{_quote(span.error.message)},"code":{protobuf.STATUS_ERROR}}}'
     return out
 
 
@@ -112,5 +112,5 @@ def _event(event: SpanEvent) -> str:
 def _link(link: SpanLink) -> str:
     ids = f'"traceId":"{link.trace_id:032x}","spanId":"{link.span_id:016x}"'
     state = f',"traceState":{_quote(link.state)}' if link.state else ""
-    flags = wire.flags(sampled=link.sampled, remote=link.remote)
+    flags = protobuf.flags(sampled=link.sampled, remote=link.remote)
     return f'{{{ids}{state},"attributes":[{_attributes(link.attributes)[1:]}],"flags":{flags}}}'

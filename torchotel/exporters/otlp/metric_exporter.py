@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import Receiver
-from torchotel.exporters.otlp.connect import make_transport
-from torchotel.exporters.otlp.retry import RetryPolicy
-from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.signals import METRICS
+from torchotel.exporters.otlp.sender import RetryPolicy, Sender, make_transport
+from torchotel.exporters.otlp.transport import METRICS
 from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.provider_instruments import ProviderInstruments
 from torchotel.exporters.stats import ExportStats
@@ -124,7 +122,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
         from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415  # as above
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # as above
 
-        from torchotel.exporters.otlp.metrics_exporter import SenderMetricExporter  # noqa: PLC0415  # as above
+        from torchotel.exporters.otlp.metric_requests import SenderMetricExporter  # noqa: PLC0415  # as above
 
         self._transport.prepare()
         # More than the SDK's 2000 series of an instrument would be added up under no name.

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from torchotel import _names
-from torchotel.exporters.otlp import wire
+from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.spans import own_attributes, own_events
 from torchotel.exporters.templates import TemplateCache
 from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
@@ -28,8 +28,8 @@ _ROOT_ID = struct.Struct(">HQ").pack
 _START, _END = 0x39, 0x41
 _SPAN_ID, _PARENT_ID = 0x1208, 0x2208
 _ROOT_LEN, _CHILD_LEN = 10 + 18, 20 + 18
-_SPAN_TAG = wire.tag(wire.SCOPE_SPANS_SPANS, wire.LENGTH)
-_TRACE_ID = wire.tag(wire.SPAN_TRACE_ID, wire.LENGTH) + wire.varint(16)
+_SPAN_TAG = protobuf.tag(protobuf.SCOPE_SPANS_SPANS, protobuf.LENGTH)
+_TRACE_ID = protobuf.tag(protobuf.SPAN_TRACE_ID, protobuf.LENGTH) + protobuf.varint(16)
 
 EncodedSpan: TypeAlias = tuple[SpanTemplate, bytes]
 """A span as one of repeated `ScopeSpans.spans`, with its template."""
@@ -42,9 +42,9 @@ class _Encoding:
 
     def __init__(self, template: SpanTemplate) -> None:
         self.body = (
-            wire.string_field(wire.SPAN_NAME, template.name)
-            + wire.varint_field(wire.SPAN_KIND, wire.KIND_INTERNAL)
-            + wire.attributes_field(wire.SPAN_ATTRIBUTES, template.attributes)
+            protobuf.string_field(protobuf.SPAN_NAME, template.name)
+            + protobuf.varint_field(protobuf.SPAN_KIND, protobuf.KIND_INTERNAL)
+            + protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, template.attributes)
         )
         self.head_len = -1
         self.prefix = b""
@@ -52,7 +52,7 @@ class _Encoding:
     def fit(self, head_len: int) -> None:
         """Make the prefix for a trace's head of this length; nearly all traces of a run have the same."""
         self.head_len = head_len
-        self.prefix = _SPAN_TAG + wire.varint(head_len + _CHILD_LEN + len(self.body))
+        self.prefix = _SPAN_TAG + protobuf.varint(head_len + _CHILD_LEN + len(self.body))
 
 
 class SpanEncoder:
@@ -105,7 +105,7 @@ class SpanEncoder:
             else:
                 ids = _ROOT_ID(_SPAN_ID, span_id)
                 length = head_len + _ROOT_LEN + len(encoding.body) + len(own)
-            data = join((_SPAN_TAG, wire.varint(length), times, head, ids, encoding.body, own))
+            data = join((_SPAN_TAG, protobuf.varint(length), times, head, ids, encoding.body, own))
             encoded.append((template, data))
         return encoded
 
@@ -114,9 +114,9 @@ def _head(trace: Trace, *, remote: bool) -> bytes:
     return (
         _TRACE_ID
         + trace.trace_id.to_bytes(16, "big")
-        + (wire.string_field(wire.SPAN_TRACE_STATE, trace.state) if trace.state else b"")
-        + wire.fixed32_field(wire.SPAN_FLAGS, wire.flags(sampled=trace.sampled, remote=remote))
-        + wire.attributes_field(wire.SPAN_ATTRIBUTES, trace.attributes)
+        + (protobuf.string_field(protobuf.SPAN_TRACE_STATE, trace.state) if trace.state else b"")
+        + protobuf.fixed32_field(protobuf.SPAN_FLAGS, protobuf.flags(sampled=trace.sampled, remote=remote))
+        + protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, trace.attributes)
     )
 
 
@@ -124,41 +124,41 @@ def _own(span: Span) -> bytes:
     """Encode what only this span has."""
     pieces: list[bytes] = []
     if span.attributes or span.error is not None:
-        pieces.append(wire.attributes_field(wire.SPAN_ATTRIBUTES, own_attributes(span)))
+        pieces.append(protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, own_attributes(span)))
     if span.events or span.error is not None:
-        pieces += [wire.length_field(wire.SPAN_EVENTS, _event(event)) for event in own_events(span)]
+        pieces += [protobuf.length_field(protobuf.SPAN_EVENTS, _event(event)) for event in own_events(span)]
     for link in span.links:
         plain = not (link.attributes or link.dropped or link.state)
         pieces.append(_known_link(link.trace_id, link.span_id, link.sampled, link.remote) if plain else _link(link))
     if span.error is not None:
-        status = wire.string_field(wire.STATUS_MESSAGE, span.error.message)
-        status += wire.varint_field(wire.STATUS_CODE, wire.STATUS_ERROR)
-        pieces.append(wire.length_field(wire.SPAN_STATUS, status))
+        status = protobuf.string_field(protobuf.STATUS_MESSAGE, span.error.message)
+        status += protobuf.varint_field(protobuf.STATUS_CODE, protobuf.STATUS_ERROR)
+        pieces.append(protobuf.length_field(protobuf.SPAN_STATUS, status))
     if span.dropped is not None:
-        pieces.append(_count(wire.SPAN_DROPPED_ATTRIBUTES, span.dropped.attributes))
-        pieces.append(_count(wire.SPAN_DROPPED_EVENTS, span.dropped.events))
-        pieces.append(_count(wire.SPAN_DROPPED_LINKS, span.dropped.links))
+        pieces.append(_count(protobuf.SPAN_DROPPED_ATTRIBUTES, span.dropped.attributes))
+        pieces.append(_count(protobuf.SPAN_DROPPED_EVENTS, span.dropped.events))
+        pieces.append(_count(protobuf.SPAN_DROPPED_LINKS, span.dropped.links))
     return b"".join(pieces)
 
 
 def _event(event: SpanEvent) -> bytes:
     return (
-        wire.fixed64_field(wire.EVENT_TIME, event.time_ns)
-        + wire.string_field(wire.EVENT_NAME, event.name)
-        + wire.attributes_field(wire.EVENT_ATTRIBUTES, event.attributes)
-        + _count(wire.EVENT_DROPPED_ATTRIBUTES, event.dropped)
+        protobuf.fixed64_field(protobuf.EVENT_TIME, event.time_ns)
+        + protobuf.string_field(protobuf.EVENT_NAME, event.name)
+        + protobuf.attributes_field(protobuf.EVENT_ATTRIBUTES, event.attributes)
+        + _count(protobuf.EVENT_DROPPED_ATTRIBUTES, event.dropped)
     )
 
 
 def _link(link: SpanLink) -> bytes:
-    return wire.length_field(
-        wire.SPAN_LINKS,
-        wire.length_field(wire.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
-        + wire.length_field(wire.LINK_SPAN_ID, link.span_id.to_bytes(8, "big"))
-        + (wire.string_field(wire.LINK_TRACE_STATE, link.state) if link.state else b"")
-        + wire.attributes_field(wire.LINK_ATTRIBUTES, link.attributes)
-        + _count(wire.LINK_DROPPED_ATTRIBUTES, link.dropped)
-        + wire.fixed32_field(wire.LINK_FLAGS, wire.flags(sampled=link.sampled, remote=link.remote)),
+    return protobuf.length_field(
+        protobuf.SPAN_LINKS,
+        protobuf.length_field(protobuf.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
+        + protobuf.length_field(protobuf.LINK_SPAN_ID, link.span_id.to_bytes(8, "big"))
+        + (protobuf.string_field(protobuf.LINK_TRACE_STATE, link.state) if link.state else b"")
+        + protobuf.attributes_field(protobuf.LINK_ATTRIBUTES, link.attributes)
+        + _count(protobuf.LINK_DROPPED_ATTRIBUTES, link.dropped)
+        + protobuf.fixed32_field(protobuf.LINK_FLAGS, protobuf.flags(sampled=link.sampled, remote=link.remote)),
     )
 
 
@@ -169,7 +169,7 @@ def _known_link(trace_id: int, span_id: int, sampled: bool, remote: bool) -> byt
 
 
 def _count(field: int, count: int) -> bytes:
-    return wire.varint_field(field, count) if count else b""
+    return protobuf.varint_field(field, count) if count else b""
 
 
 class Envelope:
@@ -181,20 +181,20 @@ class Envelope:
     """
 
     def __init__(self, resource: Attributes, version: str) -> None:
-        attributes = wire.attributes_field(wire.RESOURCE_ATTRIBUTES, resource)
-        scope = wire.string_field(wire.SCOPE_NAME, _names.SCOPE)
-        scope += wire.string_field(wire.SCOPE_VERSION, version)
-        self._before = wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)
+        attributes = protobuf.attributes_field(protobuf.RESOURCE_ATTRIBUTES, resource)
+        scope = protobuf.string_field(protobuf.SCOPE_NAME, _names.SCOPE)
+        scope += protobuf.string_field(protobuf.SCOPE_VERSION, version)
+        self._before = protobuf.length_field(protobuf.RESOURCE_SPANS_RESOURCE, attributes)
         # A resource's schema doesn't hold for the spans, so each has its own.
-        schema = wire.string_field(wire.SCOPE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
-        self._scope = wire.length_field(wire.SCOPE_SPANS_SCOPE, scope) + schema
-        self._after = wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+        schema = protobuf.string_field(protobuf.SCOPE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+        self._scope = protobuf.length_field(protobuf.SCOPE_SPANS_SCOPE, scope) + schema
+        self._after = protobuf.string_field(protobuf.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
 
     def wrap(self, spans: Sequence[bytes]) -> bytes:
         """Make an `ExportTraceServiceRequest` of encoded spans."""
         spans_len = len(self._scope) + sum(map(len, spans))
-        scope_spans = wire.tag(wire.RESOURCE_SPANS_SCOPE_SPANS, wire.LENGTH) + wire.varint(spans_len)
+        scope_spans = protobuf.tag(protobuf.RESOURCE_SPANS_SCOPE_SPANS, protobuf.LENGTH) + protobuf.varint(spans_len)
         total = len(self._before) + len(scope_spans) + spans_len + len(self._after)
-        start = wire.tag(wire.REQUEST_RESOURCE_SPANS, wire.LENGTH) + wire.varint(total)
+        start = protobuf.tag(protobuf.REQUEST_RESOURCE_SPANS, protobuf.LENGTH) + protobuf.varint(total)
         # One join: the spans are megabytes, and each nesting would copy them again.
         return b"".join((start, self._before, scope_spans, self._scope, *spans, self._after))

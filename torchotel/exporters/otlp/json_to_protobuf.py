@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any, NamedTuple
 
-from torchotel.exporters.otlp import wire
+from torchotel.exporters.otlp import protobuf
 
 FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
@@ -32,12 +32,12 @@ def parts(request: Mapping[str, Any], max_spans: int, max_bytes: int) -> Iterato
     """Encode a request, in parts of bounded size where it is larger."""
     for resource in request.get("resourceSpans", ()):
         around = _resource(resource.get("resource", {}))
-        schema = wire.string_field(wire.RESOURCE_SPANS_SCHEMA_URL, _text(resource.get("schemaUrl", "")))
+        schema = protobuf.string_field(protobuf.RESOURCE_SPANS_SCHEMA_URL, _text(resource.get("schemaUrl", "")))
         for scope in resource.get("scopeSpans", ()):
             inner = _scope(scope)
             for spans in _slices([_span(span) for span in scope.get("spans", ())], max_spans, max_bytes):
-                scope_spans = wire.length_field(wire.RESOURCE_SPANS_SCOPE_SPANS, inner + b"".join(spans))
-                body = wire.length_field(wire.REQUEST_RESOURCE_SPANS, around + scope_spans + schema)
+                scope_spans = protobuf.length_field(protobuf.RESOURCE_SPANS_SCOPE_SPANS, inner + b"".join(spans))
+                body = protobuf.length_field(protobuf.REQUEST_RESOURCE_SPANS, around + scope_spans + schema)
                 yield Part(body, len(spans))
 
 
@@ -55,69 +55,69 @@ def _slices(spans: Sequence[bytes], max_spans: int, max_bytes: int) -> Iterator[
 
 
 def _resource(resource: Mapping[str, Any]) -> bytes:
-    attributes = _attributes(wire.RESOURCE_ATTRIBUTES, resource.get("attributes", ()))
-    return wire.length_field(wire.RESOURCE_SPANS_RESOURCE, attributes)
+    attributes = _attributes(protobuf.RESOURCE_ATTRIBUTES, resource.get("attributes", ()))
+    return protobuf.length_field(protobuf.RESOURCE_SPANS_RESOURCE, attributes)
 
 
 def _scope(scope: Mapping[str, Any]) -> bytes:
     said = scope.get("scope", {})
-    name = wire.string_field(wire.SCOPE_NAME, _text(said.get("name", "")))
-    version = wire.string_field(wire.SCOPE_VERSION, _text(said.get("version", "")))
-    schema = wire.string_field(wire.SCOPE_SPANS_SCHEMA_URL, _text(scope.get("schemaUrl", "")))
-    return wire.length_field(wire.SCOPE_SPANS_SCOPE, name + version) + schema
+    name = protobuf.string_field(protobuf.SCOPE_NAME, _text(said.get("name", "")))
+    version = protobuf.string_field(protobuf.SCOPE_VERSION, _text(said.get("version", "")))
+    schema = protobuf.string_field(protobuf.SCOPE_SPANS_SCHEMA_URL, _text(scope.get("schemaUrl", "")))
+    return protobuf.length_field(protobuf.SCOPE_SPANS_SCOPE, name + version) + schema
 
 
 def _span(span: Mapping[str, Any]) -> bytes:
     parent, state = span.get("parentSpanId"), span.get("traceState")
     fields = [
-        _id(wire.SPAN_TRACE_ID, span["traceId"], TRACE_ID_BYTES),
-        _id(wire.SPAN_SPAN_ID, span["spanId"], SPAN_ID_BYTES),
-        wire.string_field(wire.SPAN_TRACE_STATE, _text(state)) if state else b"",
-        _id(wire.SPAN_PARENT_SPAN_ID, parent, SPAN_ID_BYTES) if parent else b"",
-        wire.string_field(wire.SPAN_NAME, _text(span.get("name", ""))),
-        wire.varint_field(wire.SPAN_KIND, _whole(span.get("kind", 0), _KINDS)),
-        wire.fixed64_field(wire.SPAN_START_TIME, _whole(span.get("startTimeUnixNano", 0), _UINT64)),
-        wire.fixed64_field(wire.SPAN_END_TIME, _whole(span.get("endTimeUnixNano", 0), _UINT64)),
-        _attributes(wire.SPAN_ATTRIBUTES, span.get("attributes", ())),
-        _messages(wire.SPAN_EVENTS, span.get("events", ()), _event),
-        _messages(wire.SPAN_LINKS, span.get("links", ()), _link),
+        _id(protobuf.SPAN_TRACE_ID, span["traceId"], TRACE_ID_BYTES),
+        _id(protobuf.SPAN_SPAN_ID, span["spanId"], SPAN_ID_BYTES),
+        protobuf.string_field(protobuf.SPAN_TRACE_STATE, _text(state)) if state else b"",
+        _id(protobuf.SPAN_PARENT_SPAN_ID, parent, SPAN_ID_BYTES) if parent else b"",
+        protobuf.string_field(protobuf.SPAN_NAME, _text(span.get("name", ""))),
+        protobuf.varint_field(protobuf.SPAN_KIND, _whole(span.get("kind", 0), _KINDS)),
+        protobuf.fixed64_field(protobuf.SPAN_START_TIME, _whole(span.get("startTimeUnixNano", 0), _UINT64)),
+        protobuf.fixed64_field(protobuf.SPAN_END_TIME, _whole(span.get("endTimeUnixNano", 0), _UINT64)),
+        _attributes(protobuf.SPAN_ATTRIBUTES, span.get("attributes", ())),
+        _messages(protobuf.SPAN_EVENTS, span.get("events", ()), _event),
+        _messages(protobuf.SPAN_LINKS, span.get("links", ()), _link),
         _status(span["status"]) if span.get("status") else b"",
-        wire.fixed32_field(wire.SPAN_FLAGS, _whole(span.get("flags", 0), _UINT32)),
+        protobuf.fixed32_field(protobuf.SPAN_FLAGS, _whole(span.get("flags", 0), _UINT32)),
     ]
-    return wire.length_field(wire.SCOPE_SPANS_SPANS, b"".join(fields))
+    return protobuf.length_field(protobuf.SCOPE_SPANS_SPANS, b"".join(fields))
 
 
 def _messages(field: int, items: Sequence[Mapping[str, Any]], encode: Callable[[Mapping[str, Any]], bytes]) -> bytes:
-    return b"".join(wire.length_field(field, encode(item)) for item in items)
+    return b"".join(protobuf.length_field(field, encode(item)) for item in items)
 
 
 def _event(event: Mapping[str, Any]) -> bytes:
     return (
-        wire.fixed64_field(wire.EVENT_TIME, _whole(event.get("timeUnixNano", 0), _UINT64))
-        + wire.string_field(wire.EVENT_NAME, _text(event.get("name", "")))
-        + _attributes(wire.EVENT_ATTRIBUTES, event.get("attributes", ()))
+        protobuf.fixed64_field(protobuf.EVENT_TIME, _whole(event.get("timeUnixNano", 0), _UINT64))
+        + protobuf.string_field(protobuf.EVENT_NAME, _text(event.get("name", "")))
+        + _attributes(protobuf.EVENT_ATTRIBUTES, event.get("attributes", ()))
     )
 
 
 def _link(link: Mapping[str, Any]) -> bytes:
     return (
-        _id(wire.LINK_TRACE_ID, link["traceId"], TRACE_ID_BYTES)
-        + _id(wire.LINK_SPAN_ID, link["spanId"], SPAN_ID_BYTES)
-        + (wire.string_field(wire.LINK_TRACE_STATE, _text(state)) if (state := link.get("traceState")) else b"")
-        + _attributes(wire.LINK_ATTRIBUTES, link.get("attributes", ()))
-        + wire.fixed32_field(wire.LINK_FLAGS, _whole(link.get("flags", 0), _UINT32))
+        _id(protobuf.LINK_TRACE_ID, link["traceId"], TRACE_ID_BYTES)
+        + _id(protobuf.LINK_SPAN_ID, link["spanId"], SPAN_ID_BYTES)
+        + (protobuf.string_field(protobuf.LINK_TRACE_STATE, _text(state)) if (state := link.get("traceState")) else b"")
+        + _attributes(protobuf.LINK_ATTRIBUTES, link.get("attributes", ()))
+        + protobuf.fixed32_field(protobuf.LINK_FLAGS, _whole(link.get("flags", 0), _UINT32))
     )
 
 
 def _status(status: Mapping[str, Any]) -> bytes:
     code = status.get("code", 0)
-    message = wire.string_field(wire.STATUS_MESSAGE, _text(status.get("message", "")))
+    message = protobuf.string_field(protobuf.STATUS_MESSAGE, _text(status.get("message", "")))
     number = _CODES[code] if isinstance(code, str) else _whole(code, range(len(_CODES)))
-    return wire.length_field(wire.SPAN_STATUS, message + wire.varint_field(wire.STATUS_CODE, number))
+    return protobuf.length_field(protobuf.SPAN_STATUS, message + protobuf.varint_field(protobuf.STATUS_CODE, number))
 
 
 def _attributes(field: int, pairs: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(wire.length_field(field, pair) for pair in map(_key_value, pairs) if pair is not None)
+    return b"".join(protobuf.length_field(field, pair) for pair in map(_key_value, pairs) if pair is not None)
 
 
 def _key_value(pair: Mapping[str, Any]) -> bytes | None:
@@ -134,27 +134,27 @@ def _key_value(pair: Mapping[str, Any]) -> bytes | None:
 @lru_cache(8192)  # attributes repeat themselves from step to step, and this is most of the time
 def _known_key_value(key: str, kind: str, content: str | float | tuple[str, ...]) -> bytes | None:
     if kind == "stringValue" and isinstance(content, str):
-        value = wire.any_value(content)
+        value = protobuf.any_value(content)
     elif kind == "boolValue":
-        value = wire.any_value(bool(content))
+        value = protobuf.any_value(bool(content))
     elif kind == "intValue":
-        value = wire.any_value(_whole(content, _INT64))
+        value = protobuf.any_value(_whole(content, _INT64))
     elif kind == "doubleValue" and not isinstance(content, tuple):
         if not isfinite(float(content)):
             return None
-        value = wire.any_value(float(content))
+        value = protobuf.any_value(float(content))
     elif isinstance(content, tuple):
-        value = wire.any_value(content)
+        value = protobuf.any_value(content)
     else:
         raise ValueError(f"{kind!s:.40} is no kind of value")
-    return wire.string_field(wire.KEY_VALUE_KEY, key) + wire.length_field(wire.KEY_VALUE_VALUE, value)
+    return protobuf.string_field(protobuf.KEY_VALUE_KEY, key) + protobuf.length_field(protobuf.KEY_VALUE_VALUE, value)
 
 
 def _id(field: int, text: str, length: int) -> bytes:
     raw = bytes.fromhex(text)
     if len(raw) != length:
         raise ValueError(f"{text:.40} is no id of {length} bytes")
-    return wire.length_field(field, raw)
+    return protobuf.length_field(field, raw)
 
 
 def _text(value: Any) -> str:
