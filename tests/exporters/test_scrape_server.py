@@ -12,8 +12,7 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.gil import Sliced
 from torchotel.exporters.prometheus import server as module
 from torchotel.exporters.prometheus.endpoint import EndpointOutlet
-from torchotel.exporters.prometheus.listener import Listener
-from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME
+from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME, Listener
 from torchotel.metrics.store import Metrics
 
 BODY = b"torch_steps_total 1.0\n"

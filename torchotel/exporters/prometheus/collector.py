@@ -1,7 +1,9 @@
-"""Metrics as Prometheus reads them: families for a registry of prometheus_client."""
+"""Collect metrics into a prometheus_client registry."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -13,11 +15,23 @@ from prometheus_client.utils import floatToGoString
 
 from torchotel._utils.faults import Guard
 from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.prometheus.target import target_labels
+from torchotel.exporters.spans import speakable_text
 from torchotel.metrics.aggregation import Distribution, Exemplar, Family
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
+
+
+def target_labels(resource: Attributes) -> dict[str, str]:
+    """Return the resource as labels; where two names fall together their values are joined, as OpenTelemetry has it."""
+    labels: dict[str, str] = {}
+    for name in sorted(resource):
+        value = resource[name]
+        text = speakable_text(value) if isinstance(value, str) else json.dumps(value)
+        safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
+        safe = f"key_{safe}" if safe[0].isdecimal() else safe
+        labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
+    return labels
 
 
 class MetricsCollector(Collector):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, islice
 
-from torchotel.exporters.prometheus.target import target_labels
+from torchotel.exporters.prometheus.collector import target_labels
 from torchotel.metrics.aggregation import Distribution, Exemplar, Family, Labels
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics

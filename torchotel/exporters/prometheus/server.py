@@ -1,24 +1,93 @@
-"""A small HTTP server that Prometheus scrapes."""
+"""The HTTP server that answers scrapes."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import ipaddress
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
-from torchotel.exporters.prometheus.hosts import names_this_machine
-from torchotel.exporters.prometheus.negotiation import takes_gzip, wants_openmetrics
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+_QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
+
+
+class _Range(NamedTuple):
+    name: str
+    parameters: Mapping[str, str]
+    quality: float
+    """From 0, which is a refusal, to 1."""
+
+    def fits(self, name: str, version: str) -> bool:
+        """Tell whether it has this name, and no other version."""
+        return self.name == name and self.parameters.get("version", version) == version
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Tell whether OpenMetrics 1.0.0 is liked better than text, or as well and named; whoever likes neither gets text.
+
+    Prometheus names several versions, and the one that we write with the highest quality.
+    """
+    ranges = list(_ranges(accept))
+    openmetrics = _quality(ranges, "application/openmetrics-text", "1.0.0")
+    text = _quality(ranges, "text/plain", "0.0.4")
+    named = any(one.fits("application/openmetrics-text", "1.0.0") for one in ranges)
+    return openmetrics > text or (named and openmetrics == text > 0)
+
+
+def takes_gzip(accept_encoding: str) -> bool:
+    """Tell whether gzip is named, or any encoding, and not refused."""
+    ranges = {one.name: one.quality for one in _ranges(accept_encoding)}
+    return ranges.get("gzip", ranges.get("*", 0.0)) > 0
+
+
+def _ranges(header: str) -> Iterator[_Range]:
+    for text in header.split(","):
+        name, *rest = (part.strip() for part in text.lower().split(";"))
+        parameters = {key.strip(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)}
+        quality = parameters.get("q", "1")
+        yield _Range(name, parameters, float(quality) if _QUALITY.fullmatch(quality) else 0.0)
+
+
+def _quality(ranges: list[_Range], name: str, version: str) -> float:
+    """Return what the most specific of the ranges that fit says; 0 where none does."""
+    for wanted in (name, f"{name.partition('/')[0]}/*", "*/*"):
+        qualities = [one.quality for one in ranges if one.fits(wanted, version)]
+        if qualities:
+            return max(qualities)
+    return 0.0
+
+
+_PORT = re.compile(r":\d*$")
+_PRIVATE = (".localhost", ".local", ".internal", ".home.arpa")
+"""Ends of names that nobody can register."""
+
+
+def names_this_machine(host: str) -> bool:
+    """Tell whether a Host header could be that of a client which means this machine.
+
+    A web page can let its own name lead to 127.0.0.1 once it is open (DNS rebinding), and its script then reads what
+    is served there; but its requests carry that name, which is one that can be registered.
+    """
+    name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." not in name or name.endswith(_PRIVATE)
+    return True
+
 
 THREAD_NAME = "torchotel-scrape"
 POLL_S = 0.1
@@ -188,3 +257,65 @@ class _Server(ThreadingMixIn, WSGIServer):
 def _cut_off(request: socket.socket) -> None:
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
+
+
+WAITING = 5
+"""Clients that may wait until they are answered."""
+
+
+class Listener:
+    """Listen on a port; who comes before `serve` waits, since what knows HTTP takes a while to load.
+
+    Args:
+        host: Address that is listened on.
+        port: 0: any free one.
+
+    Raises:
+        OSError: The address can't be had.
+        UnicodeError: The host can be no name.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        name = host.encode() if host.isascii() else host  # of a string Python asks what knows all languages' names
+        family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` means every address
+        self._socket = socket.create_server(
+            (str(address[0]), port), family=family, backlog=WAITING, dualstack_ipv6=both
+        )
+        self.port: int = self._socket.getsockname()[1]
+        self._server: ScrapeServer | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def serve(self, write: Callable[[bool], bytes | None]) -> None:
+        """Answer from now on; called on the worker.
+
+        Args:
+            write: Gives the whole answer, as OpenMetrics or as text, or None where it can't.
+
+        Raises:
+            RuntimeError: No thread can be started; not where the program ends, for nobody is to be answered any more.
+            OSError: There are too many open files.
+        """
+        # what is slow to load
+
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._server = ScrapeServer(write, self._socket)
+            except RuntimeError:
+                if threading.main_thread().is_alive():
+                    raise
+
+    def close(self) -> None:
+        """Close the port, cut off who is still connected, and end the threads."""
+        with self._lock:
+            self._closed = True
+        if self._server is not None:
+            self._server.close()
+        self._socket.close()
+
+    def detach(self) -> None:
+        """Close this process's copy of the port: a forked child would keep it open."""
+        self._socket.close()
