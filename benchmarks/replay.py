@@ -15,7 +15,7 @@ from torchotel._records import Unit
 from torchotel.config.otlp_endpoint import Receiver
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
-from torchotel.exporters.sdk.engine import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import SdkEngine
 from torchotel.tracing.span import TraceExporter
 
 FLUSH_S = 60.0

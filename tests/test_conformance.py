@@ -31,7 +31,7 @@ from torchotel.capture.recorder import Capture
 from torchotel.config.otlp_endpoint import Receiver as Endpoint
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
-from torchotel.exporters.sdk.engine import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import SdkEngine
 from torchotel.sampling.detail import Detail
 from torchotel.tracing.call_tree import CallTimer
 from torchotel.tracing.context import current_span

@@ -173,7 +173,7 @@ def test_instrumenting_loads_what_is_used() -> None:
     script = (
         "import sys, torch, torchotel\n"
         "handle = torchotel.instrument(prometheus_port=0)\n"
-        "unused = {'torch._dynamo', 'prometheus_client', 'grpc', 'torchotel.exporters.sdk.engine'}\n"
+        "unused = {'torch._dynamo', 'prometheus_client', 'grpc', 'torchotel.exporters.sdk.tracer_provider'}\n"
         "unused |= {'transformers', 'accelerate', 'lightning', 'pytorch_lightning'}\n"
         "print((unused | {'opentelemetry.sdk.trace'}) & set(sys.modules))\n"
         "handle.shutdown()\n"

@@ -12,7 +12,7 @@ from torchotel._utils.distributed import own_folder
 from torchotel._utils.version import package_version
 from torchotel.config.config import Config
 from torchotel.exporters.late import LateExporter
-from torchotel.exporters.sdk.providers import find_provider, set_provider, user_spans
+from torchotel.exporters.sdk.global_provider import find_provider, set_provider, user_spans
 from torchotel.exporters.stats import ExportStats
 from torchotel.tracing.resource import ProcessResource
 from torchotel.tracing.span import Attributes, TraceExporter
@@ -60,7 +60,7 @@ def _make_engine(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
 ) -> TraceExporter:
     if provider is not None:
-        from torchotel.exporters.sdk.engine import SdkEngine  # noqa: PLC0415  # as above
+        from torchotel.exporters.sdk.tracer_provider import SdkEngine  # noqa: PLC0415  # as above
 
         return SdkEngine(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
     if config.traces_exporter == "console":

@@ -55,7 +55,7 @@ class Publisher:
         if "prometheus" in config.metrics_exporter:
             self._serve(config, resource, environ, rest, wait=wait)
         if config.meter_provider is not None:
-            from torchotel.exporters.provider_instruments import ProviderOutlet  # noqa: PLC0415  # what is used is loaded
+            from torchotel.exporters.sdk.meter_provider import ProviderOutlet  # noqa: PLC0415  # what is used is loaded
 
             made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]

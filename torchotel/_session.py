@@ -29,7 +29,7 @@ from torchotel._utils.version import package_version
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
-from torchotel.exporters.sdk.providers import import_despite_limit
+from torchotel.exporters.sdk.global_provider import import_despite_limit
 from torchotel.exporters.stats import ExportStats
 from torchotel.integrations.registry import Frameworks
 from torchotel.metrics.store import Metrics

@@ -14,7 +14,7 @@ from opentelemetry.util.types import Attributes
 from traces import CONV, STEP, T0
 
 from torchotel._records import SpanReference
-from torchotel.exporters.sdk.engine import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import SdkEngine
 from torchotel.tracing.span import Span, Trace
 
 

@@ -17,7 +17,7 @@ from senders import soon
 from traces import CONV, T0, flat, rich
 
 from torchotel._records import SpanReference
-from torchotel.exporters.sdk.engine import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import SdkEngine
 from torchotel.exporters.stats import ExportCounts
 
 # ---- nothing is lost

@@ -10,7 +10,7 @@ from torchotel.config.config import BACKENDS_VARIABLE, Config
 from torchotel.config.otel_variables import VARIABLES
 from torchotel.doctor.result import Finding, ok, warning
 from torchotel.doctor.settings import PREFIX, known_variables
-from torchotel.exporters.sdk.providers import find_provider
+from torchotel.exporters.sdk.global_provider import find_provider
 
 _VARIABLES = "variables"
 _PREFIXES = ("OTEL_", "OTLP_", "OPENTELEMETRY_", "TORCHOTEL", "TORCH_OTEL", "PROMETHEUS_")

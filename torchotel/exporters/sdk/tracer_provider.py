@@ -1,18 +1,24 @@
-"""Traces through a tracer provider of the user's: replayed by its public API, when they are whole."""
+"""Replay spans through the user's TracerProvider."""
 
+import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import Tracer as SdkTracer
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link as LiveLink
 from opentelemetry.trace import (
     NonRecordingSpan,
+    NoOpTracer,
     ProxyTracer,
     SpanContext,
     SpanKind,
     StatusCode,
+    Tracer,
     TracerProvider,
     get_current_span,
     set_span_in_context,
@@ -22,14 +28,84 @@ from opentelemetry.trace import Span as LiveSpan
 from torchotel import _names as names
 from torchotel._records import Baggage, SpanReference
 from torchotel.exporters.sdk.delivery import Delivery
-from torchotel.exporters.sdk.started import StartedSpans
-from torchotel.exporters.sdk.tracer import get_tracer
 from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
 from torchotel.exporters.stats import ExportStats
 from torchotel.exporters.templates import TemplateCache
 from torchotel.tracing.context import baggage_context
-from torchotel.tracing.ids import context_of, random_span_id, random_trace_id, span_context_of
+from torchotel.tracing.ids import context_of, own_random, random_span_id, random_trace_id, span_context_of
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter
+
+MOST_STARTED = 4096
+"""Spans of open steps whose context was asked for; what is older belongs to records that were dropped."""
+MOST_WAITING = 50_000
+"""While the worker is behind, those of records that it has not come to are there as well."""
+
+
+class StartedSpans:
+    """Keep live spans until their trace is replayed; bounded, since a record may be dropped before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal's handler may ask in the midst of it
+        self._spans: dict[int, tuple[LiveSpan, Context]] = {}
+
+    def add(self, span: LiveSpan, context: Context) -> None:
+        """Keep a span, by its id, and the context that it began in."""
+        with self._lock:
+            self._spans[span.get_span_context().span_id] = span, context
+        if len(self._spans) > MOST_WAITING:
+            self.end_oldest(MOST_WAITING)
+
+    def get(self, span_id: int) -> tuple[LiveSpan, Context] | None:
+        """Return a span that is kept, and keep it."""
+        return self._spans.get(span_id)
+
+    def take(self, span_id: int) -> tuple[LiveSpan, Context] | None:
+        """Return a span that is kept, for its end."""
+        if span_id not in self._spans:  # nearly always
+            return None
+        with self._lock:
+            return self._spans.pop(span_id, None)
+
+    def end_oldest(self, keep: int = MOST_STARTED) -> None:
+        """End all but the newest as they are; they say that nobody saw their end."""
+        with self._lock:
+            ids = list(self._spans)
+            oldest = [self._spans.pop(span_id) for span_id in ids[: max(0, len(ids) - keep)]]
+        for span, _ in oldest:  # not under the lock: processors of the user's run here, and may raise
+            with contextlib.suppress(Exception):
+                span.set_attribute(names.ESTIMATED, "end")
+                span.end()
+
+
+_logger = logging.getLogger("torchotel")
+
+
+class OwnRandomIds(RandomIdGenerator):
+    """Draw ids as the SDK does, but not from the global generator.
+
+    Programs seed that one, and Dynamo sets it back after each compilation, so that ids would come twice.
+    """
+
+    def generate_span_id(self) -> int:
+        """Return 64 random bits; all zeros is none."""
+        return own_random.getrandbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        """Return 128 random bits; all zeros is none."""
+        return own_random.getrandbits(128) or 1
+
+
+def get_tracer(provider: TracerProvider, version: str) -> Tracer:
+    """Return our tracer; only ours draws apart, and an id generator of the user's is kept."""
+    try:
+        tracer = provider.get_tracer(names.SCOPE, version, schema_url=names.SCHEMA_URL)
+    except Exception:  # of the user's, and their program must start
+        _logger.exception("The tracer provider has no tracer for us, so no spans are recorded")
+        return NoOpTracer()
+    if isinstance(tracer, SdkTracer) and type(tracer.id_generator) is RandomIdGenerator:
+        tracer.id_generator = OwnRandomIds()
+    return tracer
+
 
 REST_SPANS = 16
 """Spans that are replayed without a rest, about 0.2 ms."""
@@ -39,7 +115,6 @@ ROOT_IDENTITY = (names.RANK, names.WORLD_SIZE, names.RUN_ID)
 
 _NOTHING = Context()
 """Not the current one: what is current on the worker, or around a training step, is no parent."""
-_logger = logging.getLogger("torchotel")
 
 
 class _Lost(NonRecordingSpan):

@@ -10,8 +10,8 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider
 from opentelemetry.metrics import Observation as OtelObservation
 
 from torchotel import _names as names
-from torchotel.exporters.flushing import ProviderFlush
 from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.sdk.delivery import ProviderFlush
 from torchotel.metrics.aggregation import Labels
 from torchotel.metrics.instruments import TABLE, Instrument
 from torchotel.metrics.store import Metrics, Observation

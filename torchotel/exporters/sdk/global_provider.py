@@ -17,13 +17,14 @@ from torchotel import _names
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
-from torchotel.exporters.flushing import ProviderFlush
+from torchotel.exporters.sdk.delivery import ProviderFlush
 from torchotel.exporters.spans import speakable
 from torchotel.exporters.stats import ExportStats
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+
 
 _logger = logging.getLogger("torchotel")
 _ours: TracerProvider | None = None
@@ -111,7 +112,7 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
     from opentelemetry.sdk.version import __version__  # noqa: PLC0415  # the SDK is loaded on request only
 
-    from torchotel.exporters.sdk.tracer import OwnRandomIds  # noqa: PLC0415  # as above
+    from torchotel.exporters.sdk.tracer_provider import OwnRandomIds  # noqa: PLC0415  # as above
 
     attributes = {**speakable(resource), _names.SDK_NAME: "opentelemetry", _names.SDK_VERSION: __version__}
     length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
