@@ -21,10 +21,10 @@ from benchmarks.records import record
 from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
-from torchotel._exporting import rest
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
 from torchotel.config.otlp_endpoint import Receiver
+from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.metrics.store import Metrics

@@ -17,10 +17,10 @@ from benchmarks.nowhere import Nowhere
 from benchmarks.sink import Sink
 from benchmarks.wandb_watch import wandb_modes
 from benchmarks.workloads import Workload
-from torchotel._exporting import rest
 from torchotel._session import Session
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
+from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.sampling.detail import Detail
 

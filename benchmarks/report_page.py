@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from torchotel import _names as names
-from torchotel.exporters.runfile import RunFile
+from torchotel.exporters.run_file import RunFile
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 STEPS, MODULES, DETAIL, MAX_SPANS = 100_000, 2_000, 64, 2_000

@@ -87,9 +87,9 @@ ONCE = (
     "capture.torch_internals.around_fetch",
     "capture.torch_internals.after_scaling",
     "capture.torch_internals.around_compilation",
-    "_publisher.Publisher.__init__",
-    "_publisher.Publisher.prepare",
-    "_publisher.Publisher.shutdown",
+    "exporters.factory.Publisher.__init__",
+    "exporters.factory.Publisher.prepare",
+    "exporters.factory.Publisher.shutdown",
     "_session.Session.stats",
 )
 """What is called once, most of it by `instrument()`, `flush()`, `shutdown()` and `stats()`."""
@@ -108,8 +108,8 @@ WORKER = (
     "metrics.store.Metrics.add",
     "tracing.call_tree.CallTimer.time",
     "tracing.trace_builder.TraceBuilder.build",
-    "telemetry.lines.unit_line",
-    "_exporting._make_otlp",
+    "exporters.run_file.unit_line",
+    "exporters.factory._make_otlp",
     "exporters.otlp.trace_exporter.RequestExporter.prepare",
     "exporters.otlp.encoder.SpanEncoder.slices",
     "exporters.otlp.encoder.Envelope.wrap",

@@ -9,7 +9,7 @@ from torch import nn
 from torchotel._records import Record, Unit
 from torchotel._session import Session
 from torchotel.config.config import Config
-from torchotel.exporters.memory import InMemoryExporter
+from torchotel.exporters.in_memory import InMemoryExporter
 
 
 class Interrupted(InMemoryExporter):

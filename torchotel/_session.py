@@ -17,8 +17,6 @@ from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
 from torchotel._errors import ConfigError
-from torchotel._exporting import make_exporters, open_record, rest
-from torchotel._publisher import Publisher
 from torchotel._records import Record, Unit
 from torchotel._stats import Stats
 from torchotel._utils.distributed import Identity, identify, own_run
@@ -29,8 +27,9 @@ from torchotel._utils.version import package_version
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
+from torchotel.exporters.base import ExportStats
+from torchotel.exporters.factory import Publisher, make_exporters, open_record, rest
 from torchotel.exporters.sdk.global_provider import import_despite_limit
-from torchotel.exporters.stats import ExportStats
 from torchotel.integrations.registry import Frameworks
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.detail import Detail, Overhead, every_within

@@ -14,8 +14,8 @@ from torchotel import _names as names
 from torchotel._handle import Handle
 from torchotel._records import Error, Record
 from torchotel._session import Session
-from torchotel.exporters.memory import InMemoryExporter
-from torchotel.exporters.spans import finite, own_attributes, own_events
+from torchotel.exporters.in_memory import InMemoryExporter
+from torchotel.exporters.sanitize import finite, own_attributes, own_events
 from torchotel.tracing.span import AttributeValue, Span, SpanEvent, SpanLink, Trace
 
 __all__ = ["Captured", "CapturedSpan", "capture"]

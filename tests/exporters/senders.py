@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
+from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender
-from torchotel.exporters.stats import ExportStats
 
 
 def sender_threads() -> list[threading.Thread]:

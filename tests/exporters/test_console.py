@@ -6,8 +6,8 @@ import pytest
 from traces import T0, flat, rich
 
 import torchotel
+from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.console import ConsoleExporter
-from torchotel.exporters.stats import ExportCounts, ExportStats
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 

@@ -8,9 +8,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
+from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
-from torchotel.exporters.templates import TemplateCache
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 

@@ -16,11 +16,11 @@ from senders import sender_threads, soon
 from traces import RESOURCE, flat, proto, request, rich
 
 from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
+from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.grpc import GrpcTransport, Target, _failure, metadata, read_target
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import METRICS, TRACES
-from torchotel.exporters.stats import ExportCounts, ExportStats
 
 GRPC_LIMIT_BYTES = 4 * 1024 * 1024
 PASSING = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchotel.exporters.late import LateExporter
-from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.base import ExportStats
+from torchotel.exporters.factory import LateExporter
 from torchotel.tracing.span import Span, SpanTemplate, Trace, TraceExporter
 
 TRACE = Trace(1, [Span(SpanTemplate("step", {}), 2, 0, 3, 4)], {})

@@ -7,8 +7,8 @@ from traces import CONV, RESOURCE, STEP, T0, flat, rich
 
 from torchotel._records import Error
 from torchotel._utils.gil import Sliced
-from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
+from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, Trace
 
 

@@ -12,9 +12,9 @@ from senders import http, soon
 from traces import RESOURCE, T0, flat, proto, rich
 
 from torchotel.config.otlp_endpoint import OtlpCompression
+from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.otlp.trace_exporter import JOINED_SPANS, Batch, RequestExporter
-from torchotel.exporters.stats import ExportCounts
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 

@@ -17,10 +17,10 @@ import pytest
 from traces import RESOURCE, flat, rich
 
 from torchotel._errors import ConfigError
+from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
-from torchotel.exporters.runfile import LIMIT_BYTES, MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
-from torchotel.exporters.stats import ExportCounts
+from torchotel.exporters.run_file import LIMIT_BYTES, MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
 
 
 def record(folder: Path, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = LIMIT_BYTES) -> RunFile:

@@ -17,8 +17,8 @@ from senders import soon
 from traces import CONV, T0, flat, rich
 
 from torchotel._records import SpanReference
+from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.sdk.tracer_provider import SdkEngine
-from torchotel.exporters.stats import ExportCounts
 
 # ---- nothing is lost
 

@@ -16,8 +16,8 @@ from senders import soon
 from traces import CONV, STEP, T0, flat, rich
 
 from torchotel._records import SpanReference
+from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.sdk.tracer_provider import MOST_STARTED
-from torchotel.exporters.stats import ExportCounts
 from torchotel.tracing.span import Span as OurSpan
 from torchotel.tracing.span import SpanLink, Trace
 

@@ -18,7 +18,7 @@ from traces import CONV, STEP, T0, flat
 
 import torchotel
 from torchotel._records import SpanReference
-from torchotel.exporters.stats import ExportCounts
+from torchotel.exporters.base import ExportCounts
 from torchotel.tracing.span import Span as OurSpan
 from torchotel.tracing.span import SpanTemplate, Trace
 

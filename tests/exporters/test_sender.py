@@ -12,9 +12,9 @@ from misbehaving import misbehaving, trickle
 from receiver import Answer, Receiver, rejected
 from senders import http, sending, soon
 
+from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.http import retry_after_s
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender
-from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])

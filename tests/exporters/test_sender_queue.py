@@ -8,9 +8,9 @@ import pytest
 from opentelemetry import context
 from senders import sender_threads, soon
 
+from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Reply
-from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
 class Held:

@@ -16,9 +16,9 @@ from tls_receiver import Authority
 
 from torchotel.config.otlp_endpoint import Receiver as OtlpReceiver
 from torchotel.config.otlp_endpoint import without_credentials
+from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from senders import soon
 from tls_receiver import Authority, served
 
 from torchotel.config.otlp_endpoint import OtlpProtocol, Receiver
+from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.sender import Sender, make_transport
 from torchotel.exporters.otlp.transport import TRACES
-from torchotel.exporters.stats import ExportCounts, ExportStats
 
 
 @pytest.fixture(scope="module")

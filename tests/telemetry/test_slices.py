@@ -9,8 +9,8 @@ import pytest
 
 from torchotel._records import CallSite, GradientNorms, ModuleCall, ModuleInfo, Phase, SpanReference, Unit
 from torchotel._utils.gil import SLICE_ITEMS, Sliced
-from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter
 from torchotel.exporters.otlp.encoder import SpanEncoder
+from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter
 from torchotel.metrics.instruments import MODULE_CALLS
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.call_tree import CallTimer

@@ -15,7 +15,7 @@ from torchotel._utils.state_dir import stack_folder, stack_targets
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
-from torchotel.exporters.runfile import LIMIT_BYTES, METRICS_NAME
+from torchotel.exporters.run_file import LIMIT_BYTES, METRICS_NAME
 from torchotel.stack.manager import Stack, stack_that_runs
 
 _PROMETHEUS = "prometheus"

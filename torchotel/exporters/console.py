@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from torchotel import _names as names
 from torchotel._utils.text import duration, printable
-from torchotel.exporters.spans import finite
-from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.base import ExportStats
+from torchotel.exporters.sanitize import finite
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter
 
 _ARROWS = (

@@ -9,9 +9,9 @@ from torchotel._records import Log, Record, Unit
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
 from torchotel._utils.gil import Sliced
+from torchotel.exporters.run_file import log_line, unit_line
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.tail import Keeper
-from torchotel.telemetry.lines import log_line, unit_line
 from torchotel.tracing.call_tree import CallTimer
 from torchotel.tracing.diagnostics import Missing, find_nonfinite
 from torchotel.tracing.evaluation_folding import EvaluationFold

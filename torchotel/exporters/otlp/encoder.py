@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from torchotel import _names
+from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
-from torchotel.exporters.spans import own_attributes, own_events
-from torchotel.exporters.templates import TemplateCache
+from torchotel.exporters.sanitize import own_attributes, own_events
 from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 SLICE_SPANS = 64

@@ -8,9 +8,9 @@ import json
 from collections.abc import Callable, Iterable
 
 from torchotel import _names
+from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
-from torchotel.exporters.spans import finite, is_int64, own_attributes, own_events
-from torchotel.exporters.templates import TemplateCache
+from torchotel.exporters.sanitize import finite, is_int64, own_attributes, own_events
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 REST_SPANS = 64

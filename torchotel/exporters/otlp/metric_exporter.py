@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import Receiver
+from torchotel.exporters.base import ExportStats, MetricsOutlet
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender, make_transport
 from torchotel.exporters.otlp.transport import METRICS
-from torchotel.exporters.outlets import MetricsOutlet
 from torchotel.exporters.sdk.meter_provider import ProviderInstruments
-from torchotel.exporters.stats import ExportStats
 from torchotel.metrics.store import MOST_MODULES, Metrics
 from torchotel.tracing.span import Attributes
 

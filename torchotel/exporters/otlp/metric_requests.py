@@ -15,7 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from torchotel import _names as names
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES
-from torchotel.exporters.spans import speakable
+from torchotel.exporters.sanitize import speakable
 from torchotel.tracing.span import Attributes
 
 # https://opentelemetry.io/docs/specs/otel/metrics/sdk_exporters/otlp/#additional-environment-variable-configuration

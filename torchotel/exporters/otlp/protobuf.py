@@ -7,7 +7,7 @@ https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/pr
 import struct
 from functools import cache, lru_cache
 
-from torchotel.exporters.spans import finite, is_int64
+from torchotel.exporters.sanitize import finite, is_int64
 from torchotel.tracing.span import Attributes, AttributeValue
 
 # Wire types: https://protobuf.dev/programming-guides/encoding/#structure

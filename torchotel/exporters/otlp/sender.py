@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from torchotel.config.otlp_endpoint import Receiver
+from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.transport import TRACES, Reply, Signal, Transport
-from torchotel.exporters.stats import ExportStats
 from torchotel.tracing.context import suppressed
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from torchotel._utils.gil import Sliced
-from torchotel.exporters.limits import DEFAULT_LIMITS, Limiter, SpanLimits
+from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.encoder import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
-from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.tracing.span import Attributes, SpanTemplate, Trace, TraceExporter
 
 JOINED_SPANS = 1024

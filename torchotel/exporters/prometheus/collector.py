@@ -14,8 +14,8 @@ from prometheus_client.samples import Exemplar as PrometheusExemplar
 from prometheus_client.utils import floatToGoString
 
 from torchotel._utils.faults import Guard
-from torchotel.exporters.outlets import MetricsOutlet
-from torchotel.exporters.spans import speakable_text
+from torchotel.exporters.base import MetricsOutlet
+from torchotel.exporters.sanitize import speakable_text
 from torchotel.metrics.aggregation import Distribution, Exemplar, Family
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics

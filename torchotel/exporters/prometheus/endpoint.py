@@ -19,10 +19,10 @@ from torchotel._errors import ConfigError
 from torchotel._utils.distributed import own_port
 from torchotel._utils.faults import Guard
 from torchotel.config.otlp_endpoint import is_loopback
-from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.base import MetricsOutlet
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.spans import speakable_text
+from torchotel.exporters.sanitize import speakable_text
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 

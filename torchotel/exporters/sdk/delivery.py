@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import TracerProvider
 
-from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.base import ExportStats
 from torchotel.tracing.context import suppressed
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from torchotel import _names
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
+from torchotel.exporters.base import ExportStats
+from torchotel.exporters.sanitize import speakable
 from torchotel.exporters.sdk.delivery import ProviderFlush
-from torchotel.exporters.spans import speakable
-from torchotel.exporters.stats import ExportStats
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider
 from opentelemetry.metrics import Observation as OtelObservation
 
 from torchotel import _names as names
-from torchotel.exporters.outlets import MetricsOutlet
+from torchotel.exporters.base import MetricsOutlet
 from torchotel.exporters.sdk.delivery import ProviderFlush
 from torchotel.metrics.aggregation import Labels
 from torchotel.metrics.instruments import TABLE, Instrument

@@ -27,10 +27,9 @@ from opentelemetry.trace import Span as LiveSpan
 
 from torchotel import _names as names
 from torchotel._records import Baggage, SpanReference
+from torchotel.exporters.base import ExportStats, TemplateCache
+from torchotel.exporters.sanitize import own_attributes, own_events, speakable, speakable_text
 from torchotel.exporters.sdk.delivery import Delivery
-from torchotel.exporters.spans import own_attributes, own_events, speakable, speakable_text
-from torchotel.exporters.stats import ExportStats
-from torchotel.exporters.templates import TemplateCache
 from torchotel.tracing.context import baggage_context
 from torchotel.tracing.ids import context_of, own_random, random_span_id, random_trace_id, span_context_of
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter

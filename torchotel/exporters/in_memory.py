@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from torchotel._records import Record
-from torchotel.exporters.stats import ExportStats
+from torchotel.exporters.base import ExportStats
 from torchotel.tracing.span import Trace, TraceExporter
 
 

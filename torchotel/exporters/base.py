@@ -1,9 +1,31 @@
-"""What became of the spans that an exporter took."""
+"""What exporters share: the interfaces, their counts and templates."""
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torchotel.tracing.span import SpanTemplate
+
+
+class MetricsOutlet(Protocol):
+    """A way out of metrics: from its constructor to `shutdown` it shows or sends what they say."""
+
+    def prepare(self) -> None:
+        """Load what is slow to load; called on the worker before there is anything to count."""
+
+    def first_step(self) -> None:
+        """Begin what had to wait until this process trains; called on the worker."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Bring out the present state; False where it could not be by `deadline_s` of `time.monotonic()`."""
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Bring out the last state, let go of threads, ports and files; nothing is shown any more."""
+
+    def detach(self) -> None:
+        """Be off in a forked child, and leave alone what is the parent's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +89,29 @@ class ExportStats:
             return ExportCounts(
                 self._exported, self._dropped, dict(self._errors), self._sampled_out, self._dropped_queue
             )
+
+
+MAX_TEMPLATES = 20_000
+"""Templates that are kept; a model with ever new shapes would otherwise keep them all."""
+
+Encoding = TypeVar("Encoding")
+
+
+class TemplateCache(dict[SpanTemplate, Encoding]):
+    """Map a template to its encoding; an unknown one is encoded when it is asked for.
+
+    The template itself is the key: it is compared by identity, and stays alive while it is here, so that
+    no other template can take its place in memory.
+    """
+
+    def __init__(self, encode: Callable[[SpanTemplate], Encoding], limit: int = MAX_TEMPLATES) -> None:
+        super().__init__()
+        self._encode = encode
+        self._limit = limit
+
+    def __missing__(self, template: SpanTemplate) -> Encoding:
+        if len(self) >= self._limit:
+            # All at once: what is in use comes back with the next step, and no order of use has to be kept.
+            self.clear()
+        encoding = self[template] = self._encode(template)
+        return encoding

@@ -1,11 +1,14 @@
-"""A run as a folder: `trace-00001.jsonl`…, `metrics.jsonl` and `run.json`."""
+"""Write a run to a folder: spans as OTLP/JSON, one line of metrics a step, and its description."""
+
+from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, count
@@ -14,10 +17,54 @@ from pathlib import Path
 from typing import TypeVar
 
 from torchotel._errors import ConfigError
-from torchotel.exporters.linefile import LineFile
+from torchotel._records import GradientNorms, Log, Unit
+from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
-from torchotel.exporters.stats import ExportStats
+from torchotel.telemetry.phases import phase_times_s
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
+
+
+class LineFile:
+    """Append lines to a new file that only its owner can read.
+
+    Each line is written at once, so that after a crash all but the last are whole.
+
+    Raises:
+        FileExistsError: If the file is there already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        """Bytes."""
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def append(self, line: bytes) -> None:
+        """Write a line and its break; nothing of the line stays if writing fails.
+
+        Raises:
+            FileNotFoundError: The file has been removed, so lines in it are lost.
+            OSError: The disk failed or is full.
+        """
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed", os.fspath(self.path))
+        rest = memoryview(line + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+                os.lseek(self._fd, self.size, os.SEEK_SET)
+            raise
+        self.size += len(line) + 1
+
+    def close(self) -> None:
+        """Close; again is no harm."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 LIMIT_BYTES = 256 * 1024 * 1024
@@ -281,3 +328,56 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple | set | frozenset | deque):
         return [_plain(item) for item in value]
     return str(value)
+
+
+def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, object]:
+    """Describe a step or an evaluation: duration, phases, what was logged, norms; times are in seconds."""
+    line: dict[str, object] = {
+        "kind": unit.kind,
+        "number": unit.number,
+        "time_unix_nano": str(unit.start_ns + unit.unix_offset_ns),
+        "duration_s": (unit.end_ns - unit.start_ns) / 1e9,
+        "phases": phase_times_s(unit),
+        "detailed": unit.detailed,
+        "folded": unit.folded,
+        "trace_id": f"{trace_id:032x}",
+        "error": _error(unit),
+    }
+    if unit.folded:
+        line["folded_s"] = unit.folded_ns / 1e9
+    if unit.gap_ns:
+        line["gap_s"] = unit.gap_ns / 1e9
+    if unit.kind == "evaluation":
+        line["grad"], line["training"] = unit.grad, unit.training
+    if unit.values:
+        line["values"] = unit.values
+    if unit.gradients is not None:
+        line["gradient_norm"] = unit.gradients.total
+        line["gradient_norms"] = _by_model(unit.gradients)
+    if unit.tensor_gradients:
+        line["tensor_gradient_norms"] = {gradient.name: gradient.norm for gradient in unit.tensor_gradients}
+    if unit.memory:
+        line["memory"] = [memory._asdict() for memory in unit.memory]
+    if nonfinite:
+        line["nonfinite"] = nonfinite
+    return line
+
+
+def log_line(log: Log) -> dict[str, object]:
+    """Describe what was logged when its step had been handed over."""
+    return {"kind": "log", "number": log.step, "time_unix_nano": str(log.unix_ns), "values": log.values}
+
+
+def _error(unit: Unit) -> dict[str, object] | None:
+    """Describe what the unit failed with, and the phase that raised it: backward, or None for all others."""
+    if unit.error is None:
+        return None
+    phase = next((phase.kind for phase in unit.phases if phase.error == unit.error), None)
+    return {**unit.error._asdict(), "phase": phase}
+
+
+def _by_model(gradients: GradientNorms) -> dict[str, dict[str, float]]:
+    models: dict[str, dict[str, float]] = {}
+    for module, norm in gradients.modules:
+        models.setdefault(module.model, {})[module.path] = norm
+    return models

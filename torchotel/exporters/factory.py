@@ -1,0 +1,265 @@
+"""Create the exporters that the configuration names."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import TracerProvider
+
+from torchotel._utils.distributed import own_folder
+from torchotel._utils.faults import Guard
+from torchotel._utils.state_dir import stack_targets
+from torchotel._utils.version import package_version
+from torchotel.config.config import Config
+from torchotel.exporters.base import ExportStats, MetricsOutlet
+from torchotel.exporters.sdk.global_provider import find_provider, set_provider, user_spans
+from torchotel.metrics.instruments import STEP_LAST_END_TIME
+from torchotel.metrics.store import Metrics
+from torchotel.tracing.resource import ProcessResource
+from torchotel.tracing.span import Attributes, Trace, TraceExporter
+
+if TYPE_CHECKING:
+    from torchotel.exporters.prometheus.endpoint import EndpointOutlet
+    from torchotel.exporters.run_file import RunFile
+
+
+class Publisher:
+    """Bring metrics out by each of their ways; a fault of one is nobody else's.
+
+    Args:
+        config: Which ways are wanted.
+        metrics: What is shown and sent.
+        resource: Attributes of the resource.
+        version: Of torchotel, for the scope.
+        stats: Where failures to push are counted.
+        environ: Where the stack's folder may be told.
+        rest: Called between slices of an answer to a scrape, to let go of the GIL.
+        wait: Open the port and push only when there is something to tell.
+
+    Raises:
+        ConfigError: The endpoint's address or the discovery folder can't be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        resource: Attributes,
+        version: str,
+        stats: ExportStats,
+        environ: Mapping[str, str],
+        rest: Callable[[], None],
+        *,
+        wait: bool,
+    ) -> None:
+        self.guard = Guard("the ways out of metrics", limit=1000)
+        self._metrics = metrics
+        self._endpoint: EndpointOutlet | None = None
+        self._outlets: list[MetricsOutlet] = []
+        if "prometheus" in config.metrics_exporter:
+            self._serve(config, resource, environ, rest, wait=wait)
+        if config.meter_provider is not None:
+            from torchotel.exporters.sdk.meter_provider import ProviderOutlet  # noqa: PLC0415  # what is used is loaded
+
+            made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
+            self._outlets += [] if made is None else [made]
+        if "otlp" in config.metrics_exporter:
+            from torchotel.exporters.otlp.metric_exporter import OtlpMetricsOutlet, Pushing  # noqa: PLC0415  # as above
+
+            self._outlets.append(
+                OtlpMetricsOutlet(
+                    config.receiver("metrics"),
+                    Pushing.of(config),
+                    resource=resource,
+                    metrics=metrics,
+                    version=version,
+                    stats=stats,
+                    wait=wait,
+                )
+            )
+
+    def _serve(
+        self,
+        config: Config,
+        resource: Attributes,
+        environ: Mapping[str, str],
+        rest: Callable[[], None],
+        *,
+        wait: bool,
+    ) -> None:
+        if config.prometheus_registry is not None:
+            from torchotel.exporters.prometheus.collector import RegistryOutlet  # noqa: PLC0415  # as above
+
+            self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource, self.guard))
+        elif config.prometheus_port is not None:
+            from torchotel.exporters.prometheus.endpoint import EndpointOutlet  # noqa: PLC0415  # as above
+
+            self._endpoint = EndpointOutlet(
+                config.prometheus_host,
+                config.prometheus_port,
+                self._metrics,
+                resource,
+                config.discovery_dir or stack_targets(environ),
+                self.guard,
+                rest,
+                wait=wait,
+            )
+            self._outlets.append(self._endpoint)
+
+    @property
+    def port(self) -> int | None:
+        """The port of the scrape endpoint that is really bound, or None."""
+        return None if self._endpoint is None else self._endpoint.port
+
+    def prepare(self) -> None:
+        """Load what is slow to load; called on the worker before there is anything to count."""
+        for outlet in self._outlets:
+            self.guard.guarded(outlet.prepare)()
+
+    def begin(self) -> None:
+        """Begin what had to wait until there is something to tell; called on the worker."""
+        for outlet in self._outlets:
+            self.guard.guarded(outlet.first_step)()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Bring out the present state; False where it could not be by `deadline_s` of `time.monotonic()`."""
+        done = [self.guard.guarded(outlet.flush)(deadline_s) for outlet in self._outlets]
+        return all(done)
+
+    def shutdown(self, deadline_s: float, *, finished: bool) -> None:
+        """Bring out the last state, with what became of the run, and let go of threads, ports and files."""
+        if finished:
+            self._metrics.finish()
+        elif self._endpoint is not None and self._metrics.points(STEP_LAST_END_TIME):
+            self._endpoint.leave_target()
+        for outlet in self._outlets:
+            self.guard.guarded(outlet.shutdown)(deadline_s)
+
+    def detach(self) -> None:
+        """Be off in a forked child, and leave alone what is the parent's."""
+        for outlet in self._outlets:
+            with contextlib.suppress(Exception):  # the guard's lock may be held by a thread that is not here
+                outlet.detach()
+
+
+class LateExporter(TraceExporter):
+    """Make an exporter when it is prepared, and be it from then on.
+
+    Args:
+        make: Called once; what it raises is for the caller of `prepare`.
+        stats: Where spans and failures are counted while there is none.
+    """
+
+    def __init__(self, make: Callable[[], TraceExporter], stats: ExportStats) -> None:
+        self._make, self._stats = make, stats
+        self._made: TraceExporter | None = None
+        self._lost = False
+        """Spans were lost since the last flush."""
+
+    def prepare(self) -> None:
+        """Make it, and have it load what it needs."""
+        if self._made is None:
+            self._made = self._make()
+        self._made.prepare()
+
+    def export(self, trace: Trace) -> None:
+        """Take one trace; without an exporter it is lost."""
+        if self._made is None:
+            self._stats.dropped(len(trace.spans))
+            self._lost = True
+        else:
+            self._made.export(trace)
+
+    def push(self) -> None:
+        """Send what was taken on its way, without waiting."""
+        if self._made is not None:
+            self._made.push()
+
+    def flush(self, deadline_s: float) -> bool:
+        """Bring out what was taken; False where it could not be by `deadline_s`, or was lost."""
+        lost, self._lost = self._lost, False
+        return not lost if self._made is None else self._made.flush(deadline_s)
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Flush and let go of threads, sockets and files, where there are any."""
+        if self._made is not None:
+            self._made.shutdown(deadline_s)
+
+
+REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
+
+
+def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -> RunFile | None:
+    """Open the run file in this rank's folder; None if no recording is configured.
+
+    Raises:
+        ConfigError: The folder can't be used.
+    """
+    if config.record is None:
+        return None
+    from torchotel.exporters.run_file import RunFile  # noqa: PLC0415  # what is used is loaded
+
+    return RunFile(
+        own_folder(config.record, resource.identity),
+        resource=resource,
+        version=package_version(),
+        # Where spans go both ways, those sent are the ones that are counted.
+        stats=stats if config.traces_exporter == "none" else None,
+        rest=rest,
+    )
+
+
+def make_exporters(
+    config: Config, resource: Attributes, stats: ExportStats, record: RunFile | None
+) -> list[TraceExporter]:
+    """Return the engine for the provider that there is or for none, and the run file last."""
+    records: list[TraceExporter] = [] if record is None else [record]
+    if config.traces_exporter == "none":
+        return records
+    provider = find_provider(config.tracer_provider)
+    if config.set_global_provider:
+        set_provider(config, resource)
+    return [_make_engine(config, resource, stats, provider), *user_spans(stats), *records]
+
+
+def _make_engine(
+    config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
+) -> TraceExporter:
+    if provider is not None:
+        from torchotel.exporters.sdk.tracer_provider import SdkEngine  # noqa: PLC0415  # as above
+
+        return SdkEngine(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
+    if config.traces_exporter == "console":
+        from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
+
+        return ConsoleExporter(stats)
+    return LateExporter(partial(_make_otlp, config, resource, stats), stats)
+
+
+def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
+    from torchotel.exporters.otlp.sender import make_transport  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.trace_exporter import RequestExporter  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.transport import TRACES  # noqa: PLC0415  # as above
+    from torchotel.exporters.sanitize import SpanLimits  # noqa: PLC0415  # on the worker: a tenth of `instrument()`
+
+    version = package_version()
+    transport = make_transport(config.receiver("traces"), TRACES, version=version)
+    limits = SpanLimits(
+        config.attribute_count_limit,
+        config.event_count_limit,
+        config.link_count_limit,
+        config.event_attribute_count_limit,
+        config.link_attribute_count_limit,
+        config.attribute_value_length_limit,
+        config.event_value_length_limit,
+    )
+    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=rest)
+
+
+def rest() -> None:
+    """Let the training thread have the GIL: the worker calls this after each slice of its work."""
+    time.sleep(REST_S)
