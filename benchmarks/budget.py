@@ -14,7 +14,7 @@ from benchmarks import workloads
 from benchmarks.modes import FLUSH_S, paused_session, resumed
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import Spread, percent, ratio_of_means
-from torchotel._stats import Stats
+from torchotel._session import Stats
 from torchotel.sampling.detail import FIRST_STEPS
 
 MODULES = "150"

@@ -22,7 +22,7 @@ import torch
 
 import torchotel
 from benchmarks import workloads
-from torchotel._stats import Stats
+from torchotel._session import Stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from faults_outside import FAULTS, Fault, faulty

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.exporters.run_file import RunFile
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 

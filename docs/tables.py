@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from torchotel import _names, instrument
+from torchotel import _semconv, instrument
 from torchotel.cli.options import field_docs
 from torchotel.config.config import Config
 from torchotel.config.otel_variables import SECTIONS
@@ -71,9 +71,9 @@ def _named(section: str) -> Callable[[], str]:
 
     def table() -> str:
         rows = []
-        for one in documented(_names):
+        for one in documented(_semconv):
             if one.section == section:
-                name = getattr(_names, one.name) + ("…" if one.name.endswith("_PREFIX") else "")
+                name = getattr(_semconv, one.name) + ("…" if one.name.endswith("_PREFIX") else "")
                 kind, colon, text = one.text.partition(": ")
                 rows.append((f"`{name}`", *((kind, text) if colon and not kind[0].isupper() else ("", one.text))))
         if not any(kind for _, kind, _ in rows):

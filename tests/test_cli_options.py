@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel.cli.options import add_options, read_options
 from torchotel.config.config import Config
 

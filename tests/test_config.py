@@ -8,8 +8,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import CollectorRegistry
 
-from torchotel._errors import ConfigError
-from torchotel._unset import UNSET
+from torchotel._types import UNSET, ConfigError
 from torchotel._utils.distributed import own_port
 from torchotel.config.config import Config
 

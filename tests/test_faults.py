@@ -22,7 +22,7 @@ from receiver import Receiver
 from torch import Tensor
 
 import torchotel
-from torchotel._stats import Stats
+from torchotel._session import Stats
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.worker.buffer import Buffer
 

@@ -10,7 +10,7 @@ import pytest
 from commands import SILENT, torchotel
 from receiver import Answer, Receiver, receiver
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import MOST_QUOTED
 from torchotel.config.otlp_endpoint import Receiver as Endpoint

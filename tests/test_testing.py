@@ -8,7 +8,7 @@ from support import rows, tree
 from torch import Tensor, nn
 
 import torchotel
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import Error, Unit
 from torchotel.testing import capture
 

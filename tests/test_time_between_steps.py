@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.runs import open_run, render, summarise
 from torchotel.testing import capture
 

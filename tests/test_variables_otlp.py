@@ -10,7 +10,7 @@ from receiver import Receiver
 from tls_receiver import Authority, served
 from variable_proofs import OTLP, Program, proves, proves_option
 
-from torchotel._stats import Stats
+from torchotel._session import Stats
 from torchotel.config.config import Config
 
 

@@ -11,7 +11,7 @@ from receiver import Receiver
 from support import plain
 
 import torchotel
-from torchotel._stats import Stats
+from torchotel._session import Stats
 
 PROVEN: list[str] = []
 """The variables of all tests that have been imported."""

@@ -3,8 +3,7 @@
 Importing this does nothing; `instrument()` does everything.
 """
 
-from torchotel._annotate import log, name, step, watch
-from torchotel._errors import ConfigError
-from torchotel._instrument import instrument, uninstrument
+from torchotel._api import instrument, log, name, step, uninstrument, watch
+from torchotel._types import ConfigError
 
 __all__ = ["ConfigError", "instrument", "log", "name", "step", "uninstrument", "watch"]

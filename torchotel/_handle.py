@@ -17,9 +17,8 @@ from torch.compiler import is_compiling as is_compiling  # noqa: PLC0414  # for 
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
-from torchotel._errors import ConfigError
-from torchotel._session import Session
-from torchotel._stats import Stats, no_stats
+from torchotel._session import Session, Stats, no_stats
+from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
 

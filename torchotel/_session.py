@@ -1,4 +1,4 @@
-"""The only file that knows all parts: what `instrument()` starts, and how it ends."""
+"""A session: capture, worker and exporters, from `instrument()` to `shutdown()`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
-from torchotel._errors import ConfigError
 from torchotel._records import Record, Unit
-from torchotel._stats import Stats
+from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import Sliced
@@ -42,6 +41,46 @@ from torchotel.worker.thread import Worker
 
 if TYPE_CHECKING:
     from torchotel.worker.pipeline import OrLost, Pipeline
+
+
+class Stats(TypedDict):
+    """Counts since `instrument()`."""
+
+    spans_recorded: int
+    spans_exported: int
+    spans_dropped: int
+    spans_sampled_out: int
+    export_errors: int
+    """Failed attempts; one that is retried counts at each."""
+    steps: int
+    evaluations: int
+    steps_detailed: int
+    calls_dropped: int
+    stamps_dropped: int
+    """Moments of backwards beyond what is kept of one step, as where one graph runs backward very many times."""
+    internal_errors: int
+    """Errors of our own, which never reach the program."""
+    overhead_ratio: float | None
+    """Share of step time that detail costs; None until steps with and without were seen."""
+
+
+def no_stats() -> Stats:
+    """Return what is said where nothing runs."""
+    return Stats(
+        spans_recorded=0,
+        spans_exported=0,
+        spans_dropped=0,
+        spans_sampled_out=0,
+        export_errors=0,
+        steps=0,
+        evaluations=0,
+        steps_detailed=0,
+        calls_dropped=0,
+        stamps_dropped=0,
+        internal_errors=0,
+        overhead_ratio=None,
+    )
+
 
 _logger = logging.getLogger("torchotel")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped as a whole
 
-from torchotel._errors import ConfigError
-from torchotel._instrument import uninstrument
+from torchotel._api import uninstrument
+from torchotel._auto_instrument import start_with_torch
+from torchotel._types import ConfigError
 from torchotel._utils.process import is_fork_server
-from torchotel._zero_code import start_with_torch
 from torchotel.config.config import Config
 
 _logger = logging.getLogger("torchotel")

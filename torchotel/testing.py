@@ -10,7 +10,7 @@ from functools import partial
 from torch.nn import Module
 
 from torchotel import _handle
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._handle import Handle
 from torchotel._records import Error, Record
 from torchotel._session import Session

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel
 from torch.utils.checkpoint import checkpoint
 from training import Model, only_step
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.capture.torch_internals import modules_that_raised
 
 both = pytest.mark.parametrize("detail", ["all", "off"])

@@ -13,7 +13,7 @@ from torch.nn.modules import module as nn_module
 from training import Model, step_tree
 
 import torchotel
-from torchotel._stats import Stats
+from torchotel._session import Stats
 
 Detail = Literal["all", "off"]
 ROWS = torch.arange(8.0).reshape(2, 4) / 8

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel.doctor import otel_environment, settings
 from torchotel.doctor.result import Level
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from traces import RESOURCE, flat, rich
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE

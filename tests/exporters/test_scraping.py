@@ -21,7 +21,7 @@ from scrapes import OPENMETRICS, scrape, value
 from torch import nn
 
 import torchotel
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel.exporters.prometheus.collector import target_labels
 
 

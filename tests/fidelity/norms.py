@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fidelity.training import Outcome
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import GradientNorms, Unit
 from torchotel.testing import Captured
 

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fidelity.counted import Call, Counted
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.testing import Captured, CapturedSpan
 
 

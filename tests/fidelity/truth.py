@@ -15,7 +15,7 @@ from fidelity.counted import Counted, counting
 from fidelity.subjects import Subject
 from fidelity.timers import Interval, Nodes, timed_leaves
 from fidelity.training import train
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import Unit
 from torchotel.testing import Captured, CapturedSpan, capture
 

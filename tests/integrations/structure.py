@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, TypeAlias
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.testing import Captured, CapturedSpan
 
 Tree: TypeAlias = tuple[str, tuple["Tree", ...]]

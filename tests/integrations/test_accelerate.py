@@ -10,7 +10,7 @@ from torch import distributed
 import torchotel
 from integrations.told import EPOCH, LOSS, STEP, of_steps
 from integrations.trained import BATCHES, EPOCHS, Net, Setting, loader
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.capture.logged_values import MAX_NAMES
 from torchotel.testing import capture
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from integrations.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
 from integrations.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.integrations.lightning import LightningEvents
 from torchotel.testing import capture
 

@@ -4,7 +4,7 @@ import pytest
 
 from integrations.structure import structure
 from integrations.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, Setting
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.testing import Captured, capture
 
 SETTINGS = [Setting(), Setting(accumulate=2, bf16=True), Setting(accumulate=BATCHES)]

@@ -11,7 +11,7 @@ from torch import Tensor
 import torchotel
 from integrations.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
 from integrations.trained import Setting
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.testing import capture
 
 transformers = pytest.importorskip("transformers", reason="transformers is missing")

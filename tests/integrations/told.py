@@ -1,6 +1,6 @@
 """What frameworks have told of a training, as it arrived."""
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import LogValue
 from torchotel.testing import Captured
 from torchotel.tracing.span import AttributeValue

@@ -3,8 +3,7 @@
 import random
 import time
 
-from torchotel._records import Phase
-from torchotel.telemetry.phases import enclosing
+from torchotel._records import Phase, enclosing
 
 
 def test_innermost_phase_that_holds() -> None:

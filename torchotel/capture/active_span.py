@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
 from torchotel.capture.step_segment import Identity, Part, unix_offset_ns
 

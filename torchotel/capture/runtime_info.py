@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 
 
 def versions() -> dict[str, str]:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel._utils.text import MAX_MESSAGE, cut
 from torchotel._utils.version import package_version
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from torchotel._instrument import instrument
-from torchotel._unset import UNSET
+from torchotel._api import instrument
+from torchotel._types import UNSET
 from torchotel.config.config import Config
 from torchotel.config.settings import Setting, all_of
 from torchotel.config.validators import TARGET

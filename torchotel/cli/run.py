@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchotel._errors import ConfigError
+from torchotel._auto_instrument import start_with_torch
+from torchotel._types import ConfigError
 from torchotel._utils.text import MAX_MESSAGE, cut
-from torchotel._zero_code import start_with_torch
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal
@@ -35,7 +35,7 @@ from torchotel.runs import RunError, describe, ending, open_run, render, summari
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
-    from torchotel._stats import Stats
+    from torchotel._session import Stats
 
 
 RUNS = Path("torchotel-runs")

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
-from torchotel._errors import ConfigError
-from torchotel._unset import UNSET
+from torchotel._types import UNSET, ConfigError
 from torchotel._utils.distributed import LAST_PORT
 from torchotel._utils.faults import warn_once
 from torchotel._utils.text import shortened

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from torchotel._errors import ConfigError
-from torchotel._unset import UNSET
+from torchotel._types import UNSET, ConfigError
 from torchotel._utils.faults import warn_once
 
 Ours: TypeAlias = Callable[[str], str]

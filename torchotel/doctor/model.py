@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._session import Session
 from torchotel.capture import torch_internals
 from torchotel.capture.module_registry import class_of, modules_of, unwrapped, walk

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import is_loopback, without_credentials
 from torchotel.config.settings import Setting

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._utils.text import duration, printable
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.sanitize import finite

@@ -16,11 +16,10 @@ from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
-from torchotel._errors import ConfigError
-from torchotel._records import GradientNorms, Log, Unit
+from torchotel._records import GradientNorms, Log, Unit, phase_times_s
+from torchotel._types import ConfigError
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
-from torchotel.telemetry.phases import phase_times_s
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 

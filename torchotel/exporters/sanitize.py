@@ -5,7 +5,7 @@ from itertools import islice
 from math import isfinite
 from typing import NamedTuple
 
-from torchotel import _names
+from torchotel import _semconv
 from torchotel._utils.gil import Sliced
 from torchotel.exporters.base import TemplateCache
 from torchotel.tracing.span import Attributes, AttributeValue, Dropped, Span, SpanEvent, SpanLink, SpanTemplate, Trace
@@ -24,17 +24,17 @@ def own_attributes(span: Span) -> Attributes:
     own = span.attributes or {}
     if span.error is None or span.dropped is not None:
         return own
-    return {**own, _names.ERROR_TYPE: span.error.type}
+    return {**own, _semconv.ERROR_TYPE: span.error.type}
 
 
 def own_events(span: Span) -> tuple[SpanEvent, ...]:
     """Give the span's events, with the exception where it failed."""
     if span.error is None or span.dropped is not None:
         return span.events
-    attributes = {_names.EXCEPTION_TYPE: span.error.type}
+    attributes = {_semconv.EXCEPTION_TYPE: span.error.type}
     if span.error.message:
-        attributes[_names.EXCEPTION_MESSAGE] = span.error.message
-    return (*span.events, SpanEvent(_names.EVENT_EXCEPTION, span.end_ns, attributes))
+        attributes[_semconv.EXCEPTION_MESSAGE] = span.error.message
+    return (*span.events, SpanEvent(_semconv.EVENT_EXCEPTION, span.end_ns, attributes))
 
 
 def finite(attributes: Attributes) -> Attributes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from torchotel._records import Log, LogValue, ModuleInfo, SpanReference, Unit
+from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, Unit, phase_times_s
 from torchotel._utils.gil import Sliced
 from torchotel.metrics import instruments as table
 from torchotel.metrics.aggregation import (
@@ -25,7 +25,6 @@ from torchotel.metrics.aggregation import (
     label,
 )
 from torchotel.metrics.instruments import Instrument
-from torchotel.telemetry.phases import PHASES, phase_times_s
 
 if TYPE_CHECKING:
     from torchotel.tracing.call_tree import Timed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.runs.reader import Run, SpanLine, UnitLine, Value
 
 MAX_TRACKS = 256

@@ -10,7 +10,7 @@ from itertools import chain, groupby
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.runs.reader import Run, RunError, SpanLine
 from torchotel.runs.statistics import FEWEST, Ratio, ratio, ratio_of_runs, typical
 from torchotel.runs.summary import PHASES, quantile

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 
 MAX_INFO_BYTES = 4 * 1024 * 1024
 """Settings, a resource and a few numbers take some kilobytes."""

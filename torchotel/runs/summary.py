@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.runs.reader import SpanLine, UnitLine
 from torchotel.runs.value_ranges import Tracked, Tracks
 

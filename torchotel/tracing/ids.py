@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import Baggage, ModelInfo, SpanReference
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanStarter, SpanTemplate, Trace
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import Error
 from torchotel._utils.gil import Sliced
 from torchotel.tracing.span import AttributeValue, SpanEvent, SpanLink, SpanTemplate

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from opentelemetry.sdk.resources import Resource, ResourceDetector
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.text import shortened
 from torchotel._utils.version import package_version

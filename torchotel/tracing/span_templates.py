@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import CallSite, ModuleCall, ModuleInfo
 from torchotel._utils.gil import Sliced
 from torchotel.tracing.span import AttributeValue, SpanTemplate

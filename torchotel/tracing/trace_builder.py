@@ -6,11 +6,20 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, cast
 
-from torchotel import _names as names
-from torchotel._records import CallNote, Error, LogValue, ModuleCall, Phase, SpanReference, TensorGradient, Unit
+from torchotel import _semconv as names
+from torchotel._records import (
+    CallNote,
+    Error,
+    LogValue,
+    ModuleCall,
+    Phase,
+    SpanReference,
+    TensorGradient,
+    Unit,
+    enclosing,
+)
 from torchotel._utils.gil import Sliced
 from torchotel._utils.text import shortened
-from torchotel.telemetry.phases import enclosing
 from torchotel.tracing.call_tree import Timed
 from torchotel.tracing.layout import Node, Room, fold, lay_out
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
-from torchotel import _names
+from torchotel import _semconv
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.sanitize import own_attributes, own_events
@@ -182,13 +182,13 @@ class Envelope:
 
     def __init__(self, resource: Attributes, version: str) -> None:
         attributes = protobuf.attributes_field(protobuf.RESOURCE_ATTRIBUTES, resource)
-        scope = protobuf.string_field(protobuf.SCOPE_NAME, _names.SCOPE)
+        scope = protobuf.string_field(protobuf.SCOPE_NAME, _semconv.SCOPE)
         scope += protobuf.string_field(protobuf.SCOPE_VERSION, version)
         self._before = protobuf.length_field(protobuf.RESOURCE_SPANS_RESOURCE, attributes)
         # A resource's schema doesn't hold for the spans, so each has its own.
-        schema = protobuf.string_field(protobuf.SCOPE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+        schema = protobuf.string_field(protobuf.SCOPE_SPANS_SCHEMA_URL, _semconv.SCHEMA_URL)
         self._scope = protobuf.length_field(protobuf.SCOPE_SPANS_SCOPE, scope) + schema
-        self._after = protobuf.string_field(protobuf.RESOURCE_SPANS_SCHEMA_URL, _names.SCHEMA_URL)
+        self._after = protobuf.string_field(protobuf.RESOURCE_SPANS_SCHEMA_URL, _semconv.SCHEMA_URL)
 
     def wrap(self, spans: Sequence[bytes]) -> bytes:
         """Make an `ExportTraceServiceRequest` of encoded spans."""

@@ -7,7 +7,7 @@ As the OpenTelemetry file exporter has it: ids in hex, 64-bit integers as string
 import json
 from collections.abc import Callable, Iterable
 
-from torchotel import _names
+from torchotel import _semconv
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.sanitize import finite, is_int64, own_attributes, own_events
@@ -36,9 +36,9 @@ class JsonEncoder:
         described = _attributes(resource)[1:]
         self._before = (
             f'{{"resourceSpans":[{{"resource":{{"attributes":[{described}]}},"scopeSpans":[{{'
-            f'"scope":{{"name":{_quote(_names.SCOPE)},"version":{_quote(version)}}},"spans":['
+            f'"scope":{{"name":{_quote(_semconv.SCOPE)},"version":{_quote(version)}}},"spans":['
         )
-        schema = f'"schemaUrl":{_quote(_names.SCHEMA_URL)}'
+        schema = f'"schemaUrl":{_quote(_semconv.SCHEMA_URL)}'
         self._after = f"],{schema}}}],{schema}}}]}}"
 
     def encode(self, trace: Trace) -> bytes:

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricExpor
 from opentelemetry.sdk.metrics.view import Aggregation, ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import Resource
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES
 from torchotel.exporters.sanitize import speakable

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchotel import _names as names
-from torchotel._errors import ConfigError
+from torchotel import _semconv as names
+from torchotel._types import ConfigError
 from torchotel._utils.distributed import own_port
 from torchotel._utils.faults import Guard
 from torchotel.config.otlp_endpoint import is_loopback

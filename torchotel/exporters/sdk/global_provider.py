@@ -13,7 +13,7 @@ from opentelemetry.trace import (
     set_tracer_provider,
 )
 
-from torchotel import _names
+from torchotel import _semconv
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
@@ -114,7 +114,7 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
 
     from torchotel.exporters.sdk.tracer_provider import OwnRandomIds  # noqa: PLC0415  # as above
 
-    attributes = {**speakable(resource), _names.SDK_NAME: "opentelemetry", _names.SDK_VERSION: __version__}
+    attributes = {**speakable(resource), _semconv.SDK_NAME: "opentelemetry", _semconv.SDK_VERSION: __version__}
     length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
     limits = SpanLimits(  # without arguments it reads the variables itself, and raises of those that are malformed
         max_events=config.event_count_limit,
@@ -127,7 +127,7 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
         max_span_attribute_length=SpanLimits.UNSET if length is None else length,
     )
     provider = SdkTracerProvider(
-        resource=Resource(attributes, _names.SCHEMA_URL), id_generator=OwnRandomIds(), span_limits=limits
+        resource=Resource(attributes, _semconv.SCHEMA_URL), id_generator=OwnRandomIds(), span_limits=limits
     )
     provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
     return provider

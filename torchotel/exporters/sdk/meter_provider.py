@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider
 from opentelemetry.metrics import Observation as OtelObservation
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.exporters.base import MetricsOutlet
 from torchotel.exporters.sdk.delivery import ProviderFlush
 from torchotel.metrics.aggregation import Labels

@@ -25,7 +25,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Span as LiveSpan
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
 from torchotel.exporters.base import ExportStats, TemplateCache
 from torchotel.exporters.sanitize import own_attributes, own_events, speakable, speakable_text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.reader import Run, SpanLine, UnitLine
 from torchotel.runs.summary import PHASES, Summary, summarise

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from torchotel import _names as names
+from torchotel import _semconv as names
 from torchotel.runs.html.advice import HAVE_MODULES
 from torchotel.runs.html.data import Content, StepTrace
 from torchotel.runs.html.style import (

@@ -1,4 +1,4 @@
-"""The one error that torchotel raises into a user's program."""
+"""Types that every layer uses."""
 
 
 class ConfigError(ValueError):
@@ -10,3 +10,19 @@ class ConfigError(ValueError):
         self.field = field
         self.got = got
         self.takes = takes
+
+
+class Unset:
+    """The type of UNSET."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __reduce__(self) -> str:
+        return "UNSET"  # copies are the same one
+
+
+UNSET = Unset()
+"""The argument's variable is read, and only then comes its default."""

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchotel._errors import ConfigError
+from torchotel._types import ConfigError
 from torchotel._utils.imports import after_import
 from torchotel._utils.process import is_being_spawned, when_given_a_task
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
+
 
 _logger = logging.getLogger("torchotel")
 
