@@ -137,7 +137,7 @@ def test_flush_says_that_spans_were_lost(server: Receiver) -> None:
     handle = torchotel.instrument(
         endpoint=server.url.removesuffix("/v1/traces"), detail="all", prometheus_port=None, metrics_exporter="none"
     )
-    with faults_inside.breaking("telemetry.traces.TraceBuilder.build", 1):
+    with faults_inside.breaking("tracing.trace_builder.TraceBuilder.build", 1):
         fault_loops.train()
         assert not handle.flush()
     fault_loops.train()

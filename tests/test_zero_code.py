@@ -231,9 +231,9 @@ def test_records_what_multiprocessing_spawns(folder: Path, processes: int) -> No
 
 INTERRUPTED = """
 import signal, time
-from torchotel import _zero_code
+from torchotel import _auto_instrument
 from torchotel._utils import fork_guard
-_zero_code.start_with_torch({"prometheus_port": 0, "endpoint": "http://127.0.0.1:1"}, wait=True, failed=print)
+_auto_instrument.start_with_torch({"prometheus_port": 0, "endpoint": "http://127.0.0.1:1"}, wait=True, failed=print)
 from train import train
 import torch
 torch.nn.Linear(4, 1)(torch.ones(2, 4)).sum().backward()

@@ -32,8 +32,8 @@ BESIDE_A_FORWARD = (
     "are missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
 )
 
-UNTRACED = ("capture", "telemetry", "exporters", "_utils", "_handle", "_session")
-"""All that runs on training threads; not `_annotate`, which sees for itself that it is being compiled."""
+UNTRACED = ("capture", "sampling", "tracing", "metrics", "exporters", "worker", "_utils", "_handle", "_session")
+"""All that runs on training threads; not `_api`, which sees for itself that it is being compiled."""
 
 
 class Compiling:
