@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from failing import ROWS, FailsOnce, fail_then_train, failing
+from failing import ROWS, FailsOnce, failing
 from support import recorded
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 from torch.utils.checkpoint import checkpoint
 from training import Model, only_step
 
+import torchotel
 from torchotel import _semconv as names
 from torchotel.capture.torch_internals import modules_that_raised
 
@@ -48,8 +49,15 @@ def test_the_innermost_module_is_named(detail: str, grad: bool) -> None:  # noqa
 
 @both
 def test_root_and_phase_of_a_step_are_marked_and_other_spans_not(detail: str) -> None:
-    """The second of the two forwards was sound; modules keep their own paths."""
-    step = only_step(fail_then_train(failing(FailsOnce(ValueError("bad"))), detail, ValueError))
+    """The second forward of an explicit step was sound; modules keep their own paths."""
+    model = failing(FailsOnce(ValueError("bad")))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(detail) as run, torchotel.step():
+        with pytest.raises(ValueError, match="bad"):
+            model(ROWS)
+        model(ROWS).sum().backward()
+        optimizer.step()
+    step = only_step(run)
     paths = [(seen.name, seen.attributes.get(names.MODULE_PATH)) for seen in step.walk()]
     plain = [pair for pair in paths if pair[0].startswith("torch.")]
     assert plain == [

@@ -51,20 +51,25 @@ def failed(step: Seen) -> list[str]:
 
 
 def test_exception_in_forward() -> None:
-    """The module that raised and all around it fail, its siblings do not, and what follows stands beside it."""
-    step = only_step(fail_then_train(failing(FailsOnce(ValueError("bad"))), "all", ValueError))
-    bad_forward = ("forward Model", ["forward a", ("forward deep", ["forward deep.0"])])
-    assert step.tree() == step_tree([bad_forward, GOOD_FORWARD], [GOOD_BACKWARD])
-    assert failed(step) == ["torch.step", "torch.forward", "forward Model", "forward deep", "forward deep.0"]
-    assert [seen.failed for seen in step.find_all("forward Model")] == [True, False]
-    assert estimated(step) == []
+    """The module that raised and all around it fail, its siblings do not, and the next step is sound."""
+    run = fail_then_train(failing(FailsOnce(ValueError("bad"))), "all", ValueError)
+    (evaluation,) = run.evaluations
+    assert evaluation.tree() == (
+        "torch.evaluation",
+        [("forward Model", ["forward a", ("forward deep", ["forward deep.0"])])],
+    )
+    assert failed(evaluation) == ["torch.evaluation", "forward Model", "forward deep", "forward deep.0"]
+    step = only_step(run)
+    assert step.tree() == step_tree([GOOD_FORWARD], [GOOD_BACKWARD])
+    assert (failed(step), estimated(step), estimated(evaluation)) == ([], [], [])
 
 
 def test_exception_in_forward_with_hooks_out() -> None:
-    """Without the module hooks the step and its forward phase fail."""
-    step = only_step(fail_then_train(failing(FailsOnce(ValueError("bad"))), "off", ValueError))
-    assert step.tree() == PHASES_ONLY
-    assert failed(step) == ["torch.step", "torch.forward"]
+    """Without the module hooks the evaluation fails as a whole."""
+    run = fail_then_train(failing(FailsOnce(ValueError("bad"))), "off", ValueError)
+    (evaluation,) = run.evaluations
+    assert failed(evaluation) == ["torch.evaluation"]
+    assert failed(only_step(run)) == []
 
 
 @pytest.mark.parametrize("detail", ["auto", 2])

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 import torchotel
 from torchotel.runs import open_run
 from torchotel.runs.html import Content, gather
-from torchotel.runs.html.advice import advise
+from torchotel.runs.html.advice import HOOKS_S, advise
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -205,10 +206,18 @@ def test_a_container_that_dominates(tmp_path: Path) -> None:
 def test_no_advice_rests_on_the_time_of_hooks(tmp_path: Path) -> None:
     """Most of a small container's self time is that of torchotel's hooks around the modules inside it."""
     model = net(nn.Linear(8, 8), nn.Sequential(*(nn.Identity() for _ in range(60))), nn.Linear(8, 8))
-    content = recorded(tmp_path, lambda: train(model, 60), detail="all")
+    content = recorded(tmp_path, lambda: train(model, 6), detail="all")
     (container,) = [layer for layer in content.summary.forward if layer.path == "1"]
     assert container.inner_calls == 60 * container.calls
-    assert advice(content, "of the forward") is None
+    others = [layer._replace(share=0.1) for layer in content.summary.forward if layer is not container]
+
+    def advised(self_s: float) -> Any:
+        layer = container._replace(share=0.8, self_s=self_s, total_s=self_s, longest_s=0.0)
+        return advice(replace(content, summary=replace(content.summary, forward=[layer, *others])), "of the forward")
+
+    hooks_s = HOOKS_S * container.inner_calls
+    assert advised(hooks_s) is None
+    assert advised(10 * hooks_s) is not None
 
 
 def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
