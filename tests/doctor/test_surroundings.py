@@ -164,11 +164,11 @@ PROVIDER = """
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import set_tracer_provider
 from torchotel.config.config import Config
-from torchotel.doctor import spans
-for told in (spans.check(Config()), spans.check(Config(set_global_provider=True))):
+from torchotel.doctor.otel_environment import check_providers
+for told in (check_providers(Config()), check_providers(Config(set_global_provider=True))):
     print(*(finding.text for finding in told))
 set_tracer_provider(TracerProvider())
-print(*(finding.text for finding in spans.check(Config())))
+print(*(finding.text for finding in check_providers(Config())))
 """
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 import torchotel
 from torchotel._types import ConfigError
-from torchotel.exporters.prometheus.collector import target_labels
+from torchotel.exporters.prometheus.exposition import target_labels
 
 
 def train(steps: int = 1) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -15,23 +13,11 @@ from prometheus_client.utils import floatToGoString
 
 from torchotel._utils.faults import Guard
 from torchotel.exporters.base import MetricsOutlet
-from torchotel.exporters.sanitize import speakable_text
+from torchotel.exporters.prometheus.exposition import target_labels
 from torchotel.metrics.aggregation import Distribution, Exemplar, Family
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
-
-
-def target_labels(resource: Attributes) -> dict[str, str]:
-    """Return the resource as labels; where two names fall together their values are joined, as OpenTelemetry has it."""
-    labels: dict[str, str] = {}
-    for name in sorted(resource):
-        value = resource[name]
-        text = speakable_text(value) if isinstance(value, str) else json.dumps(value)
-        safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
-        safe = f"key_{safe}" if safe[0].isdecimal() else safe
-        labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
-    return labels
 
 
 class MetricsCollector(Collector):

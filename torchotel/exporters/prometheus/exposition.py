@@ -6,10 +6,12 @@ before a value is most of a line, and always the same. A test holds both writers
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, islice
 
-from torchotel.exporters.prometheus.collector import target_labels
+from torchotel.exporters.sanitize import speakable_text
 from torchotel.metrics.aggregation import Distribution, Exemplar, Family, Labels
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics
@@ -104,3 +106,15 @@ def _pair(name: str, text: str) -> str:
 
 def _braces(pairs: list[str]) -> str:
     return f"{{{','.join(pairs)}}}" if pairs else ""
+
+
+def target_labels(resource: Attributes) -> dict[str, str]:
+    """Return the resource as labels; where two names fall together their values are joined, as OpenTelemetry has it."""
+    labels: dict[str, str] = {}
+    for name in sorted(resource):
+        value = resource[name]
+        text = speakable_text(value) if isinstance(value, str) else json.dumps(value)
+        safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
+        safe = f"key_{safe}" if safe[0].isdecimal() else safe
+        labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
+    return labels

@@ -19,7 +19,7 @@ from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.sanitize import speakable
-from torchotel.exporters.sdk.delivery import ProviderFlush
+from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 if TYPE_CHECKING:
