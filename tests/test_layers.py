@@ -48,7 +48,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "runs": {"plotly"},
     "_session": {"torch", "opentelemetry"},
     "_handle": {"torch"},
-    "doctor": {"torch", "opentelemetry", "requests"},
+    "doctor": {"torch", "opentelemetry", "requests", "packaging"},
     "instrumentor": {"opentelemetry"},
     "testing": {"torch", "opentelemetry"},
 }

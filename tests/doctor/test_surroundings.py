@@ -43,6 +43,7 @@ def install(site: Path, name: str, version: str, *needs: str) -> None:
         ("prometheus-client", "0.9", "prometheus-client is 0.9, supported is >=0.20", "prometheus-client>=0.20"),
         ("opentelemetry-sdk", "1.20.0", "opentelemetry-sdk is 1.20.0, supported is >=1.35", "opentelemetry-sdk"),
         ("opentelemetry-sdk", "2.0.0", "opentelemetry-sdk is 2.0.0, supported is <2", "opentelemetry-sdk"),
+        ("opentelemetry-sdk", "2.0.0rc1", "opentelemetry-sdk is 2.0.0rc1, supported is <2", "opentelemetry-sdk"),
     ],
 )
 def test_knows_what_is_not_supported(site: Path, name: str, version: str, text: str, needed: str) -> None:
@@ -60,6 +61,19 @@ def test_knows_packages_of_several_releases(site: Path) -> None:
     assert found.level is Level.FAILED
     assert f"opentelemetry-sdk needs opentelemetry-api=={ours}, which is 1.36.0" in found.text
     assert "pip install --upgrade opentelemetry-" in found.advice
+
+
+def test_accepts_the_torch_of_nvidias_containers(site: Path) -> None:
+    install(site, "torch", "2.9.0a0+145a3a7bda.nv25.10")
+    (found,) = versions.check()
+    assert found.level is Level.OK
+
+
+def test_ignores_requirements_for_other_platforms(site: Path) -> None:
+    """OpenTelemetry's packages state their requirements with environment markers."""
+    install(site, "opentelemetry-extra", "1.0", 'opentelemetry-sdk<1; sys_platform == "none"')
+    (found,) = versions.check()
+    assert found.level is Level.OK
 
 
 def prometheus(**environ: str) -> list[Finding]:

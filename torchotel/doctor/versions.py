@@ -1,11 +1,14 @@
-"""Versions: what is installed, against what is needed."""
+"""Compares the versions of installed packages with what torchotel supports."""
 
 import platform
-import re
 import shlex
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from torchotel.doctor.result import Finding, failed, ok, warning
 
@@ -13,16 +16,13 @@ SUBJECT = "versions"
 _PREFIX = "opentelemetry-"
 _PYTHON = "Python"
 _SHOWN = {"torch": "torch", "opentelemetry-sdk": "OpenTelemetry", "prometheus-client": "prometheus_client"}
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-_BOUND = re.compile(r"(==|>=|~=|<)\s*([\w.+!]+)")
 
 
 class _Need(NamedTuple):
-    """A requirement as far as it is looked at."""
+    """A requirement without its extras and marker."""
 
     name: str
-    bounds: tuple[tuple[str, str], ...]
-    """As ("==", "1.45.1")."""
+    specifier: SpecifierSet
 
 
 def check() -> Iterator[Finding]:
@@ -33,7 +33,7 @@ def check() -> Iterator[Finding]:
         advice = "Install it from its checkout: pip install ."
         yield warning(SUBJECT, "torchotel is not installed, so its requirements are not known", advice)
         return
-    needs = [_Need(_PYTHON, _bounds(own["Requires-Python"] or "")), *_needs("torchotel")]
+    needs = [_Need(_PYTHON, SpecifierSet(own["Requires-Python"] or "")), *_needs("torchotel")]
     unmet = {need: texts for need in needs if (texts := list(_unmet(need)))}
     complaints = [text for texts in unmet.values() for text in texts]
     if complaints:
@@ -52,24 +52,16 @@ def _remedy(unmet: Iterable[_Need]) -> str:
     """Advise to install what is supported: another version of torchotel would not change what is installed."""
     python = [need for need in unmet if need.name == _PYTHON]
     if python:
-        return f"Use Python {_specifier(python[0])}."
-    return f"pip install {' '.join(shlex.quote(need.name + _specifier(need)) for need in unmet)}"
-
-
-def _specifier(need: _Need) -> str:
-    return ",".join(f"{sign}{bound}" for sign, bound in need.bounds)
+        return f"Use Python {python[0].specifier}."
+    return f"pip install {' '.join(shlex.quote(f'{need.name}{need.specifier}') for need in unmet)}"
 
 
 def _needs(name: str) -> Iterator[_Need]:
-    """List what a distribution requires, its extras left out."""
+    """List the requirements of a distribution that apply here, without those of its extras."""
     for text in metadata.requires(name) or ():
-        requirement, _, marker = text.partition(";")
-        if "extra" not in marker and (found := _NAME.match(requirement)):
-            yield _Need(found[0].lower(), _bounds(requirement))
-
-
-def _bounds(text: str) -> tuple[tuple[str, str], ...]:
-    return tuple((found[1], found[2]) for found in _BOUND.finditer(text))
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield _Need(canonicalize_name(requirement.name), requirement.specifier)
 
 
 def _unmet(need: _Need) -> Iterator[str]:
@@ -77,24 +69,13 @@ def _unmet(need: _Need) -> Iterator[str]:
     if version is None:
         yield f"{need.name} is not installed"
         return
-    for sign, bound in need.bounds:
-        if not _holds(version, sign, bound):
-            yield f"{need.name} is {version}, supported is {sign}{bound}"
+    for bound in _broken(need, version):
+        yield f"{need.name} is {version}, supported is {bound}"
 
 
-def _holds(version: str, sign: str, bound: str) -> bool:
-    if sign == "==":
-        return version == bound
-    own, other = _numbers(version), _numbers(bound)
-    if sign == "~=" and own[: len(other) - 1] != other[:-1]:
-        return False
-    return (own >= other) == (sign != "<")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Read `2.14.1+cpu` as (2, 14, 1); a release to come counts as its release."""
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
+def _broken(need: _Need, version: str) -> Iterator[str]:
+    """List the bounds that a version does not satisfy; pre-releases count as installed versions."""
+    return (str(bound) for bound in need.specifier if not bound.contains(version, prereleases=True))
 
 
 def _version(name: str) -> str | None:
@@ -107,17 +88,16 @@ def _version(name: str) -> str | None:
 
 
 def _installed() -> list[str]:
-    names = {str(found.metadata["Name"]).lower().replace("_", "-") for found in metadata.distributions()}
+    names = {canonicalize_name(str(found.metadata["Name"])) for found in metadata.distributions()}
     return sorted(name for name in names if name.startswith(_PREFIX))
 
 
 def _mixed(name: str) -> Iterator[str]:
-    """Tell what one of OpenTelemetry's packages asks of another that does not hold."""
+    """List the requirements of an OpenTelemetry package on others that their versions do not satisfy."""
     for need in _needs(name):
-        version = _version(need.name)
-        for sign, bound in need.bounds:
-            if version is not None and need.name.startswith(_PREFIX) and not _holds(version, sign, bound):
-                yield f"{need.name}{sign}{bound}, which is {version}"
+        version = _version(need.name) if need.name.startswith(_PREFIX) else None
+        if version is not None:
+            yield from (f"{need.name}{bound}, which is {version}" for bound in _broken(need, version))
 
 
 def _pinned() -> list[str]:
