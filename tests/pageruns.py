@@ -7,7 +7,7 @@ from typing import Any
 import runfolders
 
 from torchotel.runs import open_run
-from torchotel.runs.html import Content, gather
+from torchotel.runs.html import Content, document, gather
 
 LAYERS = ("Net", "conv", "blocks.0", "blocks.0.up", "blocks.0.down", "head")
 MS = 1_000_000
@@ -77,3 +77,8 @@ def _spans(number: int, duration_s: float, rename: Callable[[str], str], *, deta
 
 def content(folder: Path) -> Content:
     return gather(open_run(folder))
+
+
+def head(shown: Content) -> str:
+    """Return the head of a page as HTML."""
+    return document(shown).partition('<section id="glance">')[2].partition("</section>")[0]

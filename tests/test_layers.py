@@ -45,7 +45,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "tracing": {"opentelemetry"},
     "exporters": {"opentelemetry", "requests", "urllib3", "google", "grpc", "prometheus_client"},
     "integrations": {"torch", "transformers", "lightning", "pytorch_lightning"},
-    "runs": {"plotly"},
+    "runs": {"plotly", "jinja2"},
     "_session": {"torch", "opentelemetry"},
     "_handle": {"torch"},
     "doctor": {"torch", "opentelemetry", "requests", "packaging"},

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import commands
+import pageruns
 import pytest
 import torch
 from realruns import advice, recorded, train
@@ -11,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from torchotel.runs import describe, ending, open_run, render, summarise
-from torchotel.runs.html.overview import glance
 
 MESSAGE = "addmm: mat1 and mat2 shapes cannot be multiplied (4x6 and 8x8)"
 
@@ -51,7 +51,7 @@ def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
     assert "It was raised in <code>1.0</code>" in found.text
     assert f"<code>{MESSAGE}</code>" in found.text
     assert "The last whole step before it is step 19" in found.text
-    assert "evaluation" not in glance(content)
+    assert "evaluation" not in pageruns.head(content)
 
 
 def test_a_forward_that_fails_at_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import pageruns
 import pytest
 import torch
 from realruns import advice, recorded, train
@@ -12,7 +13,6 @@ from torch import nn
 
 from torchotel.runs import At, open_run, render, summarise
 from torchotel.runs.html import document, gather
-from torchotel.runs.html.overview import glance
 
 BAD = 30
 TITLE = "NaN or infinity "
@@ -55,7 +55,7 @@ def test_a_bad_batch_is_found(tmp_path: Path) -> None:
     assert f"check the batches of steps {BAD - 1} and {BAD} first" in found.text
     assert 'href="#norms"' in found.text
     assert 'id="norms"' in document(content)
-    assert "<dt>last loss</dt><dd>NaN or Inf</dd>" in glance(content)
+    assert "<dt>last loss</dt><dd>NaN or Inf</dd>" in pageruns.head(content)
 
 
 def test_the_summary_says_so_too(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_a_page_without_nan_says_how_many_steps_were_checked(tmp_path: Path) -> 
     """A run without a loss may be NaN on a step whose gradients were not read."""
     lines = [step(number, 0.1, gradient_norm=1.0) if number < 2 else step(number, 0.1) for number in range(9)]
     content = gather(open_run(write(tmp_path / "run", info={"finished": True}, units=lines)))
-    assert "gradient norms were read on 2 of 9 steps; a NaN on other steps is not shown." in glance(content)
+    assert "gradient norms were read on 2 of 9 steps; a NaN on other steps is not shown." in pageruns.head(content)
     lines = [step(number, 0.1, values={"loss": 1.0}) for number in range(9)]
     content = gather(open_run(write(tmp_path / "logged", info={"finished": True}, units=lines)))
-    assert "were read on" not in glance(content)
+    assert "were read on" not in pageruns.head(content)
 
 
 def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_loss_that_never_was_finite(tmp_path: Path) -> None:
     found = advice(content, TITLE)
     assert found is not None
     assert "No loss before it was finite" in found.text
-    assert "<dt>last loss</dt><dd>NaN or Inf</dd><dd class=note>never finite</dd>" in glance(content)
+    assert "<dt>last loss</dt><dd>NaN or Inf</dd><dd class=note>never finite</dd>" in pageruns.head(content)
 
 
 def test_a_loss_that_is_finite_again_is_shown(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_loss_that_is_finite_again_is_shown(tmp_path: Path) -> None:
     assert tracked.onset.number == 3
     assert tracked.nonfinite["loss"] == 1
     assert tracked.values[0].last is not None
-    assert f"<dd>{tracked.values[0].last:.4g}</dd>" in glance(content)
+    assert f"<dd>{tracked.values[0].last:.4g}</dd>" in pageruns.head(content)
 
 
 def test_a_loss_that_is_logged_late_counts(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the page shows: buckets, trees, chosen steps, advice. None of it needs a browser."""
 
+import html
 import math
 import re
 from collections.abc import Callable
@@ -20,7 +21,6 @@ from torchotel.runs.html import (
     document,
     gradient_figure,
     module_figure,
-    overview,
     step_figure,
     style,
     timeline_figure,
@@ -247,7 +247,7 @@ def test_several_models_are_told_apart(tmp_path: Path) -> None:
     forward = section.figure.data[0]
     models = {label for label, parent in zip(forward.labels, forward.parents, strict=True) if parent == "all"}
     assert models == {"generator", "Sequential"}
-    assert re.search(r"ran <b>generator</b> \(.*\) and <b>Sequential</b> for <b>4", overview.glance(content))
+    assert re.search(r"ran <b>generator</b> \(.*\) and <b>Sequential</b> for <b>4", pageruns.head(content))
     for name in ("generator: 0", "generator: 1", "Sequential: 0", "generator", "Sequential"):
         assert f"<td>{name}</td>" in section.after
         assert re.search(rf"^{name} ", render(content.summary, content.info), re.MULTILINE)
@@ -265,10 +265,10 @@ def test_text_on_a_shade_is_readable(colour: str) -> None:
 def test_says_no_share_of_waiting_where_no_loader_was_seen(tmp_path: Path) -> None:
     """What a program loads by itself is in no phase, so 0 % would be a promise."""
     without = {**PHASES, "data": 0.0}
-    said = overview.glance(pageruns.content(pageruns.training(tmp_path / "without", phases=without)))
+    said = pageruns.head(pageruns.content(pageruns.training(tmp_path / "without", phases=without)))
     assert "<dt>waiting for data</dt><dd>not seen</dd><dd class=note>no DataLoader ran</dd>" in said
     assert '<i class="phase data">' not in said
-    with_one = overview.glance(pageruns.content(pageruns.training(tmp_path / "with", phases=PHASES)))
+    with_one = pageruns.head(pageruns.content(pageruns.training(tmp_path / "with", phases=PHASES)))
     assert "<dt>waiting for data</dt><dd>20%</dd>" in with_one
 
 
@@ -323,7 +323,7 @@ def test_finds_nothing_where_there_is_nothing(tmp_path: Path) -> None:
 
 def test_asks_the_browser_for_its_own_scripts_alone(tmp_path: Path) -> None:
     """Even what slipped through all escaping could not run or load anything."""
-    page = document(pageruns.content(pageruns.training(tmp_path / "run", 2)))
+    page = html.unescape(document(pageruns.content(pageruns.training(tmp_path / "run", 2))))
     (policy,) = [line for line in page.splitlines() if "Content-Security-Policy" in line]
     assert "default-src 'none'" in policy
     assert "unsafe-eval" not in policy

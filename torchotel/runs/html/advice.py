@@ -1,4 +1,4 @@
-"""What the numbers of a run say to do first; pure. Texts are HTML, and names in them are escaped."""
+"""Rules that derive advice from the numbers of a run; pure."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.html.data import Content, StepTime
-from torchotel.runs.html.style import count, duration, percent, shown
+from torchotel.runs.html.style import count, cut, duration, percent, shown
 from torchotel.runs.summary import PHASES, LayerTime, ending, has_several_models
 from torchotel.runs.value_ranges import Onset
 
@@ -44,7 +44,9 @@ class Advice(NamedTuple):
     weight: float
     """The heaviest comes first: what is broken has BROKEN and more, the rest the share of time that is at stake."""
     title: str
+    """Plain text, which the template escapes."""
     text: str
+    """HTML: names from the run are escaped in it."""
 
 
 def advise(content: Content) -> Sequence[Advice]:
@@ -135,7 +137,7 @@ def _failed(content: Content) -> Iterator[Advice]:
     if failure is None:
         return
     if end is not None:
-        title = f"The run ended with {shown(failure.type)} {failure.place}"
+        title = f"The run ended with {cut(failure.type)} {failure.place}"
     else:
         title = f"{count(sum(summary.errors.values()), 'failure')}, the first {failure.place}"
     words = []

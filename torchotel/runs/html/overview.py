@@ -1,36 +1,61 @@
-"""The head of the page: what ran, how long, where the time went, and what to do first, in words."""
+"""The head of the page: what ran, how long, where the time went, and what to do first, for the template."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchotel.runs.compare import conditions
-from torchotel.runs.html.advice import BROKEN, Advice, advise, later, phase_shares
-from torchotel.runs.html.data import Content
+from torchotel.runs.html.advice import BROKEN, advise, later, phase_shares
+from torchotel.runs.html.data import Content, StepTime
 from torchotel.runs.html.style import count, cut, duration, percent, rate, shown, size
-from torchotel.runs.summary import PHASES, Summary
+from torchotel.runs.summary import PHASES
 from torchotel.runs.value_ranges import NOT_FINITE
 
 _MOST_ADVICE = 8
 _MOST_MODELS = 5
 
 
-def title(content: Content) -> str:
-    """Name the run."""
+class Tile(NamedTuple):
+    """A number that the head of the page shows large."""
+
+    name: str
+    value: str
+    note: str
+
+
+class PhaseShare(NamedTuple):
+    """How much of a step a phase takes."""
+
+    phase: str
+    share: float
+    mean_s: float
+
+
+def overview(content: Content) -> Mapping[str, Any]:
+    """Compute the variables of the template for the head of the page and the settings; the template escapes them."""
+    steps = later(content)
+    summary = content.summary
+    return {
+        "title": _title(content),
+        "about": _about(content),
+        "began": _began(content),
+        "sentence": _sentence(content),
+        "tiles": _tiles(content),
+        "shares": _shares(steps),
+        "left_out": len(content.series.steps) - len(steps),
+        "advice": advise(content)[:_MOST_ADVICE],
+        "broken": BROKEN,
+        "unchecked": "" if summary.tracked.onset else summary.tracked.partly_checked(summary.steps),
+        "settings": conditions(content.info, content.traces.devices),
+    }
+
+
+def _title(content: Content) -> str:
     return cut(content.info.get("service_name") or content.name)
 
 
-def glance(content: Content) -> str:
-    """Write the head as HTML."""
-    parts = [f"<p class=lead>{_sentence(content)}</p>", _tiles(content)]
-    if content.series.steps:
-        parts.append(_shares(content))
-    parts += [_todo(advise(content)), _unchecked(content.summary)]
-    return "\n".join(part for part in parts if part)
-
-
-def about(content: Content) -> str:
-    """Write the line below the title: run, machine, versions, when."""
+def _about(content: Content) -> Sequence[tuple[str, object]]:
+    """List what stands in the line below the title: run, machine and versions."""
     resource = _mapping(content.info.get("resource"))
     parts = [
         ("run", content.info.get("run_id") or content.name),
@@ -41,22 +66,14 @@ def about(content: Content) -> str:
     world = resource.get("torch.world_size")
     if isinstance(world, int) and world > 1:
         parts.append(("rank", f"{resource.get('torch.rank')} of {world}"))
-    said = [f"{name} <b>{shown(value)}</b>" for name, value in parts if value]
-    began = _began(content)
-    return " · ".join([*said, began] if began else said)
-
-
-def settings(content: Content) -> str:
-    """Write a table of program, machine, versions and settings, as the run file has them."""
-    known = conditions(content.info, content.traces.devices)
-    rows = "".join(f"<tr><td>{shown(name)}</td><td>{shown(value, 200)}</td></tr>" for name, value in known.items())
-    return f"<div class=scroll><table class=settings><tbody>{rows}</tbody></table></div>"
+    return [(name, value) for name, value in parts if value]
 
 
 def _sentence(content: Content) -> str:
+    """Write the first sentences as HTML."""
     summary = content.summary
     model = _mapping(content.info.get("model"))
-    what = f"<b>{shown(title(content))}</b>"
+    what = f"<b>{shown(_title(content))}</b>"
     if model.get("name"):
         parameters = model.get("parameters")
         known = f", {size(parameters)} parameters" if isinstance(parameters, int) else ""
@@ -89,73 +106,39 @@ def _spoken(phase: str) -> str:
     return spoken.get(phase, phase)
 
 
-def _tiles(content: Content) -> str:
+def _tiles(content: Content) -> Sequence[Tile]:
     summary = content.summary
-    tiles = []
+    tiles: list[Tile] = []
     if summary.phases:
         step = summary.phases[0]
         tiles += [
-            ("median step", duration(step.p50_s), f"95% within {duration(step.p95_s)}"),
-            ("steps", f"{summary.steps:,}", f"{summary.detailed_steps:,} in detail"),
+            Tile("median step", duration(step.p50_s), f"95% within {duration(step.p95_s)}"),
+            Tile("steps", f"{summary.steps:,}", f"{summary.detailed_steps:,} in detail"),
         ]
     if summary.samples_per_second:
-        tiles.append(("throughput", f"{rate(summary.samples_per_second)}/s", "samples, by the wall clock"))
+        tiles.append(Tile("throughput", f"{rate(summary.samples_per_second)}/s", "samples, by the wall clock"))
     elif summary.steps_per_second:
-        tiles.append(("throughput", f"{rate(summary.steps_per_second)}/s", "steps, by the wall clock"))
+        tiles.append(Tile("throughput", f"{rate(summary.steps_per_second)}/s", "steps, by the wall clock"))
     loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
     if loss is not None:
         last = NOT_FINITE if loss.last is None else f"{loss.last:.4g}"
-        tiles.append(("last loss", last, f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
+        tiles.append(Tile("last loss", last, f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
     elif "loss" in summary.tracked.nonfinite:
-        tiles.append(("last loss", NOT_FINITE, "never finite"))
+        tiles.append(Tile("last loss", NOT_FINITE, "never finite"))
     if summary.phases:
         share = phase_shares(later(content))["data"]
         # Even a loader that is always ready takes some time.
         loaded = any(step.phases_s[PHASES.index("data")] for step in content.series.steps)
         said = (percent(share), "of the time of a step") if loaded else ("not seen", "no DataLoader ran")
-        tiles.append(("waiting for data", *said))
-    cells = "".join(
-        f"<div><dt>{name}</dt><dd>{value}</dd><dd class=note>{note}</dd></div>" for name, value, note in tiles
-    )
-    return f"<dl class=tiles>{cells}</dl>" if tiles else ""
+        tiles.append(Tile("waiting for data", *said))
+    return tiles
 
 
-def _shares(content: Content) -> str:
-    steps = later(content)
+def _shares(steps: Sequence[StepTime]) -> Sequence[PhaseShare]:
+    if not steps:
+        return []
     mean_s = sum(step.duration_s for step in steps) / len(steps)
-    shares = phase_shares(steps)
-    bar = "".join(
-        f'<span class="phase {name}" style="flex-grow:{share:.4f}"></span>'
-        for name, share in shares.items()
-        if share > 0
-    )
-    legend = "".join(
-        f'<li><i class="phase {name}"></i>{name} <b>{percent(share)}</b> {duration(share * mean_s)}</li>'
-        for name, share in shares.items()
-        if share > 0
-    )
-    left_out = len(content.series.steps) - len(steps)
-    note = f" <small>of a step, on average, without the first {left_out}</small>" if left_out else ""
-    return f"<h2>Where the time goes{note}</h2><div class=shares>{bar}</div><ul class=legend>{legend}</ul>"
-
-
-def _todo(found: Sequence[Advice]) -> str:
-    if not found:
-        return (
-            "<h2>What to do first</h2><p>Nothing stands out in what was recorded: no NaN, no failed step, little "
-            "waiting, no outliers, no layer that dominates.</p>"
-        )
-    rows = "".join(
-        f'<li class="{"broken" if advice.weight >= BROKEN else "notable"}"><b>{advice.title}.</b> {advice.text}</li>'
-        for advice in found[:_MOST_ADVICE]
-    )
-    return f"<h2>What to do first</h2><ol class=advice>{rows}</ol>"
-
-
-def _unchecked(summary: Summary) -> str:
-    """State how many steps were checked for NaN if none was seen."""
-    checked = summary.tracked.partly_checked(summary.steps)
-    return f"<p>{checked}; a NaN on other steps is not shown.</p>" if checked and not summary.tracked.onset else ""
+    return [PhaseShare(name, share, share * mean_s) for name, share in phase_shares(steps).items() if share > 0]
 
 
 def _wall_s(content: Content) -> float:

@@ -33,10 +33,10 @@ class Section:
     id: str
     title: str
     lead: str
-    """HTML: what to see in it; whoever writes it escapes what comes from the run."""
+    """HTML: describes the figure. Names from the run are escaped in it, since the template inserts it as it is."""
     figure: go.Figure
     after: str = ""
-    """HTML that stands below the figure."""
+    """HTML below the figure, escaped in the same way."""
 
 
 def figure(traces: Sequence[Any], height: int, **layout: Any) -> go.Figure:
