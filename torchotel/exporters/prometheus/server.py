@@ -9,10 +9,12 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
@@ -21,53 +23,13 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-_QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
-
-
-class _Range(NamedTuple):
-    name: str
-    parameters: Mapping[str, str]
-    quality: float
-    """From 0, which is a refusal, to 1."""
-
-    def fits(self, name: str, version: str) -> bool:
-        """Tell whether it has this name, and no other version."""
-        return self.name == name and self.parameters.get("version", version) == version
-
-
 def wants_openmetrics(accept: str) -> bool:
-    """Tell whether OpenMetrics 1.0.0 is liked better than text, or as well and named; whoever likes neither gets text.
-
-    Prometheus names several versions, and the one that we write with the highest quality.
-    """
-    ranges = list(_ranges(accept))
-    openmetrics = _quality(ranges, "application/openmetrics-text", "1.0.0")
-    text = _quality(ranges, "text/plain", "0.0.4")
-    named = any(one.fits("application/openmetrics-text", "1.0.0") for one in ranges)
-    return openmetrics > text or (named and openmetrics == text > 0)
-
-
-def takes_gzip(accept_encoding: str) -> bool:
-    """Tell whether gzip is named, or any encoding, and not refused."""
-    ranges = {one.name: one.quality for one in _ranges(accept_encoding)}
-    return ranges.get("gzip", ranges.get("*", 0.0)) > 0
-
-
-def _ranges(header: str) -> Iterator[_Range]:
-    for text in header.split(","):
-        name, *rest = (part.strip() for part in text.lower().split(";"))
-        parameters = {key.strip(): value.strip(' "') for key, _, value in (part.partition("=") for part in rest)}
-        quality = parameters.get("q", "1")
-        yield _Range(name, parameters, float(quality) if _QUALITY.fullmatch(quality) else 0.0)
-
-
-def _quality(ranges: list[_Range], name: str, version: str) -> float:
-    """Return what the most specific of the ranges that fit says; 0 where none does."""
-    for wanted in (name, f"{name.partition('/')[0]}/*", "*/*"):
-        qualities = [one.quality for one in ranges if one.fits(wanted, version)]
-        if qualities:
-            return max(qualities)
-    return 0.0
+    """Return whether prometheus_client answers this Accept header with OpenMetrics rather than text."""
+    try:
+        _, content_type = choose_encoder(accept)
+    except TypeError:  # prometheus_client 0.26 compares numbers with the text of a malformed version
+        return False
+    return content_type.startswith("application/openmetrics-text")
 
 
 _PORT = re.compile(r":\d*$")
@@ -97,7 +59,7 @@ REQUEST_S = 10.0
 MOST_CONNECTIONS = 16
 """Each is a thread. Beyond that, the connection that has waited longest without a whole request is closed."""
 MOST_HEADER = 1000
-"""Characters that are looked at of what a client would like."""
+"""Characters of an Accept or Accept-Encoding header that are read."""
 PATHS = ("/metrics", "/")
 METHODS = ("GET", "HEAD")
 SERVER_NAME = "torchotel"
@@ -149,7 +111,7 @@ def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIA
             start_response("500 Internal Server Error", [server])
             return []
         headers = [server, ("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
-        if takes_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")[:MOST_HEADER]):
+        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")[:MOST_HEADER]):
             body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
