@@ -1,105 +1,20 @@
 """Send requests over HTTP."""
 
-import http.client
-import io
 import json
 import logging
-import socket
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.connection import HTTPConnection, HTTPSConnection
+import requests
+from urllib3.exceptions import HTTPError
 
 from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
-
-if TYPE_CHECKING:
-    import requests
-
-
-_deadline_s: ContextVar[float] = ContextVar("torchotel_answer_deadline_s", default=float("inf"))
-
-
-@contextmanager
-def answered_until(deadline_s: float) -> Iterator[None]:
-    """Bound the answers of requests that are sent in here, their heads and bodies, by `time.monotonic()`."""
-    token = _deadline_s.set(deadline_s)
-    try:
-        yield
-    finally:
-        _deadline_s.reset(token)
-
-
-class TimedAdapter(HTTPAdapter):
-    """Connect so that `answered_until` holds, through a proxy too."""
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """Make the pools of direct connections."""
-        super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = _POOLS
-
-    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
-        """Make the pools of connections through a proxy."""
-        manager = super().proxy_manager_for(*args, **options)
-        manager.pool_classes_by_scheme = _POOLS
-        return manager
-
-
-class _TimedReader(io.RawIOBase):
-    """Read from a socket until the deadline; each wait is cut to what is left."""
-
-    def __init__(self, stream: io.RawIOBase, connection: socket.socket) -> None:
-        self._stream, self._connection = stream, connection
-        self._deadline_s = _deadline_s.get()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("timed out")
-        if left_s < float("inf"):
-            self._connection.settimeout(left_s)
-        return self._stream.readinto(buffer)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-class _TimedResponse(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        self.fp = io.BufferedReader(_TimedReader(self.fp.detach(), sock))
-
-
-class _Connection(HTTPConnection):
-    response_class = _TimedResponse
-
-
-class _SecureConnection(HTTPSConnection):
-    response_class = _TimedResponse
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
-
-
-class _SecurePool(HTTPSConnectionPool):
-    ConnectionCls = _SecureConnection
-
-
-_POOLS = {"http": _Pool, "https": _SecurePool}
-
 
 MAX_ANSWER_BYTES = 64 * 1024
 """What is read of an answer; an endpoint that never stops talking must not fill the memory."""
@@ -126,8 +41,8 @@ class Answer(NamedTuple):
 class _Connected(NamedTuple):
     """What all requests have in common."""
 
-    session: "requests.Session"
-    request: "requests.PreparedRequest"
+    session: requests.Session
+    request: requests.PreparedRequest
     """Without its body."""
     settings: Mapping[str, Any]
     """Proxies and certificates, as the environment named them at the first request."""
@@ -137,8 +52,8 @@ class HttpTransport(Transport):
     """POST with `requests`, which opentelemetry-exporter-otlp brings along and which knows proxies.
 
     Args:
-        receiver: Where to, and how; its timeout holds for the connection and for sending, and from the beginning to
-            the end of the answer.
+        receiver: Endpoint and settings. Its timeout bounds the connection and each wait for a part of the response.
+            The body is read no longer than the timeout; a response whose head arrives byte by byte is not bounded.
         version: Of torchotel, for the User-Agent.
     """
 
@@ -201,34 +116,24 @@ class HttpTransport(Transport):
 
     def ask(self, body: bytes, limit_s: float) -> Answer:
         """Post once and give the answer as it came; raise what `requests` raises."""
-        # brings in `requests`
-
         deadline_s = time.monotonic() + limit_s
         session, request, settings = self._connected or self._connect()
         request = request.copy()  # others' hooks may write into it
         if session.cookies:  # a balancer's, which says by them who is to answer
             request.prepare_cookies(session.cookies)
         request.body, request.headers["Content-Length"] = body, str(len(body))
-        with answered_until(deadline_s):
-            # A redirected POST turns into a GET, or leads the headers elsewhere.
-            answer = session.send(request, timeout=limit_s, allow_redirects=False, **settings)
+        # A redirected POST turns into a GET, or leads the headers elsewhere.
+        answer = session.send(request, timeout=limit_s, allow_redirects=False, **settings)
         with answer:
             # Read also what is not looked at: only a connection that was read to its end is used again.
-            return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer))
+            return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer, deadline_s))
 
     def prepare(self) -> None:
-        """Load `requests`, and what is made of it."""
-        # 100 ms
+        """Do nothing: `requests` is loaded with this module."""
 
-    def _connect(self) -> "_Connected":
+    def _connect(self) -> _Connected:
         """Look up once what each request would look up again, a third of its time, holding the GIL."""
-        import requests  # noqa: PLC0415  # 100 ms, and only where something is sent
-
-        # as above
-
         session = requests.Session()
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, TimedAdapter())
         user = requests.utils.get_auth_from_url(self._url)
         said = any(name.lower() == "authorization" for name in self._headers)
         # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
@@ -250,12 +155,12 @@ class HttpTransport(Transport):
         return not any(isinstance(word, str) and query in word for word in record.args or ())
 
 
-def _beginning(answer: "requests.Response") -> bytes:
-    """Read what comes in time; never raise, for the status has said what counts."""
+def _beginning(answer: requests.Response, deadline_s: float) -> bytes:
+    """Read the body until the deadline, without raising: the status alone decides about a retry."""
     raw, content = answer.raw, b""
     read = getattr(raw, "read1", raw.read)  # which urllib3 1 lacks
     with suppress(Exception):
-        while len(content) < MAX_ANSWER_BYTES:
+        while len(content) < MAX_ANSWER_BYTES and time.monotonic() < deadline_s:
             piece = read(MAX_ANSWER_BYTES - len(content), decode_content=False)
             if not piece:
                 break
@@ -298,9 +203,6 @@ def retry_after_s(header: str | None) -> float | None:
 
 
 def _failure(error: Exception, receiver: Receiver) -> Reply:
-    import requests  # noqa: PLC0415  # not before something was sent
-    from urllib3.exceptions import HTTPError  # noqa: PLC0415  # as above
-
     passing = (
         requests.ConnectionError,
         requests.Timeout,
