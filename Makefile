@@ -54,7 +54,7 @@ $(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
 
 # Jaeger, the Collector and Prometheus, into TORCHOTEL_BACKENDS: found there, or built with Go for some minutes each.
 backends: $(READY)
-	$(BIN)/python -m torchotel.stack.binaries
+	$(BIN)/python -m tools.backends
 clean:
 	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,7 +6,8 @@ from typing import NoReturn
 
 import pytest
 
-from torchotel.stack.binaries import Backend, ensure
+from tools.backends import Builder, ensure
+from torchotel.stack.binaries import Backend
 
 VARIABLES = ("TORCHOTEL_REQUIRE_BACKENDS", "TORCHOTEL_BUILD_TOOLS")
 REQUIRED, BUILD_TOOLS = (bool(os.environ.get(name)) for name in VARIABLES)
@@ -20,11 +21,11 @@ def built(backend: Backend, name: str | None = None) -> Path:
     return backend.binary(name)
 
 
-def tool(backend: Backend) -> Path:
+def tool(backend: Backend, build: Builder) -> Path:
     """Give the binary of what only a test needs; it is built there on request, and else the test is skipped."""
     if not backend.is_there and not BUILD_TOOLS:
         missing(f"{_not_there(backend)}; TORCHOTEL_BUILD_TOOLS=1 builds it")
-    return ensure(backend)
+    return ensure(backend, build)
 
 
 def missing(reason: str) -> NoReturn:

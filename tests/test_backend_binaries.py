@@ -16,11 +16,11 @@ def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_binaries, "BUILD_TOOLS", False)
 
 
-@pytest.mark.parametrize("give", [built, tool])
+@pytest.mark.parametrize("give", [built, lambda backend: tool(backend, lambda work, made: None)], ids=["built", "tool"])
 @pytest.mark.parametrize(("required", "outcome"), [(False, pytest.skip.Exception), (True, pytest.fail.Exception)])
 def test_a_missing_binary_is_named(
     give: Callable[[Backend], Path], *, required: bool, outcome: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend_binaries, "REQUIRED", required)
     with pytest.raises(outcome, match=r"^server 1\.0 is not in .*server-1\.0; .* builds it$"):
-        give(Backend("server", "1.0", ("server",), lambda work, made: None))
+        give(Backend("server", "1.0", ("server",)))

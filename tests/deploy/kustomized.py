@@ -9,15 +9,12 @@ from typing import Any
 import yaml
 from backend_binaries import tool
 
-from torchotel.stack.binaries import Backend, module_builder
+from tools.backends import module_builder
+from torchotel.stack.binaries import Backend
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-KUSTOMIZE = Backend(
-    "kustomize",
-    "5.8.1",
-    ("kustomize",),
-    module_builder("sigs.k8s.io/kustomize/kustomize/v5", "v5.8.1", {"kustomize": "."}),
-)
+KUSTOMIZE = Backend("kustomize", "5.8.1", ("kustomize",))
+BUILD_KUSTOMIZE = module_builder("sigs.k8s.io/kustomize/kustomize/v5", "v5.8.1", {"kustomize": "."})
 STACKS = ("base", "overlays/remote-write", "overlays/large")
 WHOLE = (*STACKS, "training")
 Manifest = dict[str, Any]
@@ -26,7 +23,7 @@ Manifest = dict[str, Any]
 @cache
 def manifests(name: str) -> tuple[Manifest, ...]:
     """Build one of the folders that have a kustomization."""
-    command = [str(tool(KUSTOMIZE)), "build", str(FOLDER / name)]
+    command = [str(tool(KUSTOMIZE, BUILD_KUSTOMIZE)), "build", str(FOLDER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return tuple(yaml.safe_load_all(done.stdout))

@@ -12,18 +12,15 @@ from typing import Any
 import pytest
 from backend_binaries import built, tool
 
+from tools.backends import module_builder
 from torchotel.stack import native
-from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS, Backend, module_builder
+from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS, Backend
 from torchotel.stack.paths import shipped
 from torchotel.stack.services import Ports, servers
 
 DEPLOY = shipped()
-COMPOSE = Backend(
-    "compose-go",  # what `docker compose` reads its files with
-    "2.16.2",
-    ("compose-go",),
-    module_builder("github.com/compose-spec/compose-go/v2", "v2.16.2", {"compose-go": "cmd"}),
-)
+COMPOSE = Backend("compose-go", "2.16.2", ("compose-go",))  # `docker compose` reads its files with it
+BUILD_COMPOSE = module_builder("github.com/compose-spec/compose-go/v2", "v2.16.2", {"compose-go": "cmd"})
 DESKTOP, SMALL = "compose.desktop.yaml", "compose.small.yaml"
 STACKS = [(), (DESKTOP,), (SMALL,), (DESKTOP, SMALL)]
 CHECKS = {
@@ -72,7 +69,7 @@ _copies = TemporaryDirectory()
 
 def compose(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Read the compose file as `docker compose` does."""
-    command = [str(tool(COMPOSE)), "-format", "json", "compose.yaml", *overrides]
+    command = [str(tool(COMPOSE, BUILD_COMPOSE)), "-format", "json", "compose.yaml", *overrides]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

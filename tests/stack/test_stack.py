@@ -93,6 +93,20 @@ def test_a_machine_without_an_engine_is_told_what_to_do(stack: Stack, tmp_path: 
     assert "torchotel stack up --native" in up.stderr
 
 
+def test_up_names_the_servers_that_are_missing_and_where_to_get_them(stack: Stack, tmp_path: Path) -> None:
+    up = stack("up", "--native", "--small", TORCHOTEL_BACKENDS=str(tmp_path), PATH=str(tmp_path))
+    assert up.returncode == 1
+    assert up.stderr == (
+        "these servers were not found, so nothing was started:\n"
+        f"  jaeger {JAEGER.version}: copy the binary jaeger from https://github.com/jaegertracing/jaeger/releases "
+        f"to {tmp_path}/jaeger-{JAEGER.version}\n"
+        f"  prometheus {PROMETHEUS.version}: copy the binaries prometheus and promtool from "
+        f"https://github.com/prometheus/prometheus/releases to {tmp_path}/prometheus-{PROMETHEUS.version}\n"
+        "Then run this command again.\n"
+    )
+    assert stack("down").stderr.startswith("no stack is up")
+
+
 def test_a_port_that_is_none_is_refused(stack: Stack) -> None:
     up = stack("up", JAEGER_PORT="http")
     assert up.returncode == 1

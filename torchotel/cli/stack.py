@@ -6,7 +6,8 @@
     torchotel stack status         show the health and address of each server
     torchotel stack down           stop the servers and keep their data
 
-The servers listen on 127.0.0.1 only. With --native, servers that are not installed are built with Go.
+The servers listen on 127.0.0.1 only. With --native, their binaries are taken from
+TORCHOTEL_BACKENDS, by default ~/.cache/torchotel/backends, or from PATH.
 OTLP_GRPC_PORT, OTLP_HTTP_PORT, JAEGER_PORT, PROMETHEUS_PORT and GRAFANA_PORT set other ports. COLLECTOR_HEALTH_PORT,
 COLLECTOR_METRICS_PORT and COLLECTOR_TELEMETRY_PORT set the ports of the Collector's health and metrics.
 Exit codes: 0 success; 1 a server is missing, failed or does not answer; 2 wrong usage.

@@ -167,7 +167,7 @@ def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
     stack = _same_or_new(kind)
     before = _running(stack)
     check_ports(stack, before)
-    binaries = native.find_binaries(stack.servers, say) if kind.native else {}
+    binaries = native.find_binaries(stack.servers) if kind.native else {}
     stack.keep()  # from here on there is something to take down
     try:
         if stack.engine is None:

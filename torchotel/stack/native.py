@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -108,10 +108,14 @@ FLAGS = (
 """Prometheus's, as in compose.yaml."""
 
 
-def find_binaries(servers: list[Server], say: Callable[[str], None]) -> dict[str, Path]:
-    """Find the servers' binaries, or build them."""
-    binaries.check_can_build(_BACKENDS[server.name] for server in servers)
-    return {server.name: binaries.ensure(_BACKENDS[server.name], say) for server in servers}
+def find_binaries(servers: list[Server]) -> dict[str, Path]:
+    """Find the servers' binaries in the cache or on PATH.
+
+    Raises:
+        StackError: Binaries are missing.
+    """
+    found = binaries.find_all(_BACKENDS[server.name] for server in servers)
+    return {server.name: found[_BACKENDS[server.name]] for server in servers}
 
 
 def start(binaries: Mapping[str, Path], ports: Ports, targets: str, *, small: bool) -> None:
