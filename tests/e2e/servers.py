@@ -22,6 +22,7 @@ from torchotel.stack.paths import shipped
 from torchotel.stack.services import Ports, Server, await_all, servers
 
 PATIENCE_S = 60
+GATEWAY = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base" / "config" / "gateway.yaml"
 IN_MEMORY = """
 extensions:
   jaeger_storage: {backends: {memory: {memory: {max_traces: 10000}}}}
@@ -145,7 +146,7 @@ def gateway(folder: Path, ports: Ports, **environ: object) -> RealServer:
         ports: Where it and Jaeger listen.
         environ: What else its configuration reads: how long it holds a trace, and the share of the rest.
     """
-    words = [built(COLLECTOR), f"--config={shipped() / 'kubernetes' / 'base' / 'config' / 'gateway.yaml'}"]
+    words = [built(COLLECTOR), f"--config={GATEWAY}"]
     listens = (ports.otlp_grpc, ports.collector_health, ports.collector_telemetry)
     return RealServer("collector", words, ports, folder, listens=listens, **_before_jaeger(folder, ports), **environ)
 

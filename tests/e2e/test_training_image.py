@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from podman import need_podman
 
-from torchotel.stack.paths import shipped
-
 CHECKOUT = Path(__file__).parents[2]
-TRAINING = shipped() / "kubernetes" / "training"
+TRAINING = CHECKOUT / "deploy" / "kubernetes" / "training"
 IMAGE = "localhost/torchotel-test-training:latest"
 NEEDED = {"pyproject.toml", "README.md", "LICENSE", "torchotel", "deploy", "examples"}
 
@@ -38,6 +36,7 @@ def test_no_more_is_copied_than_the_package_is_built_of(copied: Path, tmp_path: 
     """And no less: its wheel has the same files as the checkout's own."""
     assert "COPY . /src\n" in (TRAINING / "Containerfile").read_text()
     assert {path.name for path in copied.iterdir()} == NEEDED
+    assert not (copied / "deploy" / "kubernetes").exists()
     assert wheel(copied, tmp_path / "of what is copied") == wheel(CHECKOUT, tmp_path / "of the checkout")
 
 

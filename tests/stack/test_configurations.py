@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import zipfile
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,6 +54,21 @@ def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path:
     done = check(server, file)
     assert done.returncode != 0
     assert "misspelt" in done.stdout + done.stderr
+
+
+def test_the_wheel_has_the_files_of_the_stack_and_no_manifests(tmp_path: Path) -> None:
+    """The manifests of Kubernetes, and the files by which kustomize reads the folders, stay in the checkout."""
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=DEPLOY.parent, check=True, capture_output=True)
+    (wheel,) = tmp_path.iterdir()
+    shipped = {Path(name).relative_to("torchotel") for name in zipfile.ZipFile(wheel).namelist() if "/deploy/" in name}
+    files = {path.relative_to(DEPLOY.parent) for path in DEPLOY.rglob("*") if path.is_file()}
+    assert files - shipped == {
+        path
+        for path in files
+        if path.is_relative_to("deploy/kubernetes") or path.name in {"README.md", "kustomization.yaml"}
+    }
+    assert shipped <= files
 
 
 @cache

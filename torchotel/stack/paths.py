@@ -14,7 +14,7 @@ _PRIVATE = 0o700
 
 
 def shipped() -> Path:
-    """Find `deploy/` in an installed package, or beside the package in a checkout."""
+    """Return the folder of the stack's files: in an installed package, or `deploy/` in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "deploy"
     return installed if installed.is_dir() else package.parent / "deploy"
