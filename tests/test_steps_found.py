@@ -78,6 +78,29 @@ def test_two_networks_that_step_by_closures_in_turn_share_each_step() -> None:
     assert len(captured.steps) == 3
 
 
+def test_a_detailed_step_of_networks_that_step_unequally_has_all_layers_and_gradients() -> None:
+    """A critic that trains on each batch, a generator on each second one: both belong to the batch's step."""
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    optimizers = [_sgd(critic), _sgd(generator)]
+    norms = []
+    with capture(detail=3, gradient_norms="auto") as captured:
+        for batch, (rows,) in enumerate(DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=2)):
+            losses = [lambda rows=rows: critic(rows).sum()]
+            losses += [] if batch % 2 else [lambda: critic(generator(torch.randn(2, 2))).sum()]
+            squares = 0.0
+            for loss, network, optimizer in zip(losses, (critic, generator), optimizers, strict=False):
+                critic.zero_grad()
+                loss().backward()
+                squares += sum(float(p.grad.square().sum()) for p in network.parameters() if p.grad is not None)
+                optimizer.step()
+            norms.append(squares**0.5)
+    steps = [step for step in captured.steps if step.attributes["torch.step.number"] % 3 == 0]
+    calls = [len([span for span in step.walk() if span.name.startswith("forward ")]) for step in steps]
+    assert (len(captured.steps), calls) == (12, [3, 1, 3, 1])
+    found = [step.attributes["torch.gradient.norm"] for step in steps]
+    assert found == pytest.approx(norms[::3], rel=1e-5)
+
+
 def test_an_evaluation_amid_a_step_takes_no_ids_of_the_step() -> None:
     """Spans of the program that began in the step stay in its trace."""
     model = nn.Linear(4, 1)

@@ -34,6 +34,8 @@ class PendingStep:
         """Of what the fetch that runs will open."""
         self.cycle: set[Hashable] = set()
         """Optimizers of the last step: what one step takes."""
+        self._has_several = False
+        """Several optimizers have stepped in one step: each is no end of a step before the next fetch."""
         self.by_hand = False
         """Parameters are updated without a torch optimizer: each part is a step."""
         self.idle_since_ns = 0
@@ -64,6 +66,10 @@ class PendingStep:
     def is_whole(self) -> bool:
         """Tell whether all optimizers that stepped in the last step have done so in the closed parts."""
         return len(self.cycle) <= 1 or self.cycle <= _keys(self.parts)
+
+    def goes_on(self) -> bool:
+        """Tell whether the step goes on after an optimizer's step until the next fetch, as that of a GAN does."""
+        return self.has_fetch() and (self._has_several or not self.cycle)
 
     def begin(self, now_ns: int, *, fetched: bool = False) -> Part:
         """Open a part; one that goes on with a step shares its ids."""
@@ -148,6 +154,7 @@ class PendingStep:
         keys = _keys(parts)
         if keys:
             self.cycle = keys
+            self._has_several = self._has_several or len(keys) > 1
         if self.parts or self.open is not None:
             self._keep_apart_from(parts)
         self._emit("step", parts)

@@ -387,10 +387,10 @@ class StepMachine:
             pending.hand_over()
         part = pending.begin(now_ns)
         if pending.parts and pending.is_finished():
-            if pending.is_whole():
-                part.ahead = 1
-            else:
+            if not pending.is_whole():
                 part.identity = pending.parts[-1].identity
+            elif not pending.goes_on():
+                part.ahead = 1
         return part
 
     def _optimizer_done(self, part: Part, key: Hashable) -> None:
