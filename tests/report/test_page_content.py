@@ -156,10 +156,10 @@ def _units(count: int, layers: int) -> Series:
 
 def test_bounds_the_cells_of_the_heatmap(tmp_path: Path) -> None:
     content = pageruns.content(pageruns.training(tmp_path / "run", 1))
-    content.series.norms.clear()
+    content.series.layer_norms.clear()
     del content.series.norm_steps[:]
     grown = _units(700, 600)
-    content.series.norms.update(grown.norms)
+    content.series.layer_norms.update(grown.layer_norms)
     content.series.norm_steps.extend(grown.norm_steps)
     section = gradient_figure.section(content)
     assert section is not None

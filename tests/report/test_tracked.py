@@ -1,10 +1,12 @@
 """What was logged and the norms of gradients, over a run."""
 
+import math
 from pathlib import Path
 
 import runfolders as folders
 
 from torchotel.runs import Summary, Track, open_run, render, summarise
+from torchotel.runs.html import gather
 
 LAID_OUT = """\
 steps       2, 2 of them in detail, 6.667 a second by the wall clock
@@ -87,3 +89,17 @@ def test_models_are_kept_apart(tmp_path: Path) -> None:
     run = open_run(folder)
     layers = summarise(run.units(), run.spans()).tracked.layers
     assert [layer.name for layer in layers] == ["Discriminator: main.0", "Generator: main.0"]
+
+
+def test_names_layers_by_the_models_of_the_whole_run(tmp_path: Path) -> None:
+    """In one table and figure, although each step has the norms of other models."""
+    steps = [{"G": {"0": 1.0}}, {"G": {"0": 3.0}, "D": {"0": 2.0}}, {"D": {"0": None}}]
+    units = [folders.step(number, 0.1, gradient_norms=norms) for number, norms in enumerate(steps)]
+    content = gather(open_run(folders.write(tmp_path / "run", units=units)))
+    assert content.summary.tracked.layers == [
+        Track("G: 0", 2, 1.0, 3.0, 1.0, 3.0),
+        Track("D: 0", 1, 2.0, None, 2.0, 2.0),
+    ]
+    generator, discriminator = content.series.norms["G: 0"], content.series.norms["D: 0"]
+    assert list(generator) == [1.0, 3.0]
+    assert (math.isnan(discriminator[0]), *discriminator[1:]) == (True, 2.0, math.inf)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torchotel._utils.text import cut
 from torchotel.runs.reader import UnitLine
@@ -26,6 +26,8 @@ _GRADIENT = "gradient "
 """Before the path of a layer in `torch.nonfinite`."""
 _SHOWN_LAYERS = 3
 
+Key = TypeVar("Key")
+
 
 class Track(NamedTuple):
     """A number over the steps that have it."""
@@ -38,6 +40,20 @@ class Track(NamedTuple):
     """None: NaN or infinite."""
     smallest: float
     largest: float
+
+
+class LayerId(NamedTuple):
+    """A layer with gradient norms."""
+
+    model: str
+    path: str
+
+
+def layer_names(layers: Iterable[LayerId]) -> Mapping[LayerId, str]:
+    """Name all layers of a run: by path, with the model's name before it if the run has several models."""
+    found = list(layers)
+    several = len({layer.model for layer in found}) > 1
+    return {layer: f"{layer.model}: {layer.path}" if several else layer.path for layer in found}
 
 
 class At(NamedTuple):
@@ -114,7 +130,7 @@ class Tracks:
     """The last finite value of each name."""
     _values: dict[str, Track] = field(default_factory=dict)
     _gradient: dict[str, Track] = field(default_factory=dict)
-    _layers: dict[str, Track] = field(default_factory=dict)
+    _layers: dict[LayerId, Track] = field(default_factory=dict)
 
     def add(self, line: UnitLine) -> None:
         """Take in a step, an evaluation, or what was logged when its step was gone."""
@@ -128,14 +144,13 @@ class Tracks:
         elif line.gradient_norms and _ALL in self._gradient:
             self._gradient[_ALL] = self._gradient[_ALL]._replace(last=None)
         self.norm_steps += line.kind == "step" and bool(line.gradient_norms or line.gradient_norm is not None)
-        several = len(line.gradient_norms) > 1
         for model, norms in line.gradient_norms.items():
             for path, norm in norms.items():
-                name = f"{model}: {path}" if several else path
+                layer = LayerId(model, path)
                 if norm is not None:
-                    _extend(self._layers, name, norm)
-                elif name in self._layers:
-                    self._layers[name] = self._layers[name]._replace(last=None)
+                    _extend(self._layers, layer, norm)
+                elif layer in self._layers:
+                    self._layers[layer] = self._layers[layer]._replace(last=None)
         self.nonfinite.update(nonfinite)
 
     def _add_values(self, line: UnitLine) -> None:
@@ -153,11 +168,13 @@ class Tracks:
     def result(self) -> Tracked:
         """Return what came of it."""
         order = {name: place for place, name in enumerate(FIRST)}
+        named = layer_names(self._layers)
+        layers = [track._replace(name=named[layer]) for layer, track in self._layers.items()]
         return Tracked(
             totals=dict(self.totals),
             values=sorted(self._values.values(), key=lambda track: (order.get(track.name, len(order)), track.name)),
             gradient=next(iter(self._gradient.values()), None),
-            layers=sorted(self._layers.values(), key=lambda track: (-track.largest, track.name)),
+            layers=sorted(layers, key=lambda track: (-track.largest, track.name)),
             nonfinite=dict(self.nonfinite.most_common()),
             onset=self._onset,
             norm_steps=self.norm_steps,
@@ -180,10 +197,10 @@ class Tracks:
             self._onset = replace(self._onset, layers=layers, layers_step=line.number)
 
 
-def _extend(tracks: dict[str, Track], name: str, value: float) -> None:
-    known = tracks.get(name)
+def _extend(tracks: dict[Key, Track], key: Key, value: float) -> None:
+    known = tracks.get(key)
     if known is None:
-        tracks[name] = Track(name, 1, value, value, value, value)
+        tracks[key] = Track(str(key), 1, value, value, value, value)
     else:
         low, high = min(known.smallest, value), max(known.largest, value)
-        tracks[name] = Track(name, known.steps + 1, known.first, value, low, high)
+        tracks[key] = Track(known.name, known.steps + 1, known.first, value, low, high)

@@ -10,7 +10,7 @@ from torchotel import _semconv as names
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.reader import Run, SpanLine, UnitLine
 from torchotel.runs.summary import PHASES, Summary, summarise
-from torchotel.runs.value_ranges import COUNTED, FIRST
+from torchotel.runs.value_ranges import COUNTED, FIRST, LayerId, layer_names
 
 MOST_LAYERS = 4_000
 MOST_LOGGED = 12
@@ -47,13 +47,19 @@ class Series:
     steps: list[StepTime] = field(default_factory=list)
     norm_steps: "array[int]" = field(default_factory=lambda: array("q"))
     """Numbers of the steps whose gradients were looked at."""
-    norms: "dict[str, array[float]]" = field(default_factory=dict)
+    layer_norms: "dict[LayerId, array[float]]" = field(default_factory=dict)
     """By layer, one number for each of those steps: NaN where there is none, infinite where it was not finite."""
     layers_left_out: int = 0
     logged: "dict[str, tuple[array[int], array[float]]]" = field(default_factory=dict)
     """Step numbers and values by the name that they were logged under."""
     began_unix_ns: int = 0
     ended_unix_ns: int = 0
+
+    @property
+    def norms(self) -> "Mapping[str, array[float]]":
+        """`layer_norms` by the names of the layers."""
+        named = layer_names(self.layer_norms)
+        return {named[layer]: row for layer, row in self.layer_norms.items()}
 
     def add(self, unit: UnitLine) -> None:
         """Take in a step; evaluations have no place on the axis of steps."""
@@ -72,16 +78,15 @@ class Series:
     def _add_norms(self, unit: UnitLine) -> None:
         looked_at = len(self.norm_steps)
         self.norm_steps.append(unit.number)
-        several = len(unit.gradient_norms) > 1
         for model, norms in unit.gradient_norms.items():
             for path, norm in norms.items():
-                name = f"{model}: {path}" if several else path
-                row = self.norms.get(name)
+                layer = LayerId(model, path)
+                row = self.layer_norms.get(layer)
                 if row is None:
-                    if len(self.norms) >= MOST_LAYERS:
+                    if len(self.layer_norms) >= MOST_LAYERS:
                         self.layers_left_out += 1
                         continue
-                    row = self.norms[name] = array("f")
+                    row = self.layer_norms[layer] = array("f")
                 row.extend([MISSING] * (looked_at - len(row)))
                 row.append(NONFINITE if norm is None else norm)
 
