@@ -65,7 +65,7 @@ def test_lays_modules_out_as_a_tree_with_containers(tmp_path: Path) -> None:
 
 
 def _layer(path: str, total_s: float, kind: str = "Block", model: str = "Net") -> LayerTime:
-    return LayerTime(model, path, kind, 1, total_s, total_s, total_s, 0.0)
+    return LayerTime(model, path, kind, 1, total_s, total_s, total_s, 0.0, is_root=path == kind)
 
 
 def test_gathers_the_smallest_of_many_modules() -> None:
@@ -251,7 +251,7 @@ def test_several_models_are_told_apart(tmp_path: Path) -> None:
     for name in ("generator: 0", "generator: 1", "Sequential: 0", "generator", "Sequential"):
         assert f"<td>{name}</td>" in section.after
         assert re.search(rf"^{name} ", render(content.summary, content.info), re.MULTILINE)
-    alone = [LayerTime("Net", "fc", "Linear", 1, 1, 1, 1, 1), LayerTime("MSELoss", "MSELoss", "MSELoss", 1, 1, 1, 1, 1)]
+    alone = [_layer("fc", 1.0, "Linear"), _layer("MSELoss", 1.0, "MSELoss", "MSELoss")]
     assert [layer.name(several=has_several_models(alone)) for layer in alone] == ["fc", "MSELoss"]
 
 

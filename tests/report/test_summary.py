@@ -3,11 +3,16 @@
 from pathlib import Path
 
 import pytest
+import realruns
 import runfolders as folders
+import torch
+from torch import Tensor, nn
 
+import torchotel
 from torchotel._utils.text import duration
 from torchotel.runs import LayerTime, Summary, open_run, render, summarise
-from torchotel.runs.summary import quantile
+from torchotel.runs.html.module_figure import sectors
+from torchotel.runs.summary import has_several_models, quantile
 
 LAID_OUT = """\
 run         run-1
@@ -49,13 +54,13 @@ def test_adds_up_steps_phases_and_layers(tmp_path: Path) -> None:
     assert (data.name, *data[1:]) == ("data", *map(pytest.approx, (0.02, 0.02, 0.029, 0.1)))
     assert summary.forward == [
         LayerTime("Net", "conv", "Conv", 1, 0.03, 0.03, 0.03, 0.75, 0.03),
-        LayerTime("Net", "Net", "Net", 1, 0.005, 0.04, 0.04, 0.125, 0.04, 2),
+        LayerTime("Net", "Net", "Net", 1, 0.005, 0.04, 0.04, 0.125, 0.04, 2, is_root=True),
         LayerTime("Net", "fc", "Fc", 1, 0.005, 0.005, 0.005, 0.125, 0.005),
     ]
     assert summary.backward == [
         LayerTime("Net", "conv", "Conv", 1, 0.03, 0.03, 0.03, 0.75, 0.03),
         LayerTime("Net", "fc", "Fc", 1, 0.01, 0.01, 0.01, 0.25, 0.01),
-        LayerTime("Net", "Net", "Net", 1, 0.0, 0.04, 0.04, 0.0, 0.04, 2),
+        LayerTime("Net", "Net", "Net", 1, 0.0, 0.04, 0.04, 0.0, 0.04, 2, is_root=True),
     ]
 
 
@@ -118,6 +123,40 @@ def test_keeps_models_and_their_layers_apart(tmp_path: Path) -> None:
         ("Net", "fc", 10e-9),
     ]
     assert "Net-2: fc" in render(_summary(folder), {})
+
+
+class Encoder(nn.Linear):
+    """Stands under its own name."""
+
+
+class Net(nn.Module):
+    """Makes its loss in forward, and has an attribute that is named as its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.Encoder = Encoder(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = nn.CrossEntropyLoss()(self.Encoder(x), torch.zeros(4, dtype=torch.long))
+        return loss
+
+
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_only_the_model_itself_has_its_name(tmp_path: Path, name: str | None) -> None:
+    """A layer whose path is its class has not: a loss that is made in forward, an attribute named as its class."""
+
+    def program() -> None:
+        model = Net()
+        if name is not None:
+            torchotel.name(model, name)
+        realruns.train(model, 6)
+
+    content = realruns.recorded(tmp_path / "run", program, detail="all")
+    for layers in (content.summary.forward, content.summary.backward):
+        names = {layer.path: layer.name(several=has_several_models(layers)) for layer in layers}
+        assert names == {"Net": name or "Net", "Encoder": "Encoder", "CrossEntropyLoss": "CrossEntropyLoss"}
+        inside = {one.parent for one in sectors(layers, 500) if one.label in {"Encoder", "CrossEntropyLoss"}}
+        assert inside == {one.id for one in sectors(layers, 500) if one.label == (name or "Net")}
 
 
 def test_counts_errors_by_type(tmp_path: Path) -> None:

@@ -44,10 +44,12 @@ class LayerTime(NamedTuple):
     """Of one call."""
     inner_calls: int = 0
     """Module calls directly inside it."""
+    is_root: bool = False
+    """Whether it is the model itself."""
 
     def name(self, *, several: bool) -> str:
         """Return the path, with the model's name before it if the run has several; a root is named as its model."""
-        if self.path == self.type:
+        if self.is_root:
             return self.model
         return f"{self.model}: {self.path}" if several else self.path
 
@@ -80,7 +82,7 @@ class Failure(NamedTuple):
 
 def has_several_models(layers: Iterable[LayerTime]) -> bool:
     """Tell whether paths are ambiguous; a loss is a model too, but has no paths."""
-    return len({layer.model for layer in layers if layer.path != layer.type}) > 1
+    return len({layer.model for layer in layers if not layer.is_root}) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +260,7 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
+    key: _Key
     type: str
     calls: int = 0
     total_ns: int = 0
@@ -270,9 +273,8 @@ class _Tally:
 class _OpenTrace:
     tallies: dict[str, _Tally] = field(default_factory=dict)
     """By span id."""
-    early: Counter[str] = field(default_factory=Counter)
-    """Time of children whose parent has not come yet, by the parent's span id."""
-    early_calls: Counter[str] = field(default_factory=Counter)
+    early: dict[str, list[tuple[_Tally, int]]] = field(default_factory=dict)
+    """Calls whose parent has not come yet, with their nanoseconds, by the parent's span id."""
 
 
 class _Layers:
@@ -282,6 +284,8 @@ class _Layers:
         self.folded_calls = 0
         self._tallies: dict[_Key, _Tally] = {}
         self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
+        self._inner: set[tuple[str, str]] = set()
+        """Models and paths of the modules that another module of their model called."""
 
     def add(self, span: SpanLine) -> None:
         folded = span.attributes.get(names.FOLDED_CALLS)
@@ -296,15 +300,26 @@ class _Layers:
         tally.longest_ns = max(tally.longest_ns, duration_ns)
         trace = self._trace(span.trace_id)
         trace.tallies[span.span_id] = tally
-        tally.inner_ns += trace.early.pop(span.span_id, 0)
-        tally.inner_calls += trace.early_calls.pop(span.span_id, 0)
+        for inner, inner_ns in trace.early.pop(span.span_id, ()):
+            self._add_inner(tally, inner, inner_ns)
         parent = trace.tallies.get(span.parent_id)
         if parent is not None:
-            parent.inner_ns += duration_ns
-            parent.inner_calls += 1
+            self._add_inner(parent, tally, duration_ns)
         else:
-            trace.early[span.parent_id] += duration_ns
-            trace.early_calls[span.parent_id] += 1
+            trace.early.setdefault(span.parent_id, []).append((tally, duration_ns))
+
+    def _add_inner(self, outer: _Tally, inner: _Tally, duration_ns: int) -> None:
+        outer.inner_ns += duration_ns
+        outer.inner_calls += 1
+        # The calls of a wrapper (DistributedDataParallel) and of the module in it have the same path.
+        if outer.key.model == inner.key.model and outer.key.path != inner.key.path:
+            self._inner.add((inner.key.model, inner.key.path))
+
+    def _is_root(self, tally: _Tally) -> bool:
+        """Tell a model from its layers: its path is its class, which a layer's path can be as well."""
+        model, path, _ = tally.key
+        is_class = path in {tally.type, model} or model.startswith(f"{path}-")
+        return is_class and (model, path) not in self._inner
 
     def slowest(self, direction: str) -> Sequence[LayerTime]:
         chosen = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
@@ -325,6 +340,7 @@ class _Layers:
                     share=self_ns / whole if whole else 0.0,
                     longest_s=tally.longest_ns / 1e9,
                     inner_calls=tally.inner_calls,
+                    is_root=self._is_root(tally),
                 )
             )
         return sorted(rows, key=lambda row: (-row.self_s, row.path))
@@ -333,7 +349,7 @@ class _Layers:
         read = span.attributes.get
         key = _Key(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
         if key not in self._tallies:
-            self._tallies[key] = _Tally(str(read(names.MODULE_TYPE, "")))
+            self._tallies[key] = _Tally(key, str(read(names.MODULE_TYPE, "")))
         return self._tallies[key]
 
     def _trace(self, trace_id: str) -> _OpenTrace:

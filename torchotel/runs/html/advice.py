@@ -238,9 +238,8 @@ def _dominating(direction: str, layers: Sequence[LayerTime], layer: LayerTime, s
 
 
 def _is_container(layer: LayerTime, layers: Sequence[LayerTime]) -> bool:
-    root = layer.path == layer.type
     return any(
-        other.model == layer.model and other is not layer and (root or other.path.startswith(f"{layer.path}."))
+        other.model == layer.model and other is not layer and (layer.is_root or other.path.startswith(f"{layer.path}."))
         for other in layers
     )
 

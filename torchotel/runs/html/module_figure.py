@@ -69,7 +69,7 @@ def sectors(layers: Sequence[LayerTime], most: int) -> Sequence[Sector]:
 
 
 def _place(model: Node, layer: LayerTime) -> None:
-    if layer.path == layer.type:  # the root shows as its class
+    if layer.is_root:
         model.layer = layer
         return
     node = model
@@ -208,7 +208,7 @@ def _strength(one: Sector, most: float) -> float:
 
 def _text(one: Sector, whole_s: float) -> str:
     share = percent(one.area_s / whole_s)
-    if one.layer is None or one.layer.path == one.layer.type:  # a container, or the root, which shows as its class
+    if one.layer is None or one.layer.is_root:  # a container, or the root, which shows as its class
         return share
     return f"{shown(one.layer.type, 24)}  {share}"
 

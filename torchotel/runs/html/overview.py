@@ -80,7 +80,7 @@ def _sentence(content: Content) -> str:
         modules = model.get("modules")
         held = count(modules, "module") if isinstance(modules, int) else ""
         layers = [*summary.forward, *summary.backward]
-        further = sorted({one.model for one in layers if one.path != one.type} - {model["name"]})
+        further = sorted({one.model for one in layers if not one.is_root} - {model["name"]})
         names = ", ".join(f"<b>{shown(name)}</b>" for name in further[:_MOST_MODELS])
         others = f" and {names}" + (f" and {len(further) - _MOST_MODELS} more" if len(further) > _MOST_MODELS else "")
         what += f" ran <b>{shown(model['name'])}</b> ({held}{known}){others if further else ''}"
