@@ -1,5 +1,6 @@
 """Each rule of the advice: a real run that it holds for, and one that it does not hold for."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -203,6 +204,39 @@ def test_a_container_that_dominates(tmp_path: Path) -> None:
     assert "time of its own code, outside of the modules in it" in found.text
 
 
+def test_a_loss_that_is_made_in_forward(tmp_path: Path) -> None:
+    """It is a layer of the model, although its path is its class."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Busy(), Busy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = layer_of("ContrastiveLoss")(self.second(self.first(x)))
+            return out
+
+    found = advice(recorded(tmp_path, lambda: train(Net(), 6), detail="all"), "of the forward")
+    assert found is not None
+    assert "<code>ContrastiveLoss</code> (ContrastiveLoss)" in found.text
+    assert "grows with the outputs" in found.text
+
+
+def test_a_forward_that_is_outside_of_modules(tmp_path: Path) -> None:
+    """A layer that takes most of the time of modules does not take most of the forward."""
+
+    def loss(_: int, output: Tensor) -> Tensor:
+        time.sleep(0.03)
+        return output.pow(2).mean()
+
+    content = recorded(tmp_path, lambda: train(net(Busy(), Busy(0.005), Busy()), STEPS, loss=loss), detail="all")
+    assert content.summary.forward[0].share > 0.5
+    found = advice(content, "of the forward")
+    assert found is not None
+    assert re.fullmatch(r"\d\d% of the forward is outside of modules", found.title)
+    assert [one for one in advise(content) if "of the forward" in one.title] == [found]
+
+
 def test_no_advice_rests_on_the_time_of_hooks(tmp_path: Path) -> None:
     """Most of a small container's self time is that of torchotel's hooks around the modules inside it."""
     model = net(nn.Linear(8, 8), nn.Sequential(*(nn.Identity() for _ in range(60))), nn.Linear(8, 8))
@@ -233,6 +267,18 @@ def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: loop(model, batches()), detail="all")
     assert content.summary.forward[0].path == "4"
     assert advice(content, "One module takes") is None
+
+
+def test_a_small_model_is_not_outside_of_modules(tmp_path: Path) -> None:
+    """torchotel's hooks around the model's call, and a slow first loss, are no reason for advice."""
+    model = net(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def loss(step: int, output: Tensor) -> Tensor:
+        time.sleep(0.0 if step else 0.5)
+        return output.mean()
+
+    content = recorded(tmp_path, lambda: train(model, 12, loss=loss), detail="all")
+    assert advice(content, "outside of modules") is None
 
 
 def test_steps_that_become_slower(tmp_path: Path) -> None:

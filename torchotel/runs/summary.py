@@ -54,6 +54,18 @@ class LayerTime(NamedTuple):
         return f"{self.model}: {self.path}" if several else self.path
 
 
+class ModuleStep(NamedTuple):
+    """What a training step took whose module calls were recorded."""
+
+    forward_s: float
+    """Of the phase."""
+    backward_s: float
+    """Of the phase."""
+    outermost_s: float
+    """Of the forward calls that are in no other module call."""
+    outermost_calls: int
+
+
 class Failure(NamedTuple):
     """A step or an evaluation that an exception left, or the exception that ended the program."""
 
@@ -109,6 +121,8 @@ class Summary:
     """What was logged, and the norms of gradients."""
     steps_per_second: float | None = None
     """By the wall clock, from the first step's start to the last step's end, as all rates; None: there was no step."""
+    module_steps: Sequence[ModuleStep] = ()
+    """The steps that `forward` and `backward` are of."""
     samples_per_second: float | None = None
     """None: no samples were logged."""
     tokens_per_second: float | None = None
@@ -138,9 +152,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
             # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
             steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
     tracked, wall_s = tracks.result(), _wall_s(steps)
-    in_steps, in_evaluations = _Layers(), _Layers()
-    for span in spans:
-        (in_steps if names.STEP_NUMBER in span.attributes else in_evaluations).add(span)
+    in_steps, in_evaluations = _read_layers(spans)
     layers = in_steps if counts["step"] else in_evaluations
     return Summary(
         steps=counts["step"],
@@ -154,12 +166,34 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),
         tracked=tracked,
+        module_steps=_module_steps(steps, in_steps),
         steps_per_second=len(steps) / wall_s if wall_s else None,
         samples_per_second=_rate(tracked.totals.get("samples"), wall_s),
         tokens_per_second=_rate(tracked.totals.get("tokens"), wall_s),
         evaluation_s=evaluation_s,
         folded_calls=layers.folded_calls,
     )
+
+
+def _read_layers(spans: Iterable[SpanLine]) -> tuple["_Layers", "_Layers"]:
+    """Return the layers of training steps, and those of evaluations."""
+    in_steps, in_evaluations = _Layers(), _Layers()
+    for span in spans:
+        (in_steps if names.STEP_NUMBER in span.attributes else in_evaluations).add(span)
+    return in_steps, in_evaluations
+
+
+def _module_steps(steps: Sequence[UnitLine], layers: "_Layers") -> Sequence[ModuleStep]:
+    return [
+        ModuleStep(
+            step.phases.get("forward", 0.0),
+            step.phases.get("backward", 0.0),
+            layers.outermost_ns[step.trace_id] / 1e9,
+            layers.outermost_calls[step.trace_id],
+        )
+        for step in steps
+        if step.trace_id in layers.outermost_calls
+    ]
 
 
 def _wall_s(steps: Sequence[UnitLine]) -> float:
@@ -282,6 +316,9 @@ class _Layers:
 
     def __init__(self) -> None:
         self.folded_calls = 0
+        self.outermost_ns: Counter[str] = Counter()
+        """Time of the forward calls that are in no other module call, by trace id."""
+        self.outermost_calls: Counter[str] = Counter()
         self._tallies: dict[_Key, _Tally] = {}
         self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
         self._inner: set[tuple[str, str]] = set()
@@ -298,19 +335,25 @@ class _Layers:
         tally.calls += 1
         tally.total_ns += duration_ns
         tally.longest_ns = max(tally.longest_ns, duration_ns)
+        if tally.key.direction == "forward":
+            self.outermost_ns[span.trace_id] += duration_ns
+            self.outermost_calls[span.trace_id] += 1
         trace = self._trace(span.trace_id)
         trace.tallies[span.span_id] = tally
         for inner, inner_ns in trace.early.pop(span.span_id, ()):
-            self._add_inner(tally, inner, inner_ns)
+            self._add_inner(span.trace_id, tally, inner, inner_ns)
         parent = trace.tallies.get(span.parent_id)
         if parent is not None:
-            self._add_inner(parent, tally, duration_ns)
+            self._add_inner(span.trace_id, parent, tally, duration_ns)
         else:
             trace.early.setdefault(span.parent_id, []).append((tally, duration_ns))
 
-    def _add_inner(self, outer: _Tally, inner: _Tally, duration_ns: int) -> None:
+    def _add_inner(self, trace_id: str, outer: _Tally, inner: _Tally, duration_ns: int) -> None:
         outer.inner_ns += duration_ns
         outer.inner_calls += 1
+        if inner.key.direction == "forward":
+            self.outermost_ns[trace_id] -= duration_ns
+            self.outermost_calls[trace_id] -= 1
         # The calls of a wrapper (DistributedDataParallel) and of the module in it have the same path.
         if outer.key.model == inner.key.model and outer.key.path != inner.key.path:
             self._inner.add((inner.key.model, inner.key.path))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.html.data import Content, StepTime
 from torchotel.runs.html.style import count, cut, duration, percent, shown
-from torchotel.runs.summary import PHASES, LayerTime, ending, has_several_models
+from torchotel.runs.summary import PHASES, LayerTime, Summary, ending, has_several_models
 from torchotel.runs.value_ranges import Onset
 
 DATA_SHARE = 0.1
@@ -17,6 +17,9 @@ BETWEEN_SHARE = OTHER_SHARE = 0.15
 LAYER_SHARE = 0.3
 HOOKS_S = 20e-6
 """Time of torchotel's hooks in the self time of a module, for each module call inside it: measured, 6 to 17 µs."""
+OUTERMOST_HOOKS_S = 100e-6
+"""Time of torchotel's hooks around an outermost module call, in the forward phase: measured, 50 to 100 µs."""
+OUTSIDE_SHARE = 0.5
 SLOW_RATIO = 2.0
 """A step that takes so many times the median is an outlier."""
 WORTHWHILE = 0.1
@@ -216,22 +219,47 @@ def _layers(content: Content) -> Iterator[Advice]:
         # One slow call, usually the first, says nothing about the others.
         if len(layers) <= 2:  # noqa: PLR2004  # of two layers one is always the larger
             continue
-        layer = max(layers, key=_without_hooks)
-        share = _without_hooks(layer)
+        layer = max(layers, key=_without_hooks_s)
+        share = _without_hooks_s(layer) / _phase_s(content.summary, direction, layers)
         if share > LAYER_SHARE and layer.longest_s < layer.total_s / 2 and share * shares[direction] > WORTHWHILE:
-            yield _dominating(direction, layers, layer, share * shares[direction])
+            yield _dominating(direction, layers, layer, share=share, weight=share * shares[direction] / 2)
 
 
-def _without_hooks(layer: LayerTime) -> float:
-    """Return the layer's share without the time that torchotel's hooks may take of it."""
-    return layer.share * max(0.0, 1 - HOOKS_S * layer.inner_calls / layer.self_s) if layer.self_s else 0.0
+def _without_hooks_s(layer: LayerTime) -> float:
+    """Return the layer's self time without the time that torchotel's hooks may take of it."""
+    return max(0.0, layer.self_s - HOOKS_S * layer.inner_calls)
 
 
-def _dominating(direction: str, layers: Sequence[LayerTime], layer: LayerTime, share: float) -> Advice:
+def _phase_s(summary: Summary, direction: str, layers: Sequence[LayerTime]) -> float:
+    """Return the time of a phase in the steps that the layers are of; calls that are recomputed are in the backward."""
+    phase_s = sum(step.forward_s if direction == "forward" else step.backward_s for step in summary.module_steps)
+    return max(phase_s, sum(layer.self_s for layer in layers)) or 1.0
+
+
+def _outside(content: Content) -> Iterator[Advice]:
+    steps = content.summary.module_steps
+    if not steps:
+        return
+    outside_s = median(step.forward_s - step.outermost_s - OUTERMOST_HOOKS_S * step.outermost_calls for step in steps)
+    share = outside_s / (median(step.forward_s for step in steps) or 1.0)
+    weight = share * phase_shares(later(content))["forward"]
+    if share > OUTSIDE_SHARE and weight > WORTHWHILE:
+        yield Advice(
+            weight / 2,
+            f"{percent(share)} of the forward is outside of modules",
+            f"{duration(outside_s)} of a step pass between the start of the model's forward and the backward, but in "
+            "no module: the loss and other functions, such as <code>zero_grad</code> or reading values. A loss that "
+            "is a module (<code>nn.Module</code>) has its own time here.",
+        )
+
+
+def _dominating(
+    direction: str, layers: Sequence[LayerTime], layer: LayerTime, *, share: float, weight: float
+) -> Advice:
     name = shown(layer.name(several=has_several_models(layers)))
     return Advice(
-        share / 2,
-        f"One module takes {percent(_without_hooks(layer))} of the {direction}",
+        weight,
+        f"One module takes {percent(share)} of the {direction}",
         f"<code>{name}</code> ({shown(layer.type)}): {duration(layer.self_s)} of its own in "
         f"{count(layer.calls, 'call')}. {_remedy(layer.type, container=_is_container(layer, layers))}",
     )
@@ -379,6 +407,7 @@ _RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
     _other,
     _outliers,
     _layers,
+    _outside,
     _optimizer,
     _drift,
     _gradients,
