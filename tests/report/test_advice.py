@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 import torchotel
 from torchotel.runs import open_run
 from torchotel.runs.html import Content, gather
-from torchotel.runs.html.advice import HOOKS_S, advise
+from torchotel.runs.html.advice import HOOKS_S, advise, later, phase_shares
+from torchotel.runs.html.overview import glance
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -120,6 +121,33 @@ def test_an_optimizer_that_takes_much(tmp_path: Path) -> None:
 
     content = recorded(tmp_path, program)
     assert advice(content, "The optimizer takes") is not None
+
+
+def test_one_step_decides_no_advice_on_a_phase(tmp_path: Path) -> None:
+    """It is a slow step; the typical one that the head of the page names has not its phases."""
+
+    def pauses() -> Iterator[float]:
+        yield from (2.0 if step == 15 else 0.0 for step in range(STEPS))
+
+    pause = pauses()
+    content = recorded(
+        tmp_path, lambda: loop(net(Busy(0.01)), torch.rand(STEPS, 4, 8), lambda: time.sleep(next(pause)))
+    )
+    assert phase_shares(later(content))["other"] > 0.5
+    assert advice(content, "of the time is in no phase") is None
+    assert advice(content, "1 step took more than") is not None
+    assert "of its time goes to <b>forward</b>" in glance(content)
+
+
+def test_a_wait_in_every_fourth_step(tmp_path: Path) -> None:
+    """Steps that wait for workers are no outliers, although most steps do not wait."""
+
+    def waits() -> Iterator[float]:
+        yield from (0.05 if step % 4 == 0 else 0.0 for step in range(STEPS))
+
+    wait = waits()
+    content = recorded(tmp_path, lambda: loop(net(Busy(0.01)), torch.rand(STEPS, 4, 8), lambda: time.sleep(next(wait))))
+    assert advice(content, "of the time is in no phase") is not None
 
 
 def test_slow_steps(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ HOOKS_S = 20e-6
 OUTERMOST_HOOKS_S = 100e-6
 """Time of torchotel's hooks around an outermost module call, in the forward phase: measured, 50 to 100 µs."""
 OUTSIDE_SHARE = 0.5
+OUTLIERS = 20
+"""Of so many steps the slowest one decides no advice on a phase."""
 SLOW_RATIO = 2.0
 """A step that takes so many times the median is an outlier."""
 WORTHWHILE = 0.1
@@ -62,6 +64,16 @@ def later(content: Content) -> Sequence[StepTime]:
     """Leave the first steps out, where enough of others follow."""
     steps = content.series.steps
     return steps[WARM_UP_STEPS:] if len(steps) >= _FEWEST_STEPS else steps
+
+
+def usual(content: Content) -> Sequence[StepTime]:
+    """Leave the slowest steps out of the later ones, which have an advice of their own.
+
+    Medians of phases would hide waits of every n-th step, as with several workers of a DataLoader.
+    """
+    steps = later(content)
+    slowest = max(1, len(steps) // OUTLIERS) if len(steps) >= WARM_UP_STEPS else 0
+    return sorted(steps, key=lambda step: step.duration_s)[: len(steps) - slowest]
 
 
 def phase_shares(steps: Sequence[StepTime]) -> dict[str, float]:
@@ -168,7 +180,7 @@ def _unfinished(content: Content) -> Iterator[Advice]:
 
 
 def _waiting(content: Content) -> Iterator[Advice]:
-    share = phase_shares(later(content))["data"]
+    share = phase_shares(usual(content))["data"]
     if share > DATA_SHARE:
         yield Advice(
             share,
@@ -180,7 +192,7 @@ def _waiting(content: Content) -> Iterator[Advice]:
 
 
 def _optimizer(content: Content) -> Iterator[Advice]:
-    share = phase_shares(later(content))["optimizer"]
+    share = phase_shares(usual(content))["optimizer"]
     if share > OPTIMIZER_SHARE:
         yield Advice(
             share / 2,
@@ -191,7 +203,7 @@ def _optimizer(content: Content) -> Iterator[Advice]:
 
 
 def _between(content: Content) -> Iterator[Advice]:
-    share = phase_shares(later(content))["between"]
+    share = phase_shares(usual(content))["between"]
     if share > BETWEEN_SHARE:
         yield Advice(
             share,
@@ -203,7 +215,7 @@ def _between(content: Content) -> Iterator[Advice]:
 
 
 def _other(content: Content) -> Iterator[Advice]:
-    share = phase_shares(later(content))["other"]
+    share = phase_shares(usual(content))["other"]
     if share > OTHER_SHARE:
         yield Advice(
             share,
@@ -214,7 +226,7 @@ def _other(content: Content) -> Iterator[Advice]:
 
 
 def _layers(content: Content) -> Iterator[Advice]:
-    shares = phase_shares(later(content))
+    shares = phase_shares(usual(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
         # One slow call, usually the first, says nothing about the others.
         if len(layers) <= 2:  # noqa: PLR2004  # of two layers one is always the larger
@@ -242,7 +254,7 @@ def _outside(content: Content) -> Iterator[Advice]:
         return
     outside_s = median(step.forward_s - step.outermost_s - OUTERMOST_HOOKS_S * step.outermost_calls for step in steps)
     share = outside_s / (median(step.forward_s for step in steps) or 1.0)
-    weight = share * phase_shares(later(content))["forward"]
+    weight = share * phase_shares(usual(content))["forward"]
     if share > OUTSIDE_SHARE and weight > WORTHWHILE:
         yield Advice(
             weight / 2,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from statistics import median
 from typing import Any, NamedTuple
 
 from torchotel.runs.compare import conditions
@@ -89,11 +90,19 @@ def _sentence(content: Content) -> str:
     words = f"{what} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
     if summary.evaluations:
         words += f", with {count(summary.evaluations, 'batch')}".replace("batchs", "batches") + " of evaluation"
-    (first, most), (second, more) = sorted(phase_shares(later(content)).items(), key=lambda item: -item[1])[:2]
+    (first, most), (second, more) = _typical_shares(content)[:2]
     return (
-        f"{words}. A typical step takes <b>{duration(content.median_s)}</b>; {percent(most)} of the time goes to "
+        f"{words}. A typical step takes <b>{duration(content.median_s)}</b>; {percent(most)} of its time goes to "
         f"<b>{_spoken(first)}</b>, {percent(more)} to {_spoken(second)}."
     )
+
+
+def _typical_shares(content: Content) -> Sequence[tuple[str, float]]:
+    """Return the shares of the phases by their medians, as the step's time is one; the largest first."""
+    columns = zip(*(step.phases_s for step in later(content)), strict=True)
+    medians = dict(zip(PHASES, map(median, columns), strict=True))
+    whole_s = sum(medians.values()) or 1.0
+    return sorted(((name, time_s / whole_s) for name, time_s in medians.items()), key=lambda item: -item[1])
 
 
 def _spoken(phase: str) -> str:
