@@ -43,6 +43,10 @@ def _differing(after: dict[str, Any], devices: tuple[str, ...] = ("cpu",)) -> li
             [("detail", "auto", "all"), ("include", "None", "layer1*, fc")],
         ),
         ({"finished": False}, [("end", "finished", "not ended, or cut short")]),
+        (
+            {"error": {"type": "ValueError", "message": "secret"}},
+            [("end", "finished", "ended with ValueError")],
+        ),
         ({"finished": None, "model": None, "resource": {}, "config": {}}, []),
     ],
 )

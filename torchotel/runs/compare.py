@@ -61,7 +61,7 @@ def conditions(info: Mapping[str, Any], devices: Iterable[str]) -> Conditions:
         **{name: _text(resource.get(key)) for name, key in _RESOURCE.items()},
         # A setting that is None is not written down.
         **({name: _text(settings.get(name)) or "None" for name in _SETTINGS} if settings else {}),
-        "end": _ENDS.get(info.get("finished", ""), ""),
+        "end": _end(info),
     }
     return {name: text for name, text in found.items() if text}
 
@@ -75,6 +75,11 @@ def differences(before: Sequence[Conditions], after: Sequence[Conditions]) -> Se
         if all(values) and values[0] != values[1]:
             found.append(Difference(name, *map(", ".join, values)))
     return found
+
+
+def _end(info: Mapping[str, Any]) -> str:
+    error = _text((info.get("error") or {}).get("type"))
+    return f"ended with {error}" if error else _ENDS.get(info.get("finished", ""), "")
 
 
 def _model(model: Mapping[str, Any]) -> str:
