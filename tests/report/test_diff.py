@@ -159,6 +159,18 @@ def test_names_layers_that_only_one_run_has(tmp_path: Path) -> None:
     assert "only in A: forward old\nonly in B: forward new" in text
 
 
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ({"layers": {"new": 0.2}}, "no layer has the same name in both runs"),
+        ({"detail": 0}, "no step was recorded in detail in both runs"),
+    ],
+)
+def test_says_why_no_layers_are_compared(tmp_path: Path, after: dict[str, Any], why: str) -> None:
+    text = render_diff(_diff(tmp_path, before={"layers": {"old": 0.2}}, after=after), LIMIT)
+    assert f"no layers to compare: {why}" in text
+
+
 def test_refuses_runs_that_are_too_short_to_judge(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"48 and 3 steps are left to compare .* it takes 5"):
         _diff(tmp_path, before={"detail": 0, "steps": 58}, after={"detail": 0, "steps": 4})

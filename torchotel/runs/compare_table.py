@@ -34,7 +34,9 @@ def render_diff(diff: Diff, limit: float, *, top: int = 10, output: Output = _PL
     if shown:
         parts.append(_rows("layer, self time a step", [(row.name, row) for row in shown], limit, output))
     elif not diff.layers:
-        parts.append(_wrapped(["no layers to compare: no step was recorded in detail in both runs"], output))
+        both = diff.only_before and diff.only_after
+        why = "no layer has the same name in both runs" if both else "no step was recorded in detail in both runs"
+        parts.append(_wrapped([f"no layers to compare: {why}"], output))
     notes = [_only(name, paths, top) for name, paths in (("A", diff.only_before), ("B", diff.only_after)) if paths]
     hidden = len(diff.layers) - len(shown)
     if hidden:
