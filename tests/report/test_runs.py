@@ -30,6 +30,14 @@ def test_takes_rank_0_for_all_ranks_of_a_run(tmp_path: Path) -> None:
     assert [run.folder for run in open_runs(written[1, 1])] == [written[1, 1]]
 
 
+def test_names_the_ranks_of_a_missing_folder(tmp_path: Path) -> None:
+    """Each rank has a folder of its own, with its number behind the name that was given."""
+    for rank in (0, 1, 10):
+        _write(tmp_path / f"run-rank{rank}", rank)
+    with pytest.raises(RunError, match=r"run: no such folder; .*run-rank0, .*run-rank1 and 1 more"):
+        open_runs(tmp_path / "run")
+
+
 def test_says_what_is_wrong_with_a_folder_without_runs(tmp_path: Path) -> None:
     _write(tmp_path / "ranks" / "1-rank1", 1)
     for folder, why in ((tmp_path / "ranks", "no run in it"), (tmp_path / "none", "no such folder")):

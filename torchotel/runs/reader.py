@@ -14,6 +14,8 @@ from torchotel import _semconv as names
 MAX_INFO_BYTES = 4 * 1024 * 1024
 """Settings, a resource and a few numbers take some kilobytes."""
 
+MAX_NAMED_RANKS = 2
+"""Folders in the message on a missing one."""
 _MOST = 2**63
 _FORM: Mapping[str, type | Mapping[str, type]] = {
     "torchotel.version": str,
@@ -189,12 +191,23 @@ def open_run(folder: Path) -> Run:
         RunError: there is no such folder, or it holds no run.
     """
     if not folder.is_dir():
-        what = "is a file, not a run folder" if folder.exists() else "no such folder"
+        what = "is a file, not a run folder" if folder.exists() else f"no such folder{_ranks_of(folder)}"
         raise RunError(f"{folder}: {what}")
     path = folder / "run.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
         raise RunError(f"{folder}: no run in it (run.json, metrics.jsonl and trace-*.jsonl are missing)")
     return Run(folder, read_info(path))
+
+
+def _ranks_of(folder: Path) -> str:
+    """Name the folders of a run's ranks, which have the rank's number behind the folder's name."""
+    ranks = sorted(
+        (path for path in folder.parent.glob("*-rank*") if path.name.rpartition("-rank")[0] == folder.name),
+        key=lambda path: (len(path.name), path.name),
+    )
+    more = f" and {len(ranks) - MAX_NAMED_RANKS:,} more" if len(ranks) > MAX_NAMED_RANKS else ""
+    named = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
+    return f"; each rank has its own: {named}{more}" if ranks else ""
 
 
 def _segments(folder: Path) -> list[Path]:
