@@ -70,6 +70,14 @@ class Secretive(nn.Linear):
     def training(self, _):
         pass
 
+class Losing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return nn.L1Loss()(self.fc(x), x)
+
 def net(): return Net()
 def with_batch(): return Net(), torch.ones(2, 4)
 def compiled(): return torch.compile(Net(), backend="eager")
@@ -112,6 +120,12 @@ def test_counts_what_is_seen(name: str, inputs: tuple[Any, ...]) -> None:
 def test_takes_inputs_as_a_model_wants_them(name: str, inputs: tuple[Any, ...]) -> None:
     (seen,) = tried(name, *inputs)
     assert seen.text.startswith("Words: 2 modules, 2 called; a step has 4 module spans")
+
+
+def test_counts_no_calls_of_other_modules() -> None:
+    """A loss that is made in forward is no module of the model."""
+    (seen,) = tried("Losing", ROW)
+    assert seen.text.startswith("Losing: 2 modules, 2 called; a step has 6 module spans")
 
 
 def test_tells_that_calls_fold() -> None:

@@ -219,8 +219,10 @@ def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -
         yield failed(SUBJECT, f"no module call of {name} was seen", advice)
         return
     spans = len(as_set.paths("forward")) + len(as_set.paths("backward"))
+    # A module that is made in forward, such as a loss, is called too, but is none of the model.
+    inside = called & {class_of(unwrapped(model)), *(path for _, path, *_ in walk(model, ""))}
     text = (
-        f"{name}: {len(list(model.modules()))} modules, {len(called)} called; a step has {spans} module spans, "
+        f"{name}: {len(list(model.modules()))} modules, {len(inside)} called; a step has {spans} module spans, "
         f"{len(as_set.spans)} in all"
     )
     limit = f"max_spans is {config.max_spans if config.max_spans is not None else 'none'}"
