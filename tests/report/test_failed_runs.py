@@ -9,7 +9,7 @@ import pytest
 import torch
 from realruns import advice, recorded, train
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torchotel.runs import describe, ending, open_run, render, summarise
 
@@ -161,6 +161,26 @@ def test_an_exception_of_the_programs_own_code(tmp_path: Path, steps: int, place
     assert (describe(failure), failure.message) == (f"ValueError {place}", "no such file")
     assert advice(content, f"The run ended with ValueError {place}") is not None
     assert content.summary.evaluations == 1
+
+
+@pytest.mark.parametrize(("after", "text"), [(False, "KeyError at step 2"), (True, "KeyError after step 2")])
+def test_an_exception_before_the_optimizer(tmp_path: Path, *, after: bool, text: str) -> None:
+    """The step has not ended, unless a validation follows: the last batches may be too few for the optimizer."""
+
+    def program() -> None:
+        net = _net()
+        train(net, 2)
+        net(torch.rand(4, 8)).sum().backward()
+        if after:
+            with torch.no_grad():
+                [net(batch) for (batch,) in DataLoader(TensorDataset(torch.rand(4, 8)))]
+        raise KeyError("accuracy")
+
+    content = recorded(tmp_path, program, raises=KeyError)
+    failure = ending(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == text
+    assert ("the last whole step before it is 1" in render(content.summary, content.info)) is not after
 
 
 def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ class Summary:
     """What was logged, and the norms of gradients."""
     steps_per_second: float | None = None
     """By the wall clock, from the first step's start to the last step's end, as all rates; None: there was no step."""
+    unfinished_step: Failure | None = None
+    """The last step, if no optimizer stepped in it, as in others, and nothing followed: the place of an exception."""
     module_steps: Sequence[ModuleStep] = ()
     """The steps that `forward` and `backward` are of."""
     samples_per_second: float | None = None
@@ -162,6 +164,7 @@ def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
         first_failure=failures.first,
         last_failure=failures.last,
         last_step=failures.last_step,
+        unfinished_step=failures.unfinished_step,
         phases=_phases(steps),
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),
@@ -213,7 +216,7 @@ def ending(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
     failure, error = summary.last_failure, info.get("error") or {}
     if "type" not in error:
         return None if info.get("finished") else failure
-    found = failure or Failure("", "", "", "", 0, summary.last_step)
+    found = failure or summary.unfinished_step or Failure("", "", "", "", 0, summary.last_step)
     return found._replace(type=error["type"], message=error.get("message", ""))
 
 
@@ -233,6 +236,13 @@ class _Failures:
     _next: int = 0
     _first_ns: int = 0
     _latest_ns: int = 0
+    _has_optimizer: bool = False
+    _unfinished: Failure | None = None
+    _unfinished_ns: int = 0
+
+    @property
+    def unfinished_step(self) -> Failure | None:
+        return self._unfinished if self._unfinished_ns == self._latest_ns else None
 
     def add(self, unit: UnitLine) -> None:
         if unit.kind == "log":
@@ -246,6 +256,11 @@ class _Failures:
         if unit.kind == "step":
             self._next = unit.number + 1
         if failure is None and unit.kind == "step":
+            stepped = unit.phases.get("optimizer", 0.0) > 0
+            self._unfinished_ns, self._unfinished = end_ns, None
+            if self._has_optimizer and not stepped:
+                self._unfinished = Failure("", "", "", "step", unit.number, self.last_step)
+            self._has_optimizer |= stepped
             self.last_step = unit.number
             if self.first is not None and end_ns < self._first_ns:
                 self.first = self.first._replace(last_step=unit.number)
