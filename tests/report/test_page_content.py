@@ -122,6 +122,16 @@ def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
     assert traces.detailed == 10
 
 
+def test_names_a_step_beside_the_median_as_what_it_is(tmp_path: Path) -> None:
+    """Detailed steps of a small model take longer than the others."""
+    folder = pageruns.training(tmp_path / "run", 30, duration_s=lambda number: 0.15 if number % 3 == 0 else 0.1)
+    content = pageruns.content(folder)
+    assert [title for title, _ in content.traces.chosen()][-1] == "Detailed step nearest to the median"
+    section = timeline_figure.section(content)
+    assert section is not None
+    assert "<th>detailed step nearest to the median</th>" in section.after
+
+
 def test_puts_spans_below_the_ones_they_stand_in(tmp_path: Path) -> None:
     (_, step), *_ = pageruns.content(pageruns.training(tmp_path / "run", 1)).traces.chosen()
     placed = {(bar.span.name, bar.lane, bar.phase) for bar in timeline_figure.bars(step)}

@@ -14,6 +14,8 @@ from torchotel.runs.value_ranges import COUNTED, FIRST, LayerId, layer_names
 
 MOST_LAYERS = 4_000
 MOST_LOGGED = 12
+NEAR_MEDIAN = 0.1
+"""Relative distance of a step's time up to which it is called a median step."""
 MISSING, NONFINITE = math.nan, math.inf
 
 Item = TypeVar("Item")
@@ -201,8 +203,14 @@ class Traces:
         found = [("Slowest step", self.slowest)]
         if self.slowest is not self.slowest_later:
             found.append((f"Slowest step after the first {WARM_UP_STEPS}", self.slowest_later))
-        found.append(("Median step", self.median))
+        found.append((self._median_title(), self.median))
         return [(title, step) for title, step in found if step is not None]
+
+    def _median_title(self) -> str:
+        step = self.median
+        if step is None or abs(step.duration_s - self.median_s) <= NEAR_MEDIAN * self.median_s:
+            return "Median step"
+        return f"{'Detailed' if step.detailed else 'Recorded'} step nearest to the median"
 
 
 def _better(

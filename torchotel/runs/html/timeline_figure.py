@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from torchotel import _semconv as names
 from torchotel.runs.html.advice import HAVE_MODULES
-from torchotel.runs.html.data import Content, StepTrace
+from torchotel.runs.html.data import NEAR_MEDIAN, Content, StepTrace
 from torchotel.runs.html.style import (
     ALARM,
     FAINT,
@@ -185,7 +185,7 @@ def _error(span: SpanLine) -> str:
 def _about(step: StepTrace, median_s: float) -> str:
     about = f"step {step.number:,}, {duration(step.duration_s)}"
     ratio = step.duration_s / median_s if median_s else 1.0
-    if ratio > 1.1:  # noqa: PLR2004 # below a tenth nobody minds
+    if ratio > 1 + NEAR_MEDIAN:
         about += f", {ratio:.3g} times the median"
     return about if step.detailed else f"{about} (its modules were not recorded)"
 
@@ -221,7 +221,7 @@ def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
     """Say in a table which phase made the slow steps slow."""
     if len(chosen) == 1:
         return ""
-    *slow, (_, median) = chosen
+    *slow, (usual, median) = chosen
     head = "".join(f"<th>{title.lower()}</th><th>more</th>" for title, _ in slow)
     usual_s = _phase_times(median)
     rows = ""
@@ -234,7 +234,7 @@ def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
                 f"<td>{duration(times_s[phase])}</td><td>{'+' if more_s >= 0 else _MINUS}{duration(abs(more_s))}</td>"
             )
         rows += f'<tr><td><i class="phase {phase}"></i>{phase}</td><td>{duration(usual_s[phase])}</td>{cells}</tr>'
-    head = f"<thead><tr><th>phase</th><th>median step</th>{head}</tr></thead>"
+    head = f"<thead><tr><th>phase</th><th>{usual.lower()}</th>{head}</tr></thead>"
     return f"<div class=scroll><table>{head}<tbody>{rows}</tbody></table></div>"
 
 
