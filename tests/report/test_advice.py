@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchotel
 from torchotel.runs import open_run
-from torchotel.runs.html import Content, gather
+from torchotel.runs.html import Content, document, gather
 from torchotel.runs.html.advice import HOOKS_S, advise, later, phase_shares
-from torchotel.runs.html.overview import glance
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -136,7 +135,7 @@ def test_one_step_decides_no_advice_on_a_phase(tmp_path: Path) -> None:
     assert phase_shares(later(content))["other"] > 0.5
     assert advice(content, "of the time is in no phase") is None
     assert advice(content, "1 step took more than") is not None
-    assert "of its time goes to <b>forward</b>" in glance(content)
+    assert "of its time goes to <b>forward</b>" in document(content)
 
 
 def test_a_wait_in_every_fourth_step(tmp_path: Path) -> None:
