@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,14 @@ class Refusing(nn.Module):
         raise ValueError("not today")
 
 
+class NoMemory(torch.optim.SGD):
+    """Raises at every step."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Find no memory for its state."""
+        raise torch.OutOfMemoryError("not today")
+
+
 class Net(nn.Module):
     """A checkpointed block, a module that fails, a watched tensor, and registrations in `forward`."""
 
@@ -74,7 +82,7 @@ class Net(nn.Module):
 
 
 def train(steps: int = STEPS) -> list[Tensor]:
-    """Train with a loader, a scaler, accumulation, logged values, a model that grows, and validation."""
+    """Train with a loader, a scaler, accumulation, an optimizer that fails, values, a growing model, and validation."""
     torch.manual_seed(7)
     with hooks_of_others() as calls:
         net = Net()
@@ -91,6 +99,8 @@ def train(steps: int = STEPS) -> list[Tensor]:
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
+            with suppress(torch.OutOfMemoryError):
+                NoMemory(net.parameters(), 0.1).step()
             optimizer.zero_grad()
             torchotel.log(loss=loss, samples=len(x), late=number)
             net.a.register_module(f"new{number}", nn.Linear(2, 2))

@@ -31,6 +31,7 @@ HOOKS = (
     "capture.event_hooks.Events._fetch_ends",
     "capture.event_hooks.Events._optimizer_begins",
     "capture.event_hooks.Events._optimizer_ends",
+    "capture.event_hooks.Events._optimizer_fails",
     "capture.event_hooks.Events._scaler_begins",
     "capture.event_hooks.Events._scaler_ends",
     "capture.event_hooks.Events._loss_scaled",

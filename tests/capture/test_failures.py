@@ -7,11 +7,13 @@ import pytest
 import torch
 from failing import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
 from support import Seen, recorded
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.hooks import RemovableHandle
 from training import PHASES_ONLY, Model, only_step, step_tree, train
+
+import torchotel
 
 both = pytest.mark.parametrize("detail", ["all", "off"])
 
@@ -148,7 +150,7 @@ class StepFailsOnce(torch.optim.SGD):
 
 @both
 def test_exception_in_optimizer_step(detail: str) -> None:
-    """A step that raises is closed at the next event, and ends no training step; the next one is good."""
+    """The step and the phase fail; it ends no training step, and the next one is good."""
     model = Model(lambda m, x: m.a(x))
     optimizer = StepFailsOnce(model.parameters(), 0.1)
     with recorded(detail) as run:
@@ -161,8 +163,73 @@ def test_exception_in_optimizer_step(detail: str) -> None:
     once: Any = detailed if detail == "all" else PHASES_ONLY
     assert good.tree() == once
     assert retried.tree() == ("torch.step", [*once[1], *once[1]])
-    bounds = [span.attributes.get("torch.estimated") for span in retried.find_all("torch.optimizer.step")]
-    assert bounds == ["end", None]
+    assert failed(retried) == ["torch.step", "torch.optimizer.step"]
+    assert [span.failed for span in retried.find_all("torch.optimizer.step")] == [True, False]
+    assert (failed(good), estimated(retried)) == ([], [])
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_an_optimizer_step_that_ends_the_program(*, explicit: bool) -> None:
+    """The step is kept for its error, though no event follows."""
+    model = nn.Linear(4, 1)
+    optimizer = StepFailsOnce(model.parameters(), 0.1)
+    with recorded("off") as run, torchotel.step() if explicit else nullcontext():
+        model(ROWS).sum().backward()
+        with pytest.raises(ValueError, match="bad") if not explicit else suppress(ValueError):
+            optimizer.step()
+    step = only_step(run)
+    assert step.tree() == PHASES_ONLY
+    assert failed(step) == ["torch.step", "torch.optimizer.step"]
+
+
+def test_exception_in_a_closure() -> None:
+    """What ran in the optimizer's step before is good."""
+    model = Model(lambda m, x: m.a(x))
+
+    def closure() -> float:
+        model(ROWS).sum().backward()
+        raise ValueError("bad")
+
+    with recorded() as run, suppress(ValueError):
+        torch.optim.LBFGS(model.parameters()).step(closure)
+    step = only_step(run)
+    assert failed(step) == ["torch.step", "torch.optimizer.step"]
+    assert {seen.name for seen in step.walk()} >= {"torch.forward", "torch.backward", "forward a", "backward a"}
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=["exception", "interrupt"])
+def test_exception_in_the_forward_of_a_closure(error: BaseException) -> None:
+    """No backward follows, and yet it is a step."""
+    model = failing(FailsOnce(error))
+    with recorded() as run, suppress(type(error)):
+        torch.optim.LBFGS(model.parameters()).step(lambda: model(ROWS).sum())
+    (optimizer,) = only_step(run).find_all("torch.optimizer.step")
+    assert optimizer.attributes["error.type"] == type(error).__name__
+    assert run.evaluations == []
+
+
+class Wrapping(torch.optim.SGD):
+    """Steps another optimizer, and raises nothing that it raises."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, 0.1)
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        with suppress(ValueError):
+            self.inner.step()
+        return super().step(closure)
+
+
+def test_exception_caught_by_an_outer_optimizer() -> None:
+    """The step of the outer one is the phase: it is good, and ends the training step."""
+    model = nn.Linear(4, 1)
+    optimizer = Wrapping(StepFailsOnce(model.parameters(), 0.1))
+    with recorded() as run:
+        for _ in range(2):
+            model(ROWS).sum().backward()
+            optimizer.step()
+    assert [(failed(step), len(step.find_all("torch.optimizer.step"))) for step in run.steps] == [([], 1)] * 2
 
 
 class Spoilt(Dataset[Tensor]):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from torchotel.capture import torch_internals
+from torchotel.testing import capture
 
 ROOT = Path(__file__).parents[2]
 WHOLE = [
@@ -111,3 +112,15 @@ def test_private_parts_stand_in_one_file() -> None:
         private = {node.attr for node in attributes if node.attr.startswith("_") and not node.attr.startswith("__")}
         private -= ours
         assert path.name == "torch_internals.py" or private <= registries, (path.name, private - registries)
+
+
+@pytest.mark.filterwarnings("ignore:.*jit:FutureWarning", "ignore:.*jit:DeprecationWarning")
+def test_a_profiled_block_can_be_scripted() -> None:
+    """TorchScript reads the source of `record_function`, whose end is wrapped."""
+
+    def add_one(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.profiler.record_function("add"):
+            return x + 1
+
+    with capture():
+        assert torch.jit.script(add_one)(torch.ones(1)) == 2

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import commands
 import pageruns
@@ -109,6 +110,44 @@ def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
     assert failure is not None
     assert (describe(failure), failure.last_step) == ("RuntimeError at step 3, in the backward", 2)
     found = advice(content, "The run ended with RuntimeError at step 3, in the backward")
+    assert found is not None
+    assert "No module's call raised it" in found.text
+
+
+class NoMemory(torch.optim.SGD):
+    """Has no memory for its state at the fourth step."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        if self.steps == 4:
+            if closure is not None:
+                closure()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_an_optimizer_step_that_ends_the_run(tmp_path: Path, *, closure: bool) -> None:
+    """It is named also where a backward ran inside it."""
+
+    def program() -> None:
+        net = _net()
+        optimizer = NoMemory(net.parameters(), 0.1)
+        for _ in range(5):
+            if closure:
+                optimizer.step(lambda: net(torch.rand(4, 8)).sum().backward())
+            else:
+                net(torch.rand(4, 8)).sum().backward()
+                optimizer.step()
+
+    content = recorded(tmp_path, program, raises=torch.OutOfMemoryError)
+    failure = ending(content.summary, content.info)
+    assert failure is not None
+    place = "torch.OutOfMemoryError at step 3, in the optimizer's step"
+    assert (describe(failure), failure.last_step) == (place, 2)
+    found = advice(content, f"The run ended with {place}")
     assert found is not None
     assert "No module's call raised it" in found.text
 

@@ -46,6 +46,7 @@ class Events:
         guarded, undo = self._capture.guard.guarded, self._undos.callback
         undo(torch_internals.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
         undo(torch_internals.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
+        undo(torch_internals.after_failed_step(guarded(self._optimizer_fails)))
         undo(torch_internals.around_scaler_step(guarded(self._scaler_begins), guarded(self._scaler_ends)))
         undo(self._after_scaling(torch.amp.GradScaler))
         undo(torch_internals.before_clipping(guarded(self._clipping_begins)))
@@ -138,7 +139,7 @@ class Events:
     # ---- optimizer
 
     def settle_optimizer(self, thread: ThreadState) -> None:
-        """Close the optimizer steps that raised: their post-hooks never ran."""
+        """Close the optimizer steps that raised where `_optimizer_fails` was not called."""
         if thread.machine.stepping and torch_internals.optimizer_steps_in_progress() == 0:
             thread.machine.abandon_stepping(perf_counter_ns())
 
@@ -176,6 +177,14 @@ class Events:
         if thread.read_in_closure and len(thread.machine.stepping) == 1:
             self._capture.gradients.optimizer_ends(thread, thread.machine.stepping[0][3], optimizer)
         thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
+        self._capture.hooks.arm()
+
+    def _optimizer_fails(self, exception: BaseException) -> None:
+        now_ns = perf_counter_ns()
+        thread = self._capture.here.thread
+        self._capture.outermost.settle(thread)
+        running = (torch_internals.optimizer_steps_in_progress() or 1) - 1
+        thread.machine.optimizer_fails(now_ns, self._capture.errors.read(exception), running)
         self._capture.hooks.arm()
 
     def _clipping_begins(self, gradients: Sequence[torch.Tensor]) -> None:

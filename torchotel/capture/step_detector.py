@@ -191,7 +191,7 @@ class StepMachine:
         return part
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
-        """Take in the end of an optimizer's step; one that raised never ends, the next that does closes it."""
+        """Take in the end of an optimizer's step, and of those in it whose failure was not seen."""
         for entry in self.stepping:
             if entry[0] == key:
                 break
@@ -211,6 +211,26 @@ class StepMachine:
             self._stepped_in_backward = True
         else:
             self._optimizer_done(part, key)
+
+    def optimizer_fails(self, now_ns: int, error: Error | None, running: int = 0) -> None:
+        """Take in that an optimizer's step raised: the training step fails, and is not finished.
+
+        Args:
+            now_ns: When it raised.
+            error: What it raised.
+            running: How many steps go on, in which it ran. The outermost of them shows how it ends.
+        """
+        if len(self.stepping) <= running:
+            return  # its start was not seen
+        _, kind, start_ns, part, place = self.stepping[running]
+        del self.stepping[running:]
+        if running:
+            return
+        part.forward_ends()
+        part.phases[place] = new_phase(Phase, ("optimizer", start_ns, now_ns, error, kind, None, 0))
+        part.end_ns = now_ns
+        part.error = part.error or error
+        part.trained = True
 
     def optimizer_skipped(self, now_ns: int, key: Hashable) -> None:
         """Take in a step that GradScaler left out: it finishes the training step all the same."""
@@ -293,7 +313,7 @@ class StepMachine:
         return self._pending.open is not None or bool(self._pending.parts)
 
     def abandon_stepping(self, now_ns: int) -> None:
-        """Close optimizer steps that raised."""
+        """Close optimizer steps that raised where `optimizer_fails` was not called."""
         if self.stepping:
             _, kind, start_ns, part, place = self.stepping[0]
             part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")

@@ -22,6 +22,7 @@
 | `RemovableHandle.hooks_dict_ref` | putting the one-shot hook back | it is registered anew |
 | `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
+| `record_function` around `Optimizer.step` | what an optimizer's step raised | no error, and a late end |
 | `Module._wrapped_call_impl` | which module raised, without module hooks | the outermost one is named |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
 | `eval_frame.cached_backends` | whether anything was compiled before | regions are looked for all the same |
@@ -209,6 +210,7 @@ def found() -> dict[str, bool]:
         "compiler_flags": hasattr(torch.compiler, COMPILING),
         "module_call": _call_code is not None,
         "wrapped_call": _wrapped_call_code is not None,
+        "optimizer_step": _step_code is not None,
         "ends": ENDS_ARE_SEEN,
         "compiled_call": hasattr(nn_module.Module, "_compiled_call_impl"),
         "dispatch_modes": _without_modes is not None,
@@ -459,6 +461,25 @@ def around_fetch(
     if iterator is not None:
         undos.append(replace(iterator, "__next__", make("fetched")))
     return _all_of(undos)
+
+
+def after_failed_step(end: Callable[[BaseException], None]) -> Undo:
+    """Call `end` with what an optimizer's step raises: PyTorch runs no post-hook then.
+
+    PyTorch labels each step for its profiler, and the end of that block gets the exception. TorchScript compiles the
+    original.
+    """
+
+    def make(leave: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(leave)
+        def leave_block(self: Any, kind: Any, error: BaseException | None, traceback: Any) -> Any:
+            if error is not None and sys._getframe(1).f_code is _step_code:
+                end(error)
+            return leave(self, kind, error, traceback)
+
+        return leave_block
+
+    return replace(torch.autograd.profiler.record_function, "__exit__", make)
 
 
 def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Optimizer], None]) -> Undo:

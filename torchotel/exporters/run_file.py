@@ -368,10 +368,10 @@ def log_line(log: Log) -> dict[str, object]:
 
 
 def _error(unit: Unit) -> dict[str, object] | None:
-    """Describe what the unit failed with, and the phase that raised it: backward, or None for all others."""
+    """Describe what the unit failed with, and the innermost phase that raised it; None for unknown."""
     if unit.error is None:
         return None
-    phase = next((phase.kind for phase in unit.phases if phase.error == unit.error), None)
+    phase = next((phase.kind for phase in reversed(unit.phases) if phase.error == unit.error), None)
     return {**unit.error._asdict(), "phase": phase}
 
 

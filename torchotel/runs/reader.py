@@ -115,7 +115,7 @@ class UnitLine(NamedTuple):
     nonfinite: Sequence[str] = ()
     """What was NaN or infinite."""
     error_phase: str = ""
-    """backward; empty: another phase, or unknown."""
+    """Phase that raised the error; empty: unknown."""
     folded: int = 0
     """How many evaluations it stands for; 0: for itself."""
     folded_s: float = 0.0

@@ -66,6 +66,9 @@ class ModuleStep(NamedTuple):
     outermost_calls: int
 
 
+_IN_PHASE = {"backward": ", in the backward", "optimizer": ", in the optimizer's step"}
+
+
 class Failure(NamedTuple):
     """A step or an evaluation that an exception left, or the exception that ended the program."""
 
@@ -79,14 +82,14 @@ class Failure(NamedTuple):
     last_step: int | None
     """The last whole step before it."""
     phase: str = ""
-    """backward; empty: another phase, or unknown."""
+    """Phase that raised the error; empty: unknown."""
 
     @property
     def place(self) -> str:
-        """Name the step and its backward, the evaluation or the fetch, with its preposition."""
+        """Name the step and its backward or optimizer's step, the evaluation or the fetch, with its preposition."""
         before = "before the first step" if self.last_step is None else f"after step {self.last_step:,}"
         if self.kind == "step":
-            return f"at step {self.number:,}" + (", in the backward" if self.phase == "backward" else "")
+            return f"at step {self.number:,}" + _IN_PHASE.get(self.phase, "")
         if self.kind == "data":
             return f"while fetching a batch, {before}"
         return f"at evaluation {self.number:,}, {before}" if self.kind else before
