@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
+from torch import nn
 
 from torchotel._records import HandedOver, Log, ModuleInfo, Phase, Unit
 from torchotel.capture.gradient_norms import AFTER_BACKWARD, SelectedNorms
 from torchotel.capture.logged_values import Logged
 from torchotel.capture.pending_records import Held, HeldLog, HeldSteps
+from torchotel.capture.recorder import Capture
 from torchotel.capture.step_segment import Part
+from torchotel.sampling.detail import Detail
 
 LAYER = ModuleInfo("Net", "layer", "Linear", 4, 1)
 
@@ -63,6 +67,25 @@ def test_two_wait_at_most() -> None:
         steps.add(_held(number, Arriving()))
         steps.release(given.append)
     assert _seen(given) == [(0, False), (1, False)]
+
+
+def test_the_first_step_goes_when_the_second_ends() -> None:
+    """Only then is it known that the optimizer repeats; later steps go when the next one begins."""
+    given: list[HandedOver] = []
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    capture = Capture(given.append, Detail("all"))
+    capture.install()
+    counts = []
+    for _ in range(4):
+        loss = model(torch.ones(2, 4)).sum()
+        counts.append(len(given))
+        loss.backward()
+        optimizer.step()
+        counts.append(len(given))
+    capture.uninstall()
+    capture.end()
+    assert (counts, len(given)) == ([0, 0, 0, 1, 2, 2, 3, 3], 4)
 
 
 def test_a_flush_waits_for_all() -> None:

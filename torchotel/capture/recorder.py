@@ -283,8 +283,8 @@ class Capture:
         reason = self.detail.reason(number) if True in [part.detailed for part in parts] else None
         memory = self.memory.read() if kind == "step" else ()
         thread.held.add(Held(kind, number, parts, thread.ident, reason, memory))
-        if kind != "step":
-            thread.held.release(self._hand_over)  # nobody logs to it, and the next request may be hours away
+        if kind != "step" or thread.machine.in_step:  # no value is logged to it any more; the next event may be far off
+            thread.held.release(self._hand_over)
 
 
 def _current_log(thread: ThreadState) -> Logged | None:
