@@ -160,15 +160,23 @@ def test_says_which_flags_the_program_overruled(folder: Path) -> None:
     assert [unit.detailed for unit in open_run(folder / "mine").units()] == [False] * 3
 
 
-def test_says_where_the_program_took_its_recording_away(folder: Path) -> None:
-    """Steps were seen, so it must not say that none was."""
+@pytest.mark.parametrize(
+    ("does", "printed"),
+    [
+        ("main('plain')", "epoch\n"),
+        ("with contextlib.suppress(RuntimeError): torch.nn.Linear(2, 2)(torch.ones(3))", ""),
+    ],
+    ids=["steps", "a failed forward"],
+)
+def test_says_where_the_program_took_its_recording_away(folder: Path, does: str, printed: str) -> None:
+    """Something was recorded, so it must not say that nothing was."""
     body, _, _ = SCRIPT.partition("if __name__")
-    says = "import shutil, torchotel\nwith torchotel.instrument(record='mine'):\n    main('plain')\n"
+    says = f"import contextlib, shutil, torchotel\nwith torchotel.instrument(record='mine'):\n    {does}\n"
     (folder / "says.py").write_text(f"{body}{says}shutil.rmtree({str(folder / 'mine')!r})\n")
     done = commands.torchotel("run", "says.py", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
-        "epoch\n",
+        printed,
         "torchotel: mine: the recording no longer exists\n",
     )
 

@@ -150,7 +150,7 @@ class _Recording:
             return
         shown = folder.relative_to(self._home) if folder.is_relative_to(self._home) else folder
         if not folder.is_dir():
-            if stats["steps"] + stats["evaluations"]:
+            if stats["spans_recorded"]:
                 _note(f"{shown}: the recording no longer exists")
             elif self.finished:
                 _note(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from torchotel._records import HandedOver, Record
+from torchotel._records import HandedOver, Record, Unit
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
 from torchotel.tracing.span import TraceExporter
@@ -169,7 +169,8 @@ class Worker:
         record = handed.record()
         if self._on_record is not None:
             self._on_record(record)
-        self._count(handed)
+        if isinstance(record, Unit) and (record.kind == "step" or record.counts_as_evaluation):
+            self._count(handed)
         if not self._began:
             self._began = True
             with Loading():
