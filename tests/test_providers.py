@@ -1,5 +1,6 @@
 """A provider that is given gets every span, and has its way with them."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -9,7 +10,9 @@ import torch
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler, TraceIdRatioBased
+from opentelemetry.trace import Tracer
 from receiver import Receiver
 from support import train
 
@@ -71,6 +74,67 @@ def test_roots_say_whose_they_are(
     }
     assert {name for name, root in found if root} == {"torch.run", "torch.step", "torch.evaluation"}
     assert all(attributes == (identity if root else {}) for (_, root), attributes in found.items())
+
+
+def test_span_ids_may_count_up(kept: InMemorySpanExporter) -> None:
+    """Each span is exported once and below its own parent with a generator whose ids are 1, 2, 3, …"""
+    model, x = ScaledBySpan(), torch.ones(2, 4)
+    for provider in _provider(kept, id_generator=Counting()):
+        model.tracer = provider.get_tracer("user")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torchotel.instrument(tracer_provider=provider, detail="all", metrics_exporter="none") as handle:
+            for _ in range(3):
+                model(x).sum().backward()
+                optimizer.step()
+            assert handle.flush()
+            stats = handle.stats()
+        spans = kept.get_finished_spans()
+    name_of = {span.context.span_id: span.name for span in spans}
+    ours = [span for span in spans if span.name != "inside"]
+    assert len(name_of) == len(spans)
+    assert (len(ours), stats["spans_dropped"]) == (stats["spans_recorded"], 0)
+    assert {(span.name, name_of[span.parent.span_id] if span.parent else None) for span in spans} == {
+        ("torch.run", None),
+        ("torch.step", None),
+        ("torch.between", "torch.step"),
+        ("torch.forward", "torch.step"),
+        ("torch.backward", "torch.step"),
+        ("torch.optimizer.step", "torch.step"),
+        ("forward ScaledBySpan", "torch.forward"),
+        ("forward inner", "forward ScaledBySpan"),
+        ("inside", "forward ScaledBySpan"),
+        ("backward ScaledBySpan", "torch.backward"),
+        ("backward inner", "backward ScaledBySpan"),
+    }
+
+
+class Counting(IdGenerator):
+    """Gives the ids 1, 2, 3, …, as those of test suites do."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count(1)
+
+    def generate_span_id(self) -> int:
+        """Return the next number."""
+        return next(self._count)
+
+    generate_trace_id = generate_span_id
+
+
+class ScaledBySpan(torch.nn.Module):
+    """A module whose forward begins a span of the user's."""
+
+    tracer: Tracer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Call the inner module, and double what it gives in a span."""
+        y: torch.Tensor = self.inner(x)
+        with self.tracer.start_as_current_span("inside"):
+            return 2 * y
 
 
 def test_none_beats_a_provider(provider: TracerProvider, kept: InMemorySpanExporter) -> None:

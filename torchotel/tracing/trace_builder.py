@@ -21,6 +21,7 @@ from torchotel._records import (
 from torchotel._utils.gil import Sliced
 from torchotel._utils.text import shortened
 from torchotel.tracing.call_tree import Timed
+from torchotel.tracing.ids import random_span_id
 from torchotel.tracing.layout import Node, Room, fold, lay_out
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 from torchotel.tracing.span_templates import Directions, Templates
@@ -351,7 +352,9 @@ def _fail(node: Node, error: Error | None) -> None:
 
 
 def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int, sliced: Sliced) -> list[Span]:
-    first_id = nodes[0].span_id  # ids that differ in their low bytes compress three times better
+    # Ids that differ in their low bytes compress three times better. They do not count on from the root's id: a
+    # provider's generator may give those to other spans, and so may the generator of a trace above ours.
+    first_id = random_span_id()
     spans: list[Span] = []
     for index in sliced(range(len(nodes))):
         if index not in folded:

@@ -45,31 +45,32 @@ class StartedSpans:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal's handler may ask in the midst of it
-        self._spans: dict[int, tuple[LiveSpan, Context]] = {}
+        self._spans: dict[tuple[int, int], tuple[LiveSpan, Context]] = {}
 
     def add(self, span: LiveSpan, context: Context) -> None:
-        """Keep a span, by its id, and the context that it began in."""
+        """Keep a span, by the ids of its trace and itself, and the context that it began in."""
+        ids = span.get_span_context()
         with self._lock:
-            self._spans[span.get_span_context().span_id] = span, context
+            self._spans[ids.trace_id, ids.span_id] = span, context
         if len(self._spans) > MOST_WAITING:
             self.end_oldest(MOST_WAITING)
 
-    def get(self, span_id: int) -> tuple[LiveSpan, Context] | None:
+    def get(self, trace_id: int, span_id: int) -> tuple[LiveSpan, Context] | None:
         """Return a span that is kept, and keep it."""
-        return self._spans.get(span_id)
+        return self._spans.get((trace_id, span_id))
 
-    def take(self, span_id: int) -> tuple[LiveSpan, Context] | None:
+    def take(self, trace_id: int, span_id: int) -> tuple[LiveSpan, Context] | None:
         """Return a span that is kept, for its end."""
-        if span_id not in self._spans:  # nearly always
+        if (trace_id, span_id) not in self._spans:  # nearly always
             return None
         with self._lock:
-            return self._spans.pop(span_id, None)
+            return self._spans.pop((trace_id, span_id), None)
 
     def end_oldest(self, keep: int = MOST_STARTED) -> None:
         """End all but the newest as they are; they say that nobody saw their end."""
         with self._lock:
             ids = list(self._spans)
-            oldest = [self._spans.pop(span_id) for span_id in ids[: max(0, len(ids) - keep)]]
+            oldest = [self._spans.pop(key) for key in ids[: max(0, len(ids) - keep)]]
         for span, _ in oldest:  # not under the lock: processors of the user's run here, and may raise
             with contextlib.suppress(Exception):
                 span.set_attribute(names.ESTIMATED, "end")
@@ -173,7 +174,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         A span that only records, as some samplers have it, is not sampled. If the user's sampler or a processor
         raises, the trace is built all the same, so that each span is counted when its replay fails or succeeds.
         """
-        above = None if parent is None else self._started.get(parent.span_id)
+        above = None if parent is None else self._started.get(parent.trace_id, parent.span_id)
         try:
             outer = _outer(parent, baggage) if above is None else set_span_in_context(*above)
             live = self._begin(name, outer, speakable(attributes or {}), None, start_ns)
@@ -238,7 +239,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         attributes = {**self._known[span.template], **common, **own}
         if span is trace.root:
             attributes |= self._identity()
-        live, context = self._started.take(span.span_id) or (None, context)
+        live, context = self._started.take(trace.trace_id, span.span_id) or (None, context)
         try:
             if live is not None:
                 live.update_name(speakable_text(span.template.name))
