@@ -105,6 +105,8 @@ IGNORED_VARIABLES = [
     ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "0"),
     ("metrics_exporter", "OTEL_METRICS_EXPORTER", "prometheus,none"),
     ("prometheus_port", "OTEL_EXPORTER_PROMETHEUS_PORT", "http"),
+    ("prometheus_host", "OTEL_EXPORTER_PROMETHEUS_HOST", "203.0.113.7"),
+    ("prometheus_host", "OTEL_EXPORTER_PROMETHEUS_HOST", "." * 64),
     ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
     ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "nan"),
     ("metrics_timeout_s", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "soon"),

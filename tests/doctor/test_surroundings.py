@@ -118,7 +118,7 @@ def test_points_out_an_address_that_others_reach() -> None:
 
 
 def test_tells_an_address_of_another_machine() -> None:
-    found, _ = prometheus(OTEL_EXPORTER_PROMETHEUS_PORT="0", OTEL_EXPORTER_PROMETHEUS_HOST="192.0.2.1")
+    found, _ = local.check_port(Config(prometheus_port=0, prometheus_host="192.0.2.1"), {})
     assert found.level is Level.FAILED
     assert "cannot listen on 192.0.2.1" in found.text
 

@@ -200,6 +200,21 @@ def test_what_cannot_be_used_is_told(setting: str, bad: str, tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_host_that_another_program_means_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Metrics are served on the default host, and one warning names the variable."""
+    monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_HOST", "203.0.113.7")
+    for _ in range(2):
+        with torchotel.instrument(traces_exporter="none") as handle:
+            assert handle.prometheus_port is not None
+            train()
+            handle.flush()
+            assert value(scrape(handle.prometheus_port).series, "torch_steps_total") == 1
+    (warning,) = [record.getMessage() for record in caplog.records if "HOST" in record.getMessage()]
+    assert warning.startswith("OTEL_EXPORTER_PROMETHEUS_HOST is ignored: got '203.0.113.7', takes an address")
+
+
 def test_warns_where_others_can_read(caplog: pytest.LogCaptureFixture) -> None:
     """An address that is not loopback shows names and values to whoever reaches it."""
     with caplog.at_level(logging.WARNING, "torchotel"):

@@ -173,7 +173,7 @@ class Config:
     """Whether a TracerProvider is set for the user's own spans where there is none."""
     prometheus_port: Annotated[int | None, env(_PORT, "OTEL_EXPORTER_PROMETHEUS_PORT")] = 9464
     """Port of the first local rank's scrape endpoint, the next rank's is one higher; 0: any free one, None: none."""
-    prometheus_host: Annotated[str, env(checks.TEXT, "OTEL_EXPORTER_PROMETHEUS_HOST")] = "127.0.0.1"
+    prometheus_host: Annotated[str, env(checks.HOST, "OTEL_EXPORTER_PROMETHEUS_HOST")] = "127.0.0.1"
     """Address that the scrape endpoint listens on."""
     prometheus_registry: Annotated[Any, env(_REGISTRY)] = None
     """Metrics are collected there and no server is started; None: a registry and a server of our own."""

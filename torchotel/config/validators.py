@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +37,18 @@ def _check_text(value: object) -> object:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     return value.strip()
+
+
+def _parse_host(text: str) -> object:
+    """Return a host that this machine can listen on: what was meant for another program must not raise later."""
+    name = text.encode() if text.isascii() else text  # as the scrape endpoint does
+    try:
+        family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+    except OSError as error:  # a name that is none raises UnicodeError, which is a ValueError
+        raise ValueError from error
+    return text
 
 
 def _check_flag(value: object) -> object:
@@ -226,6 +239,7 @@ def _parse_detail(text: str) -> object:
 
 
 TEXT = Kind("a string that is not empty", _check_text)
+HOST = Kind("an address of this machine", _check_text, _parse_host)
 FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
 OTEL_FLAG = Kind("True or False", _check_flag, _parse_otel_flag, otherwise=False)
 """What the specification calls a Boolean: only "true" is true, all else is false and worth a warning."""

@@ -73,7 +73,7 @@ def _not_to_be_had(host: str, port: int, error: Exception) -> Finding:
             f"this user is not allowed to listen on port {port}",
             f"Set {_PORT_VARIABLE} to a port above 1023.",
         )
-    advice = "instrument() raises ConfigError for it. Set OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine."
+    advice = "instrument() raises ConfigError for it. Set prometheus_host to an address of this machine."
     return failed(_PROMETHEUS, f"cannot listen on {host}: {error}", advice)
 
 
