@@ -203,3 +203,46 @@ def test_a_time_longer_than_any_is_a_day(server: Receiver, monkeypatch: pytest.M
         stats = handle.stats()
     assert stats["spans_exported"] == stats["spans_recorded"] > 0
     assert server.pushed
+
+
+def pushing(server: Receiver) -> Handle:
+    return torchotel.instrument(
+        endpoint=server.url.removesuffix("/v1/traces"), metrics_exporter="otlp", traces_exporter="none"
+    )
+
+
+def pushed_values(server: Receiver, name: str) -> list[float]:
+    """Give the value of a metric without labels in each push that has it."""
+    series = [pushed_series(pushed.message) for pushed in server.pushed]
+    return [found for one in series if (found := value(one, name)) is not None]
+
+
+def test_a_push_is_given_up_after_its_timeout(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint that does not answer gets the next state soon, and the last one once it answers."""
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_TIMEOUT", "500")
+    server.may_answer.clear()
+    with pushing(server):
+        server.wait_for_pushed(3, timeout_s=5)  # of OTEL_EXPORTER_OTLP_TIMEOUT there are 10 s
+        train()
+        server.may_answer.set()
+    assert pushed_values(server, "torch_steps_total")[-1] == STEPS
+    assert pushed_values(server, "torch_run_finished")[-1] == 1
+
+
+@pytest.mark.parametrize(("temporality", "most"), [("cumulative", 3), ("delta", 5)])
+def test_a_newer_state_replaces_one_that_waits(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch, temporality: str, most: int
+) -> None:
+    """A slow endpoint gets the last state next; of deltas it gets each."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality)
+    server.may_answer.clear()
+    with pushing(server) as handle:
+        for _ in range(4):
+            train()
+            assert not handle.flush(timeout_s=1)
+            server.wait_for_pushed(1)
+        server.may_answer.set()
+    steps = pushed_values(server, "torch_steps_total")
+    assert len(server.pushed) <= most
+    assert (sum(steps) if temporality == "delta" else steps[-1]) == 4 * STEPS

@@ -28,7 +28,7 @@ class Pushing(NamedTuple):
 
     interval_s: float
     export_timeout_s: float
-    """Time after which a push is given up."""
+    """Time after which a push is given up; it bounds each attempt, too."""
     temporality: str
     histograms: str
     exemplars: str
@@ -73,7 +73,8 @@ class OtlpMetricsOutlet(MetricsOutlet):
         wait: bool,
     ) -> None:
         self._pushing, self._resource, self._metrics, self._version = pushing, resource, metrics, version
-        self._transport = make_transport(receiver, METRICS, version=version)
+        attempt_s = min(receiver.timeout_s, pushing.export_timeout_s)
+        self._transport = make_transport(receiver._replace(timeout_s=attempt_s), METRICS, version=version)
         self._sender = Sender(
             self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=pushing.export_timeout_s)
         )

@@ -29,6 +29,8 @@ _DELTAS: dict[str, tuple[type, ...]] = {
 class SenderMetricExporter(MetricExporter):
     """Put what a reader collects into requests of bounded size; `export` never waits for the endpoint.
 
+    A push of cumulative values replaces those that still wait; with deltas each is sent.
+
     Args:
         sender: Brings them out, and counts what fails.
         resource: Attributes of the resource, read anew for each push, in place of the provider's.
@@ -42,8 +44,9 @@ class SenderMetricExporter(MetricExporter):
     ) -> None:
         exponential = histograms == "base2_exponential_bucket_histogram"
         aggregation: dict[type, Aggregation] = {Histogram: ExponentialBucketHistogramAggregation()}
+        self._deltas = _DELTAS[temporality]
         super().__init__(
-            dict.fromkeys(_DELTAS[temporality], AggregationTemporality.DELTA), aggregation if exponential else None
+            dict.fromkeys(self._deltas, AggregationTemporality.DELTA), aggregation if exponential else None
         )
         self._sender, self._resource = sender, resource
         self._start_ns = self._last_push_ns = start_ns
@@ -56,6 +59,8 @@ class SenderMetricExporter(MetricExporter):
         ]
         whole = encode_metrics(MetricsData(ours))
         self._set_start_times(whole)
+        if not self._deltas:
+            self._sender.discard_waiting()  # a slow endpoint would get ever older states
         for request in split(whole, MAX_REQUEST_BYTES):
             self._sender.put(request.SerializeToString(), 0)
         return MetricExportResult.SUCCESS

@@ -232,6 +232,13 @@ class Sender:
             self._start()
             self._changed.notify_all()
 
+    def discard_waiting(self) -> None:
+        """Discard the requests that wait, since the next ones hold a newer state of the same; nothing is lost."""
+        with self._changed:
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._changed.notify_all()
+
     def flush(self, deadline_s: float) -> bool:
         """Wait until all is sent; False if it was not by `deadline_s`, or if spans were lost meanwhile."""
         with self._changed:
