@@ -119,7 +119,7 @@ def test_other_codes_drop(peer: GrpcReceiver, code: str, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "UNAVAILABLE"])
-def test_retry_info(peer: GrpcReceiver, code: str) -> None:
+def test_retry_info(peer: GrpcReceiver, code: str, caplog: pytest.LogCaptureFixture) -> None:
     """An endpoint that asks for a pause gets it, and its exhausted resource is tried again."""
     peer.answers.append(Refusal(grpc.StatusCode[code], retry_after_s=0.5))
     with sending(peer.endpoint) as (sender, stats):
@@ -129,6 +129,7 @@ def test_retry_info(peer: GrpcReceiver, code: str) -> None:
         peer.wait_for_calls(2)
         assert 0.4 < time.monotonic() - refused_s < 3
     assert stats.read() == ExportCounts(1, 0, {code: 1})
+    assert "The request is sent again for up to 64 seconds." in caplog.text
 
 
 def test_partial_success(peer: GrpcReceiver, caplog: pytest.LogCaptureFixture) -> None:

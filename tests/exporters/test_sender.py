@@ -56,6 +56,24 @@ def test_a_pause_holds_for_the_next_request(server: Receiver) -> None:
     assert counts == ExportCounts(1, counts.dropped, {"503": 1, "throttled": counts.dropped - 1})
 
 
+@pytest.mark.parametrize("limit_s", [64.0, 30.0])
+def test_a_pause_that_drops_requests_is_told(
+    server: Receiver, limit_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning names the pause and the time for which this sender keeps a request."""
+    server.answers.append(Answer(429, {"Retry-After": "120"}))
+    stats = ExportStats()
+    sender = Sender(http(server.url), stats, retry=RetryPolicy(max_elapsed_s=limit_s))
+    for _ in range(2):
+        sender.put(b"", 1)
+        assert not sender.flush(soon())
+    sender.shutdown(soon())
+    assert stats.read() == ExportCounts(0, 2, {"429": 1, "throttled": 1})
+    (warning,) = [record.getMessage() for record in caplog.records]
+    kept = f"A request is kept for {limit_s:g} seconds, so spans are dropped meanwhile."
+    assert warning.endswith(f"It asks for a pause of 120 seconds. {kept}")
+
+
 @pytest.mark.parametrize("asked", ["0", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_no_pause_asked_for_is_a_pause_of_our_own(server: Receiver, asked: str) -> None:
     """An endpoint that says to come back at once is not called without a pause."""

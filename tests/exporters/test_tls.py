@@ -65,17 +65,20 @@ def test_shows_the_client_certificate(
 
 
 @PROTOCOLS
-def test_a_server_that_asks_in_vain_takes_nothing(authority: Authority, protocol: OtlpProtocol) -> None:
+def test_a_server_that_asks_in_vain_takes_nothing(
+    authority: Authority, protocol: OtlpProtocol, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without a client certificate there is no connection, and the spans are counted as dropped."""
     with served(authority, protocol, mutual=True) as endpoint:
         counts = send(endpoint, protocol, certificate=authority.files.authority)
     assert (counts.exported, counts.dropped) == (0, 3)
+    assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in caplog.text
 
 
 @pytest.mark.parametrize("broken", ["certificate", "client_certificate"])
 @PROTOCOLS
 def test_a_file_that_is_no_certificate_harms_nobody(
-    authority: Authority, protocol: OtlpProtocol, broken: str, tmp_path: Path
+    authority: Authority, protocol: OtlpProtocol, broken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the file holds is found out on the worker, told and counted."""
     (tmp_path / "bad.pem").write_text("no certificate\n")
@@ -84,3 +87,14 @@ def test_a_file_that_is_no_certificate_harms_nobody(
         counts = send(endpoint, protocol, **files)
     assert (counts.exported, counts.dropped) == (0, 3)
     assert sum(counts.errors.values()) >= 1
+    assert "check OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in caplog.text
+
+
+@PROTOCOLS
+def test_a_client_certificate_without_its_key_is_told(
+    authority: Authority, protocol: OtlpProtocol, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(authority, protocol, mutual=True) as endpoint:
+        files = {"certificate": authority.files.authority, "client_certificate": authority.files.client}
+        assert send(endpoint, protocol, **files).dropped == 3
+    assert "OTEL_EXPORTER_OTLP_CLIENT_KEY" in caplog.text

@@ -65,7 +65,11 @@ DEFAULT_RETRY = RetryPolicy()
 QUIET_S = 3600.0
 """After a warning, failures of the same cause are only counted for this long: one that flaps must not fill the log."""
 _HEADERS = "Check OTEL_EXPORTER_OTLP_HEADERS."
-_BUSY = "The request is sent again for up to 64 seconds. Read the log of that server."
+_BUSY = "The request is sent again for up to {limit:g} seconds. Read the log of that server."
+_PAUSED = (
+    "It asks for a pause of {pause:g} seconds. "
+    "A request is kept for {limit:g} seconds, so {items} are dropped meanwhile."
+)
 _PATH = "Check its path: OTEL_EXPORTER_OTLP_ENDPOINT is a base URL, to which /v1/{name} is added."
 _ADVICE = {
     "401": _HEADERS,
@@ -74,7 +78,6 @@ _ADVICE = {
     "PERMISSION_DENIED": _HEADERS,
     "404": _PATH,
     "405": _PATH,
-    **dict.fromkeys(("429", "502", "503", "504"), _BUSY),
     "no_otlp": "Check its port: 4318 of a Collector or Jaeger takes OTLP over HTTP, 16686 is Jaeger's page.",
     "UNIMPLEMENTED": "It speaks gRPC, but no {name}: set OTEL_EXPORTER_OTLP_{NAME}_ENDPOINT or OTEL_{NAME}_EXPORTER.",
 }
@@ -85,10 +88,26 @@ _ADVICE_UNANSWERED = (
     "Start a Collector or Jaeger there (4318 is for http/protobuf, 4317 for grpc), set OTEL_EXPORTER_OTLP_ENDPOINT "
     "and OTEL_EXPORTER_OTLP_PROTOCOL, or set OTEL_{NAME}_EXPORTER=none."
 )
+_FILES = (
+    "A certificate or key file cannot be used: check OTEL_EXPORTER_OTLP_CERTIFICATE, "
+    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY."
+)
+_CLOSED = (
+    "The server closed the connection: it may require a client certificate (OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE), "
+    "or another protocol (OTEL_EXPORTER_OTLP_PROTOCOL)."
+)
 _ADVICE_ON_WORDS = {
     # OpenSSL's, under both protocols.
     "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed its certificate in OTEL_EXPORTER_OTLP_CERTIFICATE.",
     "WRONG_VERSION_NUMBER": "It speaks no TLS: write http:// before the endpoint.",
+    "NO_CERTIFICATE_OR_CRL_FOUND": _FILES,
+    "PEM lib": _FILES,
+    "KEY_VALUES_MISMATCH": _FILES,
+    "CERTIFICATE_REQUIRED": _CLOSED,
+    "EOF occurred in violation of protocol": _CLOSED,
+    # gRPC's, while it connects.
+    "Failed to create security handshaker": _FILES,
+    "Socket closed": _CLOSED,
     # Python's, for an answer that does not begin as HTTP does.
     "BadStatusLine": "gRPC may be spoken there: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc, or name the port of HTTP, 4318.",
 }
@@ -102,22 +121,34 @@ class OutageLog:
     Args:
         endpoint: Its name, without credentials.
         signal: What is sent there.
+        limit_s: Time for which a request is sent again.
     """
 
-    def __init__(self, endpoint: str, signal: Signal) -> None:
-        self._endpoint, self._signal = endpoint, signal
+    def __init__(self, endpoint: str, signal: Signal, limit_s: float) -> None:
+        self._endpoint, self._signal, self._limit_s = endpoint, signal, limit_s
         self._warned = False
         self._quiet_until_s: dict[str, float] = {}
 
-    def failed(self, error_type: str, text: str, *, answered: bool) -> None:
+    def failed(self, error_type: str, reply: Reply) -> None:
         """Warn at the first failure of its kind; training goes on, and so the rest is for the counters."""
-        name = self._signal.name
-        told = next((advice for words, advice in _ADVICE_ON_WORDS.items() if words in text), None)
-        otherwise = _ADVICE_ANSWERED if answered else _ADVICE_UNANSWERED
-        advice = (told or _ADVICE.get(error_type, otherwise)).format(name=name, NAME=name.upper())
+        paused = (reply.retry_after_s or 0.0) > self._limit_s
+        advice = self._advice(error_type, reply).format(
+            name=self._signal.name,
+            NAME=self._signal.name.upper(),
+            items=self._signal.items,
+            limit=self._limit_s,
+            pause=reply.retry_after_s,
+        )
         message = "Could not send %s to %s: %s. Training is not affected. %s"
-        if self._warn(error_type, message, self._signal.items, self._endpoint, text, advice):
+        cause = f"{error_type} paused" if paused else error_type
+        if self._warn(cause, message, self._signal.items, self._endpoint, reply.text, advice):
             self._warned = True
+
+    def _advice(self, error_type: str, reply: Reply) -> str:
+        if reply.answered and reply.retry:
+            return _PAUSED if (reply.retry_after_s or 0.0) > self._limit_s else _BUSY
+        told = next((advice for words, advice in _ADVICE_ON_WORDS.items() if words in reply.text), None)
+        return told or _ADVICE.get(error_type, _ADVICE_ANSWERED if reply.answered else _ADVICE_UNANSWERED)
 
     def rejected(self, count: int, text: str) -> None:
         """Warn that an endpoint took a request but not all that is in it."""
@@ -202,7 +233,7 @@ class Sender:
         self._max_bytes = max_bytes
         self._retry = retry
         self._signal = signal
-        self._outage = OutageLog(transport.endpoint, signal)
+        self._outage = OutageLog(transport.endpoint, signal, retry.max_elapsed_s)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
@@ -334,7 +365,7 @@ class Sender:
             if reply.error_type is None:
                 return reply
             self._stats.error(reply.error_type)
-            self._outage.failed(reply.error_type, reply.text, answered=reply.answered)
+            self._outage.failed(reply.error_type, reply)
             if reply.retry_after_s is not None:
                 self._not_before_s = time.monotonic() + reply.retry_after_s
             pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - began_s, _random.random())
