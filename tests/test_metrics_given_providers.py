@@ -1,6 +1,7 @@
 """Metrics and exemplars where the program gives a provider of its own, which outlives a run."""
 
 import math
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metr
 from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
+    InMemoryMetricReader,
     MetricExporter,
     MetricExportResult,
     MetricsData,
@@ -62,6 +64,24 @@ def test_a_given_provider_serves_one_run_after_the_other(temporality: Aggregatio
     expected = [5, 0, 2, 0] if temporality is AggregationTemporality.DELTA else [5, 5, 7, 7]
     assert steps_told == expected
     assert value(pushes.series[-1], "torch_step_duration_seconds_count") == 7
+
+
+def test_a_forked_child_has_no_values_of_its_parents_run() -> None:
+    """The parent's reader goes on with the last values; one that goes on in a child shows no counter twice."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    with torchotel.instrument(meter_provider=provider, metrics_exporter="none", traces_exporter="none"):
+        train()
+
+    def counters() -> int:
+        data = reader.get_metrics_data()
+        assert data is not None
+        return sum(name.endswith("_total") for name, _ in pushed_series(encode_metrics(data)))
+
+    assert counters()
+    if not (child := os.fork()):
+        os._exit(counters())
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_exemplars_are_those_of_a_given_tracer_provider() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,10 @@ class _Source:
         self._metrics: Metrics | None = None
         self._before: dict[Instrument, dict[Labels, float]] = {}
         self._told: dict[Instrument, dict[Labels, float]] = {}
+        self._last: dict[Instrument, dict[Labels, float]] = {}
+        """The values of a session that has ended."""
+        self._pid = 0
+        """The process in which it ended."""
 
     def begin(self, metrics: Metrics) -> None:
         """Show the metrics of a session."""
@@ -35,14 +40,15 @@ class _Source:
         self._metrics = metrics
 
     def end(self) -> None:
-        """Keep the last counts, and show nothing any more."""
-        for instrument in TABLE:
-            self._read(instrument)
+        """Show the last values from now on, in this process: a reader may come to them only later."""
+        if self._metrics is not None:
+            self._last = {instrument: self._read(instrument) for instrument in TABLE}
+            self._pid = os.getpid()
         self._metrics = None
 
     def detach(self) -> None:
         """Show nothing any more, and read nothing: in a forked child the lock may be a thread's that is not here."""
-        self._metrics = None
+        self._metrics, self._last = None, {}
 
     def reader(self, instrument: Instrument) -> Callable[[CallbackOptions], Iterable[OtelObservation]]:
         def read(_: CallbackOptions) -> list[OtelObservation]:
@@ -54,7 +60,7 @@ class _Source:
     def _read(self, instrument: Instrument) -> dict[Labels, float]:
         metrics = self._metrics
         if metrics is None:
-            return {}
+            return self._last.get(instrument, {}) if os.getpid() == self._pid else {}
         values = dict(metrics.points(instrument))
         if instrument.kind != "counter":
             return values
@@ -88,7 +94,7 @@ class ProviderInstruments:
         metrics.observe_with(self._record)
 
     def close(self) -> None:
-        """Show nothing any more; a later session's counters go on from these."""
+        """Show the last values, until a later session shows its own; its counters go on from these."""
         self._source.end()
         self._histograms.clear()
 
@@ -142,7 +148,7 @@ class ProviderOutlet(MetricsOutlet):
         return self._flush.by(deadline_s)
 
     def shutdown(self, deadline_s: float) -> None:
-        """Have them bring out the last state, and show nothing any more."""
+        """Have them bring out the last state, which those that are read later find as well."""
         self._flush.by(deadline_s)
         self._instruments.close()
 
