@@ -97,6 +97,20 @@ def test_exemplars_lead_to_traces_that_arrived(handle: Handle, server: Receiver)
         assert found <= steps
 
 
+def test_every_exemplar_has_a_trace(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `always_on` too: one without a trace leads nowhere, and would be on each series."""
+    monkeypatch.setenv("OTEL_METRICS_EXEMPLAR_FILTER", "always_on")
+    with torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), metrics_exporter="otlp") as handle:
+        train()
+        assert handle.flush()
+    metrics = [metric for pushed in server.pushed for metric in metrics_of(pushed.message)]
+    points = [point for metric in metrics for point in (*metric.sum.data_points, *metric.histogram.data_points)]
+    points += [point for metric in metrics for point in metric.gauge.data_points]
+    exemplars = [exemplar for point in points for exemplar in point.exemplars]
+    assert exemplars
+    assert all(exemplar.trace_id for exemplar in exemplars)
+
+
 def test_target_info_is_the_resource(handle: Handle, server: Receiver) -> None:
     """What a scrape says of the process is what OTLP says of it."""
     (resource,) = {

@@ -141,13 +141,10 @@ class OtlpMetricsOutlet(MetricsOutlet):
         )
         # Without a thread of the SDK's: that would come up again in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-        filters = {
-            "trace_based": sdk.TraceBasedExemplarFilter(),
-            "always_on": sdk.AlwaysOnExemplarFilter(),
-            "always_off": sdk.AlwaysOffExemplarFilter(),
-        }
-        # Without an argument the SDK reads the variable itself, and raises if it does not know the value.
-        exemplars = filters[pushing.exemplars]
+        # Without an argument the SDK reads the variable itself, and raises if it does not know the value. Exemplars are
+        # there to lead to traces, so `always_on` adds none without a trace.
+        off = pushing.exemplars == "always_off"
+        exemplars = sdk.AlwaysOffExemplarFilter() if off else sdk.TraceBasedExemplarFilter()
         provider = sdk.MeterProvider(
             [reader], Resource.get_empty(), exemplar_filter=exemplars, shutdown_on_exit=False, views=views
         )
