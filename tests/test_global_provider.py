@@ -145,6 +145,25 @@ def test_a_provider_that_cannot_be_loaded_costs_a_warning(tmp_path: Path, server
     assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
 
 
+def test_a_meter_provider_that_cannot_be_loaded_costs_the_users_spans_alone(tmp_path: Path, server: Receiver) -> None:
+    """The SDK's span processor asks for the one that OTEL_PYTHON_METER_PROVIDER names."""
+    code = """
+    import torch, torchotel
+    with torchotel.instrument(set_global_provider=True, prometheus_port=None):
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+    """
+    done = commands.python(
+        "-c",
+        textwrap.dedent(code),
+        cwd=tmp_path,
+        OTEL_PYTHON_METER_PROVIDER="absent",
+        OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"),
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("The SDK made no tracer provider (StopIteration; OTEL_PYTHON_METER_PROVIDER") == 1
+    assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
+
+
 def test_a_variable_that_the_sdk_refuses_costs_the_users_spans_alone(tmp_path: Path, server: Receiver) -> None:
     """Spans of the training are exported all the same, and a warning says what is not."""
     code = """

@@ -95,11 +95,11 @@ def set_provider(config: Config, resource: Attributes) -> None:
         return
     try:
         _ours = _make_provider(config, resource)
-    except (ValueError, OverflowError) as error:  # a malformed OTEL_* variable, of which the SDK raises
+    except Exception as error:  # noqa: BLE001  # a malformed OTEL_* variable, or OTEL_PYTHON_METER_PROVIDER's entry point
         _logger.warning(
             "The SDK made no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
             "spans are not exported. Correct the OTEL_* variable.",
-            error,
+            str(error) or f"{type(error).__name__}; OTEL_PYTHON_METER_PROVIDER may name a provider that is not there",
         )
         return
     set_tracer_provider(_ours)
