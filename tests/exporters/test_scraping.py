@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import environment
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from receiver import Answer, receiver
 from scrapes import OPENMETRICS, scrape, value
 from torch import nn
@@ -187,6 +187,26 @@ def test_a_given_registry_is_left_as_it_was() -> None:
         assert "torch_steps_total 1.0" in text
         assert text.count("target_info{") == 1
     assert generate_latest(registry) == before
+
+
+def test_a_given_registry_knows_our_names(caplog: pytest.LogCaptureFixture) -> None:
+    """A part of it can be scraped, a name is taken once, and one that is taken costs a warning."""
+    registry = CollectorRegistry()
+    with torchotel.instrument(prometheus_registry=registry, traces_exporter="none") as handle:
+        train()
+        handle.flush()
+        parts = {
+            name: generate_latest(registry.restricted_registry([name])).decode()
+            for name in ("mine", "torch_steps_total", "torch_step_duration_seconds_bucket")
+        }
+        assert [text.count("\ntorch_") for text in parts.values()] == [0, 1, 18]
+        with pytest.raises(ValueError, match="torch_steps"):
+            Counter("torch_steps", "of the program", registry=registry)
+    Counter("torch_steps", "of the program", registry=registry)
+    with torchotel.instrument(prometheus_registry=registry, traces_exporter="none"):
+        assert "torch_evaluations" not in generate_latest(registry).decode()
+    assert "torch_steps_total 0.0" in generate_latest(registry).decode()
+    assert "Give another registry" in caplog.text
 
 
 @pytest.mark.parametrize(("setting", "bad"), [("discovery_dir", "file/below"), ("prometheus_host", "203.0.113.7")])

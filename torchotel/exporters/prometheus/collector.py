@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from itertools import accumulate
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFamily, Metric
@@ -15,9 +17,11 @@ from torchotel._utils.faults import Guard
 from torchotel.exporters.base import MetricsOutlet
 from torchotel.exporters.prometheus.exposition import target_labels
 from torchotel.metrics.aggregation import Distribution, Exemplar, Family
-from torchotel.metrics.instruments import Instrument
+from torchotel.metrics.instruments import TABLE, Instrument
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
+
+_logger = logging.getLogger("torchotel")
 
 
 class MetricsCollector(Collector):
@@ -34,8 +38,8 @@ class MetricsCollector(Collector):
         self._resource, self._guard = resource, guard
 
     def describe(self) -> Iterable[Metric]:
-        """Say nothing: without this, registering would scrape."""
-        return ()
+        """Return the families without samples, so that the registry knows their names."""
+        return [_described(instrument) for instrument in TABLE]
 
     def collect(self) -> Iterable[Metric]:
         """Return the families of a scrape."""
@@ -56,6 +60,10 @@ class MetricsCollector(Collector):
         return [*target, *(_metric(family) for family in families)]
 
 
+_detached: WeakKeyDictionary[CollectorRegistry, MetricsCollector] = WeakKeyDictionary()
+"""What a forked child has of its parent's: it keeps the names in the registry until a session here wants them."""
+
+
 class RegistryOutlet(MetricsOutlet):
     """Metrics in a registry of the user's.
 
@@ -71,7 +79,17 @@ class RegistryOutlet(MetricsOutlet):
         taken = get_target is not None and get_target()
         self._collector = MetricsCollector(metrics, None if taken else resource, guard)
         self._registry: CollectorRegistry | None = registry
-        registry.register(self._collector)
+        if (of_parent := _detached.pop(registry, None)) is not None:
+            registry.unregister(of_parent)
+        try:
+            registry.register(self._collector)
+        except ValueError as error:
+            self._registry = None
+            _logger.warning(
+                "The prometheus_registry has collectors of the same names, so no metrics of torchotel are in it (%s). "
+                "Give another registry.",
+                error,
+            )
 
     def prepare(self) -> None:
         """Do nothing: all is there."""
@@ -93,14 +111,19 @@ class RegistryOutlet(MetricsOutlet):
     def detach(self) -> None:
         """Show nothing; the registry's lock may be held by a thread that is not here."""
         self._collector.close()
+        if self._registry is not None:
+            _detached[self._registry] = self._collector
+
+
+def _described(instrument: Instrument) -> Metric:
+    return Metric(instrument.prometheus_name, instrument.description, instrument.kind, instrument.prometheus_unit)
 
 
 def _metric(family: Family) -> Metric:
     instrument = family.instrument
     if instrument.kind == "histogram":
         return _histogram(instrument, family.distributions)
-    name = instrument.prometheus_name
-    metric = Metric(name, instrument.description, instrument.kind, instrument.prometheus_unit)
+    name, metric = instrument.prometheus_name, _described(instrument)
     sample = f"{name}_total" if instrument.kind == "counter" else name
     keys = _keys(instrument)
     for labels, value in family.points:
