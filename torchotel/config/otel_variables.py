@@ -76,8 +76,9 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         Variable(
             "OTEL_TRACES_SAMPLER",
             "torchotel",
-            "which traces are sent; what failed, was slow or went NaN is kept all the same, but for `always_off`. One "
-            "that is not known, and those of Jaeger and X-Ray, are ignored with a warning",
+            "which traces are sent; what failed, was slow or went NaN is kept all the same, but for "
+            "`always_off` and `parentbased_always_off`. One that is not known, "
+            "and those of Jaeger and X-Ray, are ignored with a warning",
         ),
         Variable("OTEL_TRACES_SAMPLER_ARG", "torchotel", "share of traces that a `traceidratio` sampler takes; 1"),
         Variable("OTEL_CONFIG_FILE", "torchotel", _CONFIG_FILE),
