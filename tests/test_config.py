@@ -109,6 +109,7 @@ IGNORED_VARIABLES = [
     ("prometheus_host", "OTEL_EXPORTER_PROMETHEUS_HOST", "." * 64),
     ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
     ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "nan"),
+    ("timeout_s", "OTEL_EXPORTER_OTLP_TIMEOUT", "inf"),
     ("metrics_timeout_s", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "soon"),
     ("metrics_interval_s", "OTEL_METRIC_EXPORT_INTERVAL", "abc"),
     ("metrics_export_timeout_s", "OTEL_METRIC_EXPORT_TIMEOUT", "-5"),

@@ -17,7 +17,13 @@ from torchotel.tracing.resource import describe_process
 
 @pytest.mark.parametrize(
     ("variable", "given", "name"),
-    [("", None, "train"), ("service.name=resnet", None, "resnet"), ("service.name=resnet", "mine", "mine")],
+    [
+        ("", None, "train"),
+        ("service.name=resnet", None, "resnet"),
+        ("service.name=resnet", "mine", "mine"),
+        ("service.name=unknown_service_x", None, "unknown_service_x"),
+        ("service.name=%20", None, "train"),
+    ],
 )
 def test_service_name(monkeypatch: pytest.MonkeyPatch, variable: str, given: str | None, name: str) -> None:
     """A given name wins over that of OTEL_RESOURCE_ATTRIBUTES, and that over the script's."""
@@ -90,3 +96,8 @@ def test_the_sdk_is_torchotel_wherever_the_resource_is_told(tmp_path: Path) -> N
     assert (told["telemetry.sdk.name"], told["telemetry.sdk.version"]) == ("torchotel", version)
     (line,) = (line for line in text.splitlines() if line.startswith("target_info{"))
     assert f'telemetry_sdk_name="torchotel",telemetry_sdk_version="{version}"' in line
+
+
+def test_a_blank_service_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "  ")
+    assert describe_process(None, "train", {})["service.name"] == "train"

@@ -80,7 +80,7 @@ def _check_seconds(value: object) -> object:
 
 def _parse_seconds(text: str) -> object:
     seconds = float(text)
-    if seconds > _LONG_TIMEOUT_S:
+    if _LONG_TIMEOUT_S < seconds < math.inf:
         # The specification says milliseconds, Python's SDK reads seconds.
         warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
     return seconds or _NO_LIMIT_S

@@ -1,6 +1,7 @@
 """The resource: the attributes of the process that sends."""
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from uuid import uuid4
@@ -86,7 +87,7 @@ def describe_process(service_name: str | None, default_name: str, versions: Mapp
     detected.setdefault("host.name", socket.gethostname())
     if service_name is not None:
         own["service.name"] = service_name
-    elif str(detected["service.name"]).startswith("unknown_service"):  # the specification's word for: nobody said it
+    elif re.fullmatch(r"\s*|unknown_service(:.*)?", str(detected["service.name"])):  # what the SDK says without a name
         own["service.name"] = default_name
     detected.update(own)
     return {name: _plain(value) for name, value in detected.items() if name not in COMMAND_LINE | IDENTITY}
