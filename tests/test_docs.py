@@ -17,6 +17,7 @@ from torchotel.stack.binaries import JAEGER
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+DEPLOY = sorted((ROOT / "deploy").rglob("README.md"))
 NOT_RUN = {
     "installs packages",
     "needs Docker",
@@ -77,6 +78,7 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     examples = (tmp_path / "site" / "examples" / "index.html").read_text(encoding="utf-8")
     assert examples.count("__main__") == 5, "the programs stand on their page whole"
     assert {"index.html", "spans", "metrics", "configuration"} <= {path.name for path in (tmp_path / "site").iterdir()}
+    assert all((tmp_path / "site" / page.relative_to(ROOT).with_name("index.html")).is_file() for page in DEPLOY)
     source, sheet = r"<(?:script|img|iframe)[^>]*\ssrc", r"<link[^>]*rel=\"?(?:stylesheet|pre)[^>]*\shref"
     loading = re.compile(rf"(?:{source}|{sheet})=\"?https?:[^>]*>")
     assert [found for path in built for found in loading.findall(path.read_text(encoding="utf-8"))] == []
