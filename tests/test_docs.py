@@ -11,6 +11,8 @@ import run_page
 from prometheus_server import binary
 from receiver import Receiver
 
+import torchotel.testing
+from torchotel._handle import Handle
 from torchotel.cli.demo import JAEGER_VERSION
 from torchotel.stack.binaries import JAEGER
 
@@ -28,6 +30,8 @@ NOT_RUN = {
 }
 """The reasons why a block is not run here; each stands above the block."""
 SHOWN_ONLY = {"text", "yaml"}
+NOT_PUBLIC = {"again", "detach", "end", "session"}
+"""Methods of the handle that only torchotel calls."""
 
 
 def name(page: Path) -> str:
@@ -69,7 +73,7 @@ def test_every_example_is_on_the_page_of_examples() -> None:
 
 
 def test_the_site_is_whole(tmp_path: Path) -> None:
-    """No link leads nowhere, and no page loads a script, a style, a font or a picture from elsewhere."""
+    """No link is broken, no public name is missing, and no page loads anything from elsewhere."""
     pytest.importorskip("material")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=commands.environment(), capture_output=True, text=True, check=False)
@@ -79,6 +83,11 @@ def test_the_site_is_whole(tmp_path: Path) -> None:
     assert examples.count("__main__") == 5, "the programs stand on their page whole"
     assert {"index.html", "spans", "metrics", "configuration"} <= {path.name for path in (tmp_path / "site").iterdir()}
     assert all((tmp_path / "site" / page.relative_to(ROOT).with_name("index.html")).is_file() for page in DEPLOY)
+    api = (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+    public = {*torchotel.__all__, *(f"testing.{one}" for one in torchotel.testing.__all__)}
+    assert [one for one in sorted(public) if f'id="torchotel.{one}"' not in api] == []
+    handle = {one for one in vars(Handle) if not one.startswith("_")} - NOT_PUBLIC
+    assert [one for one in sorted(handle) if f'id="torchotel._handle.Handle.{one}"' not in api] == []
     source, sheet = r"<(?:script|img|iframe)[^>]*\ssrc", r"<link[^>]*rel=\"?(?:stylesheet|pre)[^>]*\shref"
     loading = re.compile(rf"(?:{source}|{sheet})=\"?https?:[^>]*>")
     assert [found for path in built for found in loading.findall(path.read_text(encoding="utf-8"))] == []
