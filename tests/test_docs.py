@@ -67,6 +67,14 @@ def test_tables_are_those_of_the_code(page: Path, monkeypatch: pytest.MonkeyPatc
     assert filled(text) == text
 
 
+def test_pages_are_short() -> None:
+    """Of the README 700 words, of a page 2,000, code and tables counted; measurements are as long as their tables."""
+    limits = {ROOT / "README.md": 700, DOCS / "overhead.md": None, DOCS / "fidelity.md": None}
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in [*PAGES, *DEPLOY]}
+    over = {name(page): count for page, count in words.items() if count > (limits.get(page, 2000) or count)}
+    assert over == {}
+
+
 def test_every_example_is_on_the_page_of_examples() -> None:
     page = (DOCS / "examples.md").read_text(encoding="utf-8")
     assert [path.name for path in sorted((ROOT / "examples").glob("*.py")) if path.name not in page] == []
