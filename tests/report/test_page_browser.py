@@ -137,8 +137,35 @@ def test_is_dark_where_the_reader_prefers_that(tmp_path: Path) -> None:
 
 
 @in_chromium
+def test_brightens_faint_modules_in_the_dark(tmp_path: Path) -> None:
+    opened = _open(pageruns.training(tmp_path / "run"), tmp_path, "--blink-settings=preferredColorScheme=0")
+    slices = re.findall(r'class="surface"[^>]*fill-opacity: ([\d.]+)', opened.section("modules"))
+    assert len(slices) == 2 * 7
+    assert min(map(float, slices)) > 0.4
+
+
+@in_chromium
+def test_titles_of_figures_fit_a_narrow_page(tmp_path: Path) -> None:
+    """Plots of logged values are below each other, and the title of the slowest step has two lines."""
+    folder = pageruns.training(tmp_path / "run", 31, duration_s=lambda number: 4.0 if number == 20 else 0.1)
+    wide, narrow = (_open(folder, tmp_path, f"--window-size={width},3000") for width in (1400, 500))
+    assert (wide.console, narrow.console) == ([], [])
+    assert len(_places(wide.section("logged"))) == 3
+    assert len(_places(narrow.section("logged"))) == 1
+    title = "Slowest step: step 20, 4.000 s, 40 times the median (its{}modules were not recorded)"
+    assert title.format(" ") in html.unescape(wide.section("timeline"))
+    assert title.format("<br>") in html.unescape(narrow.section("timeline"))
+
+
+def _places(section: str) -> set[int]:
+    """Give the places of the titles from left to right, to the pixel."""
+    places = re.findall(r'class="annotation-text-g" transform="rotate\(0,([\d.]+),', section)
+    return {round(float(place)) for place in places}
+
+
+@in_chromium
 def test_sorts_a_table_by_a_click_on_its_head(tmp_path: Path) -> None:
-    """The largest first, at the second click the smallest; names by their letters."""
+    """The largest first, at the second click the smallest; names by their letters, and broken after a dot if long."""
     run = pageruns.content(pageruns.training(tmp_path / "run"))
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
     written = policy.sub("", document(run))
@@ -149,7 +176,7 @@ def test_sorts_a_table_by_a_click_on_its_head(tmp_path: Path) -> None:
         page.write_text(written.replace("</body>", f"<script>{click}</script></body>"), encoding="utf-8")
         table = chromium.open_page(page, tmp_path / "profile").section("modules").partition("<tbody>")[2]
         first[place, clicks] = table[: table.index("</td>")].removeprefix("<tr><td>")
-    assert first == {(4, 1): "Net", (4, 2): "head", (0, 1): "Net", (0, 2): "blocks.0"}
+    assert first == {(4, 1): "Net", (4, 2): "head", (0, 1): "Net", (0, 2): "blocks.<wbr>0"}
 
 
 def test_shows_program_machine_and_settings(tmp_path: Path) -> None:

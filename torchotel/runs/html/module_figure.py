@@ -248,7 +248,7 @@ def _titles(icicles: Sequence[go.Icicle]) -> Sequence[dict[str, object]]:
 def _table(name: str, layers: Sequence[LayerTime]) -> str:
     several = has_several_models(layers)
     rows = "".join(
-        f"<tr><td>{shown(layer.name(several=several), 40)}</td><td>{shown(layer.type, 24)}</td>"
+        f"<tr><td>{_breakable(layer.name(several=several))}</td><td>{shown(layer.type, 24)}</td>"
         + _cell(layer.share, percent(layer.share))
         + _cell(layer.self_s, duration(layer.self_s))
         + _cell(layer.total_s, duration(layer.total_s))
@@ -266,6 +266,11 @@ def _table(name: str, layers: Sequence[LayerTime]) -> str:
         f'<div class="scroll long"><table class=sortable><caption>{caption}</caption><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
+
+
+def _breakable(name: str) -> str:
+    """Let a long path break after its dots, so that it does not push the numbers out of view."""
+    return shown(name, 40).replace(".", ".<wbr>")
 
 
 def _cell(value: float, text: str) -> str:

@@ -24,6 +24,46 @@
     if (width < 700) trace.texttemplate = "%{label}  %{customdata[1]}";
   }
 
+  // Over dark paper a faint shade would be nearly black.
+  function brighten(trace) {
+    const opacity = (text) => `${(0.35 + 0.65 * parseFloat(text)).toFixed(3)})`;
+    trace.marker.colors = trace.marker.colors.map((colour) => colour.replace(/[\d.]+\)$/, opacity));
+  }
+
+  // Plots below each other: beside each other on a narrow page their titles and ticks would overlap.
+  function stackPlots(layout) {
+    const rows = layout.annotations.length;
+    layout.height = Math.max(layout.height, rows * 170 + 50);
+    for (const name of Object.keys(layout).filter((key) => /^xaxis\d*$/.test(key))) {
+      const row = Number(name.slice("xaxis".length) || 1) - 1;
+      const other = name.replace("x", "y");
+      if (row >= rows) {
+        delete layout[name];
+        delete layout[other];
+        continue;
+      }
+      const top = 1 - row / rows;
+      layout[name].domain = [0, 1];
+      layout[other].domain = [top - 0.66 / rows, top];
+      Object.assign(layout.annotations[row], { x: 0.5, y: top });
+    }
+  }
+
+  // Titles in several lines: plotly cuts them at the end of the page.
+  function wrapTitles(layout, width) {
+    for (const note of layout.annotations) {
+      const lines = [""];
+      for (const word of note.text.split(" ")) {
+        if (lines.at(-1) && (lines.at(-1).length + word.length) * 7.5 > width) lines.push(word);
+        else lines.push(`${lines.pop()} ${word}`.trim());
+      }
+      note.text = lines.join("<br>");
+      note.align = "left";
+    }
+    layout.margin.t += 18;
+    layout.height += 18;
+  }
+
   const DARK = {
     "#1F2933": "#E4E7EB", "#616E7C": "#9AA5B1", "#E4E7EB": "#3E4C59", "#FFFFFF": "#16191D", "#B3123D": "#FF6B8B",
     "rgba(31,41,51,": "rgba(228,231,235,",
@@ -38,7 +78,10 @@
     for (const trace of data) {
       if (trace.meta) trace.hovertext = hoverTexts(trace);
       if (trace.type === "icicle") fitLevels(trace, place.clientWidth);
+      if (trace.type === "icicle" && dark.matches) brighten(trace);
     }
+    if (place.clientWidth < 600 && place.id === "figure-logged") stackPlots(layout);
+    if (place.clientWidth < 600 && place.id === "figure-timeline") wrapTitles(layout, place.clientWidth);
     // On a narrow page the buttons would cover the legend.
     const displayModeBar = place.clientWidth < 600 ? false : "hover";
     return Plotly.react(place, data, layout, { ...config, displayModeBar });
