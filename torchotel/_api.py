@@ -57,8 +57,9 @@ def instrument(
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 
-    An argument that is left out is read from its variable, and only then takes its default. A second call returns
-    the same handle and warns where its arguments differ.
+    If an argument is not given, its variable is read; if the variable is not set, the default applies. Below, an
+    argument's variable stands first and its default last. A second call returns the same handle, and logs a warning if
+    its arguments differ.
 
     Args:
         model: Its modules get their full names from the first call on.
@@ -69,33 +70,33 @@ def instrument(
         compression: OTEL_EXPORTER_OTLP_COMPRESSION; `gzip`.
         traces_exporter: OTEL_TRACES_EXPORTER, "otlp", "console" or "none"; `otlp`.
         metrics_exporter: OTEL_METRICS_EXPORTER, "none", "prometheus", "otlp" or both, comma-separated; `prometheus`.
-        tracer_provider: Spans are replayed through it; the global one where one is set, else sent by ourselves.
+        tracer_provider: Spans are replayed through it; the global one if one is set, else torchotel exports its spans.
         meter_provider: Metrics are also instruments of it; none.
         set_global_provider: TORCHOTEL_SET_GLOBAL_PROVIDER, whether a TracerProvider to the same endpoint is set for
-            your own spans where there is none; False.
+            the program's own spans if there is none; False.
         prometheus_port: OTEL_EXPORTER_PROMETHEUS_PORT, the local rank is added, 0: any free one, None: no server; 9464.
         prometheus_host: OTEL_EXPORTER_PROMETHEUS_HOST; `127.0.0.1`.
-        prometheus_registry: Metrics are collected there, and no server is started; a server with one of our own.
-        discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; that of
-            `torchotel stack` where one was up, else None.
+        prometheus_registry: Metrics are collected there, and no server is started; torchotel's registry and a server.
+        discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; the folder
+            of `torchotel stack` if one was up, else None.
         record: TORCHOTEL_RECORD, folder of the run file, a free name beside it if it holds a run; None: no run file.
         detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then as often as the budget allows, "all", n: every
             n-th, "off": steps and phases only.
         overhead_budget: TORCHOTEL_OVERHEAD_BUDGET, share of step time that detail may cost with detail="auto"; 0.01.
         include: TORCHOTEL_INCLUDE, patterns of the module paths that get spans (`*` crosses dots); all.
-        exclude: TORCHOTEL_EXCLUDE, patterns of those that get none; none.
+        exclude: TORCHOTEL_EXCLUDE, patterns of the module paths that get no spans; none.
         max_depth: TORCHOTEL_MAX_DEPTH, deepest level of modules that get spans, the root is 0; no limit.
-        max_spans: TORCHOTEL_MAX_SPANS, of one trace, deeper modules fold into their parents; 2000.
+        max_spans: TORCHOTEL_MAX_SPANS, spans of a trace; beyond it, deeper modules fold into their parents; 2000.
         module_histograms: TORCHOTEL_MODULE_HISTOGRAMS, whether `torch.module.duration` is kept as a histogram; False.
-        gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every one, n: every n-th, False:
-            never; but for False also on 8 steps after a loss that is not finite; `auto`.
+        gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every step, n: on every n-th,
+            False: never. Except with False, also on 8 steps after a loss that is not finite; `auto`.
         shapes: TORCHOTEL_SHAPES, whether shapes and dtypes are recorded; True.
         exception_text: TORCHOTEL_EXCEPTION_TEXT, how much of an exception's text is recorded: "type", "first_line" or
             "full". The text can hold values of tensors; `first_line`.
-        run_id: TORCHOTEL_RUN_ID; the launcher's job id, else one that the ranks of a launch agree on, else random.
+        run_id: TORCHOTEL_RUN_ID; the launcher's job id, else an id that the ranks of a launch agree on, else random.
 
     Raises:
-        ConfigError: A value is bad; nothing was installed.
+        ConfigError: A value is bad. Nothing is installed.
     """
     given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
     from torchotel._utils.gc_pause import uncollected  # noqa: PLC0415  # importing torchotel must stay free
@@ -124,11 +125,11 @@ def uninstrument() -> None:
 
 
 def log(**values: object) -> None:
-    """Log values of the current training step, else of the last one.
+    """Log values of the current training step, or of the last step if none is current.
 
     A tensor of one element is read a step later, without a synchronisation. `loss`, `lr`, `samples`, `tokens` and
     `epoch` are known; any other name becomes the step's attribute `torch.log.<name>` and the gauge `torch_log{name}`.
-    `samples` and `tokens` add up within a step. What can't be taken is left out with a warning; nothing is raised.
+    `samples` and `tokens` add up within a step. A bad value is left out with a warning; nothing is raised.
 
     Args:
         **values: Numbers, tensors of one element; strings too under names that are not known.
@@ -148,7 +149,7 @@ def name(model: Module, name: str) -> None:
 
     Args:
         model: The whole model, with or without a wrapper such as DistributedDataParallel.
-        name: What to call it: `generator`.
+        name: The new name, such as `generator`.
     """
     session = _running()
     if session is not None:
@@ -156,14 +157,15 @@ def name(model: Module, name: str) -> None:
 
 
 def watch(tensor: Tensor, name: str) -> None:
-    """Report the gradient of an intermediate tensor, whenever a backward computes it.
+    """Record the gradient of an intermediate tensor whenever a backward computes it.
 
-    It becomes an event of the backward's span, with shape and L2 norm, and the gauge `torch_tensor_gradient_norm`.
-    To be called in each step, where the tensor is made; its gradient is left as it is, and the tensor is not kept.
+    The gradient becomes an event of the span `torch.backward`, with shape and L2 norm, and the gauge
+    `torch_tensor_gradient_norm`. Call this in each step, after the tensor is computed. torchotel keeps no reference to
+    the tensor and does not change its gradient.
 
     Args:
-        tensor: One that requires grad.
-        name: What to call it: `attention.probs`.
+        tensor: A tensor that requires grad.
+        name: The name of the tensor, such as `attention.probs`.
     """
     session = _running()
     if session is not None:
@@ -173,11 +175,11 @@ def watch(tensor: Tensor, name: str) -> None:
 class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torchotel.step():`
     """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`, or `@torchotel.step()` on a function.
 
-    Whatever runs inside is one step, which takes in the fetch of its batch just before it. A block inside another is
-    part of it. An exception that leaves the block is noted on the step.
+    All that runs in the block is one step, together with the fetch of its batch just before the block. A block inside
+    a block is part of the outer step. An exception that leaves the block is recorded on the step.
 
     Args:
-        **values: Logged of the step, as by `log`.
+        **values: Values of the step, as `log` takes them.
     """
 
     def __init__(self, **values: object) -> None:

@@ -28,11 +28,11 @@ _logger = logging.getLogger("torchotel")
 
 
 class Handle:
-    """What runs from `instrument()` to `shutdown()`; also a context manager that shuts down at its end.
+    """Control torchotel from `instrument()` to `shutdown()`; as a context manager it shuts down at the block's end.
 
-    A program that nobody shuts down is, when it ends. An exception then is no normal end of the run, and neither is a
-    `sys.exit` with a code, where that can be seen: in a `with` block, under `torchotel run`, in a child of
-    multiprocessing. At the end of a plain script it looks like a normal end.
+    Without an explicit shutdown, torchotel shuts down at exit. The run has no normal end if an exception ends the
+    program. A `sys.exit` with an exit code is no normal end either in a `with` block, under `torchotel run` and in a
+    child of multiprocessing; at the end of a plain script it cannot be seen and counts as a normal end.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Handle:
 
     @property
     def prometheus_port(self) -> int | None:
-        """The port of the scrape endpoint that is really bound; None where there is none."""
+        """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
         session = self._session
         return None if session is None else session.prometheus_port
 
@@ -73,14 +73,21 @@ class Handle:
     def flush(self, timeout_s: float = 10) -> bool:
         """Export all that ended on this thread and all that other threads handed over.
 
+        Args:
+            timeout_s: How many seconds to wait.
+
         Returns:
-            False where it could not be exported within `timeout_s` seconds, or spans were lost since the last flush.
+            False on timeout, or if spans were dropped since the last flush.
         """
         session = self._session
         return session is None or session.flush(timeout_s)
 
     def shutdown(self, timeout_s: float = SHUTDOWN_S) -> None:
-        """Flush, remove every hook, stop the threads, close ports and files; a second call does nothing."""
+        """Flush, remove every hook, stop the threads, close ports and files; a second call does nothing.
+
+        Args:
+            timeout_s: How many seconds the shutdown may take; 10.
+        """
         self.end(timeout_s, finished=True)
 
     def end(self, timeout_s: float = SHUTDOWN_S, *, finished: bool, error: BaseException | None = None) -> None:
@@ -97,7 +104,7 @@ class Handle:
         atexit.unregister(self._exit)
 
     def stats(self) -> Stats:
-        """Count what became of spans, and steps, evaluations and errors, as far as the worker has come.
+        """Return counts of spans, steps, evaluations and errors, as far as the worker has processed them.
 
         After `shutdown()`, and after a `flush()` that returned True, `spans_recorded` is
         `spans_exported + spans_dropped + spans_sampled_out`.
@@ -109,7 +116,7 @@ class Handle:
         """Record the next steps in detail, whatever the setting; may be called from any thread.
 
         Args:
-            steps: How many, at least 1; anything else is warned of.
+            steps: How many steps, at least 1; any other value does nothing and logs a warning.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             _logger.warning("detail(steps=%r) does nothing: it takes a whole number of at least 1", steps)
@@ -119,13 +126,13 @@ class Handle:
             session.ask_detail(steps)
 
     def pause(self) -> None:
-        """Take every hook out, and hand over what there is; the exporters go on."""
+        """Remove every hook, and hand recorded steps to the worker; the exporters continue."""
         with self._lock:
             if self._session is not None:
                 self._session.pause()
 
     def resume(self) -> None:
-        """Put the hooks back; without `pause()` before it does nothing."""
+        """Install the hooks again after `pause()`; else do nothing."""
         with self._lock:
             if self._session is not None:
                 self._session.resume()

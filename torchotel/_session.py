@@ -51,7 +51,7 @@ class Stats(TypedDict):
     spans_dropped: int
     spans_sampled_out: int
     export_errors: int
-    """Failed attempts; one that is retried counts at each."""
+    """Failed attempts to export; each retry counts."""
     steps: int
     evaluations: int
     steps_detailed: int

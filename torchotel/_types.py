@@ -2,14 +2,17 @@
 
 
 class ConfigError(ValueError):
-    """Say which setting is wrong, what it got, what it takes; raised by `instrument()` before anything is installed."""
+    """A bad value of a setting; `instrument()` raises this before it installs anything."""
 
     def __init__(self, field: str, got: object, takes: str, source: str | None = None) -> None:
         where = f"{field} (from {source})" if source else field
         super().__init__(f"{where}: got {got!r}, takes {takes}")
         self.field = field
+        """The name of the setting."""
         self.got = got
+        """The bad value."""
         self.takes = takes
+        """The values that the setting takes."""
 
 
 class Unset:

@@ -25,7 +25,7 @@ FLUSH_S = 60.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CapturedSpan:
-    """One finished span, with those below it; times are unix nanoseconds."""
+    """One finished span and the spans below it; times are unix nanoseconds."""
 
     name: str
     start_ns: int
@@ -34,17 +34,17 @@ class CapturedSpan:
     events: tuple[SpanEvent, ...]
     links: tuple[SpanLink, ...]
     error: Error | None
-    """The exception that left it."""
+    """The exception that left the span, if any."""
     trace_id: int
     span_id: int
     parent: CapturedSpan | None
-    """None: a root, or below a span of the program's own."""
+    """The parent; None for a root and for a child of one of the program's own spans."""
     children: list[CapturedSpan] = field(default_factory=list, repr=False)
-    """In the order of their start."""
+    """The children, in the order of their start."""
 
     @property
     def duration_s(self) -> float:
-        """Give how long it lasted."""
+        """The duration in seconds."""
         return (self.end_ns - self.start_ns) / 1e9
 
     def walk(self) -> Iterator[CapturedSpan]:
@@ -54,14 +54,14 @@ class CapturedSpan:
             yield from child.walk()
 
     def find_all(self, name: str) -> list[CapturedSpan]:
-        """Give all spans of this name, here and below."""
+        """Return all spans of this name, from this span and those below it."""
         return [span for span in self.walk() if span.name == name]
 
     def find(self, name: str) -> CapturedSpan:
-        """Give the only span of this name, here and below.
+        """Return the only span of this name, from this span and those below it.
 
         Raises:
-            LookupError: There is none, or there are several.
+            LookupError: No span or several spans have this name.
         """
         found = self.find_all(name)
         if len(found) != 1:
@@ -71,26 +71,26 @@ class CapturedSpan:
 
 
 class Captured:
-    """What `capture()` saw; while it runs, as far as it has ended."""
+    """The result of `capture()`: all that has ended so far."""
 
     def __init__(self, memory: InMemoryExporter, handle: Handle) -> None:
         self._memory = memory
         self.handle = handle
-        """What `instrument()` returns in the block."""
+        """The handle that `instrument()` returns in the block."""
         self._roots: list[CapturedSpan] = []
 
     @property
     def records(self) -> list[Record]:
-        """Give steps, evaluations and what was logged after its step, as plain records."""
+        """The records of steps and evaluations, and of values that were logged after their step."""
         self._flush()
         return list(self._memory.records)
 
     @property
     def roots(self) -> list[CapturedSpan]:
-        """Give the first span of each trace: steps, evaluations, the run. Each is the same object whenever asked for.
+        """The root span of each trace: steps, evaluations, the run. Repeated reads return the same objects.
 
         Raises:
-            TimeoutError: What has ended could not be built in time.
+            TimeoutError: Building the spans took too long.
         """
         self._flush()
         self._roots += map(_tree, self._memory.traces[len(self._roots) :])
@@ -98,12 +98,12 @@ class Captured:
 
     @property
     def steps(self) -> list[CapturedSpan]:
-        """Give the training steps."""
+        """The root spans of the training steps."""
         return [root for root in self.roots if root.name == names.SPAN_STEP]
 
     @property
     def evaluations(self) -> list[CapturedSpan]:
-        """Give what was forwarded without training."""
+        """The root spans of the evaluations."""
         return [root for root in self.roots if root.name == names.SPAN_EVALUATION]
 
     def _flush(self) -> None:
@@ -113,19 +113,19 @@ class Captured:
 
 @contextmanager
 def capture(model: Module | None = None, *, detail: str | int = "all", **settings: object) -> Iterator[Captured]:
-    """Record what the block trains, and send nothing.
+    """Record in memory what the block trains, and export nothing.
 
-    The program's own `torchotel.instrument()` returns the same handle meanwhile. No port is opened, and the
-    environment's variables count for nothing, so that a test does the same everywhere.
+    In the block, `torchotel.instrument()` returns the same handle. No port is opened, and environment variables are
+    ignored, so that a test does the same on every machine.
 
     Args:
         model: Its modules get their full names from the first call on.
-        detail: Which steps have module spans; by default all, where `instrument()` chooses.
-        **settings: As of `instrument()`; where spans go can't be chosen.
+        detail: Which steps have module spans; by default all steps.
+        **settings: Arguments of `instrument()`, except those that choose an exporter.
 
     Raises:
         ConfigError: A value is bad.
-        RuntimeError: torchotel runs already.
+        RuntimeError: torchotel already runs in this process.
     """
     if _handle.running() is not None:
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
