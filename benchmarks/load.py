@@ -22,13 +22,13 @@ from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
 from torchotel._utils.faults import Guard, Warn
-from torchotel._utils.gil import Sliced
-from torchotel.config.otlp_endpoint import Receiver
+from torchotel._utils.gil import GilYielder
+from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.metrics.store import Metrics
-from torchotel.tracing.ids import Identities
+from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
@@ -127,7 +127,7 @@ def _beside() -> Iterator[Offer]:
 def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
     units = cycle(record(workloads.make(workload), 8))
     gc.freeze()  # a training lets go of what it has handed over
-    transport = HttpTransport(Receiver(sink.traces), version="0")
+    transport = HttpTransport(OtlpEndpoint(sink.traces), version="0")
     exporter = RequestExporter(transport, resource={}, version="0", rest=rest)
     buffer = Buffer()
     worker = _worker(buffer, exporter)
@@ -145,12 +145,12 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
     def pipeline(guard: Guard, or_lost: OrLost) -> Pipeline:
-        sliced = Sliced(rest)
+        sliced = GilYielder(rest)
         return Pipeline(
             TraceBuilder(Templates(), None, None, sliced),
             [exporter],
-            Identities("always_on"),
-            Metrics(dict, dict, sliced=Sliced(rest)),
+            IdGenerator("always_on"),
+            Metrics(dict, dict, sliced=GilYielder(rest)),
             sliced,
             on_step=lambda *_: None,
             on_line=None,

@@ -5,38 +5,38 @@ from __future__ import annotations
 from typing import cast
 
 from benchmarks.workloads import Workload
-from torchotel._records import HandedOver, Unit
-from torchotel._utils.gil import Sliced
+from torchotel._records import Recordable, StepRecord
+from torchotel._utils.gil import GilYielder
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
 from torchotel.tracing.call_tree import CallTimer
-from torchotel.tracing.ids import Identities
+from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span import Trace
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 
 
-def record(workload: Workload, steps: int) -> list[Unit]:
+def record(workload: Workload, steps: int) -> list[StepRecord]:
     """Train in detail and keep what is handed over; the first two steps, which name the modules, are left out."""
-    handed: list[HandedOver] = []
+    handed: list[Recordable] = []
     capture = Capture(handed.append, Detail("all"))
     capture.install()
     for _ in range(2 + steps):
         workload.step()
     capture.uninstall()
     capture.end()
-    return [cast("Unit", one.record()) for one in handed[2:]]  # nothing is logged
+    return [cast("StepRecord", one.record()) for one in handed[2:]]  # nothing is logged
 
 
 class Builder:
     """Make traces of records, as the worker does."""
 
     def __init__(self) -> None:
-        sliced = Sliced()
+        sliced = GilYielder()
         self._traces, self._timer = TraceBuilder(Templates(), 2000, None, sliced), CallTimer(sliced)
-        self._identities = Identities("always_on")
+        self._identities = IdGenerator("always_on")
 
-    def build(self, unit: Unit) -> Trace:
+    def build(self, unit: StepRecord) -> Trace:
         """Make the trace of a step."""
         root = self._identities.start("torch.step", None, unit.start_ns)
         return self._traces.build(unit, self._timer.time(unit), root, {})

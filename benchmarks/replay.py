@@ -11,11 +11,11 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from benchmarks.naive import sdk_provider
 from benchmarks.records import Builder
-from torchotel._records import Unit
-from torchotel.config.otlp_endpoint import Receiver
+from torchotel._records import StepRecord
+from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
-from torchotel.exporters.sdk.tracer_provider import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 from torchotel.tracing.span import TraceExporter
 
 FLUSH_S = 60.0
@@ -24,19 +24,19 @@ SENT = "built, encoded, compressed and sent"
 
 
 @contextmanager
-def ways_out(units: Sequence[Unit], endpoint: str) -> Iterator[dict[str, Callable[[], None]]]:
+def ways_out(units: Sequence[StepRecord], endpoint: str) -> Iterator[dict[str, Callable[[], None]]]:
     """Give what exports all records and waits until they have arrived, by each engine; none rests meanwhile.
 
     Replaying alone goes to a provider without processors: the rest is the SDK's own queue, encoder and request.
     """
     ours = RequestExporter(
-        HttpTransport(Receiver(endpoint), version="0"), resource={"service.name": "bench"}, version="0"
+        HttpTransport(OtlpEndpoint(endpoint), version="0"), resource={"service.name": "bench"}, version="0"
     )
     provider, silent = sdk_provider(endpoint), TracerProvider(shutdown_on_exit=False)
     exporters = {
         SENT: ours,
-        "built, replayed through the SDK's tracer": SdkEngine(silent, version="0"),
-        "built, replayed, and sent by the SDK": SdkEngine(provider, version="0"),
+        "built, replayed through the SDK's tracer": TracerProviderExporter(silent, version="0"),
+        "built, replayed, and sent by the SDK": TracerProviderExporter(provider, version="0"),
     }
     builder = Builder()
     yield {name: partial(_send, exporter, builder, units) for name, exporter in exporters.items()}
@@ -44,7 +44,7 @@ def ways_out(units: Sequence[Unit], endpoint: str) -> Iterator[dict[str, Callabl
     provider.shutdown()
 
 
-def _send(exporter: TraceExporter, builder: Builder, units: Sequence[Unit]) -> None:
+def _send(exporter: TraceExporter, builder: Builder, units: Sequence[StepRecord]) -> None:
     for unit in units:
         exporter.export(builder.build(unit))
     assert exporter.flush(time.monotonic() + FLUSH_S)

@@ -10,7 +10,7 @@ from benchmarks import workloads
 from benchmarks.nowhere import Kept
 from benchmarks.parts import Cell, Part
 from benchmarks.records import Builder, record
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 
 RESOURCE = {"service.name": "bench"}
@@ -41,7 +41,7 @@ def gzip(body: bytes, level: int) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
-def _sizes(units: Sequence[Unit]) -> dict[str, Cell]:
+def _sizes(units: Sequence[StepRecord]) -> dict[str, Cell]:
     kept, builder = Kept(), Builder()
     exporter = RequestExporter(kept, resource=RESOURCE, version="0")
     traces = [builder.build(unit) for unit in units]

@@ -11,7 +11,7 @@ import pytest
 
 from torchotel.cli import main
 from torchotel.cli.demo import find_example, listens
-from torchotel.config.otlp_endpoint import Receiver
+from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.runs import open_run
 
 
@@ -44,11 +44,11 @@ def test_learns_the_digits_and_shows_the_run(tmp_path: Path, closed_port: int) -
 def test_knows_whether_anything_listens(closed_port: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert listens(Receiver(f"http://{address}/v1/traces"))
-        assert listens(Receiver(address, "grpc"))
-    assert not listens(Receiver(f"http://127.0.0.1:{closed_port}"))
-    assert not listens(Receiver(f"127.0.0.1:{closed_port}", "grpc"))
-    assert listens(Receiver("unix:/nowhere", "grpc"))
+        assert listens(OtlpEndpoint(f"http://{address}/v1/traces"))
+        assert listens(OtlpEndpoint(address, "grpc"))
+    assert not listens(OtlpEndpoint(f"http://127.0.0.1:{closed_port}"))
+    assert not listens(OtlpEndpoint(f"127.0.0.1:{closed_port}", "grpc"))
+    assert listens(OtlpEndpoint("unix:/nowhere", "grpc"))
 
 
 def test_finds_the_example() -> None:

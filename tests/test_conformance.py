@@ -25,19 +25,19 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from receiver import Receiver, receiver
 from support import plain
 
-from torchotel._records import HandedOver, ModelInfo, Unit
-from torchotel._utils.gil import Sliced
+from torchotel._records import ModelInfo, Recordable, StepRecord
+from torchotel._utils.gil import GilYielder
 from torchotel.capture.recorder import Capture
-from torchotel.config.otlp_endpoint import Receiver as Endpoint
+from torchotel.config.otlp_endpoint import OtlpEndpoint as Endpoint
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
-from torchotel.exporters.sdk.tracer_provider import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 from torchotel.sampling.detail import Detail
 from torchotel.tracing.call_tree import CallTimer
 from torchotel.tracing.context import current_span
 from torchotel.tracing.evaluation_folding import EvaluationFold
-from torchotel.tracing.ids import Identities, run_reference, run_trace
-from torchotel.tracing.span import SpanStarter, TraceExporter
+from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
+from torchotel.tracing.span import SpanContextSource, TraceExporter
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
@@ -47,9 +47,9 @@ RESOURCE = {"service.name": "tests"}
 # ---- the ways out
 
 
-def records(program: Callable[[], None]) -> list[Unit]:
+def records(program: Callable[[], None]) -> list[StepRecord]:
     """Run a program and give the records of its steps and evaluations."""
-    handed: list[HandedOver] = []
+    handed: list[Recordable] = []
     capture = Capture(handed.append, Detail("all"), user_span=current_span)
     capture.install()
     try:
@@ -57,12 +57,12 @@ def records(program: Callable[[], None]) -> list[Unit]:
     finally:
         capture.uninstall()
         capture.end()
-    return [record for one in handed if isinstance(record := one.record(), Unit)]
+    return [record for one in handed if isinstance(record := one.record(), StepRecord)]
 
 
-def export(units: Sequence[Unit], exporter: TraceExporter, starter: SpanStarter, max_spans: int) -> None:
+def export(units: Sequence[StepRecord], exporter: TraceExporter, starter: SpanContextSource, max_spans: int) -> None:
     """Build and export as the worker does."""
-    sliced = Sliced()
+    sliced = GilYielder()
     timer, fold = CallTimer(sliced), EvaluationFold()
     builder = TraceBuilder(Templates(), max_spans, RUN, sliced)
     exporter.export(run_trace(RUN, 10**18, ModelInfo("Net", 3, 400), {"detail": "all"}, {"torch.version": "2.9"}))
@@ -76,15 +76,15 @@ def export(units: Sequence[Unit], exporter: TraceExporter, starter: SpanStarter,
     exporter.shutdown(time.monotonic() + 10)
 
 
-def by_our_encoder(units: Sequence[Unit], server: Receiver, max_spans: int) -> None:
+def by_our_encoder(units: Sequence[StepRecord], server: Receiver, max_spans: int) -> None:
     exporter = RequestExporter(HttpTransport(Endpoint(server.url), version="1.2"), resource=RESOURCE, version="1.2")
-    export(units, exporter, Identities("always_on"), max_spans)
+    export(units, exporter, IdGenerator("always_on"), max_spans)
 
 
-def by_the_sdk(units: Sequence[Unit], server: Receiver, max_spans: int) -> None:
+def by_the_sdk(units: Sequence[StepRecord], server: Receiver, max_spans: int) -> None:
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(server.url)))
-    engine = SdkEngine(provider, version="1.2")
+    engine = TracerProviderExporter(provider, version="1.2")
     try:
         export(units, engine, engine, max_spans)
     finally:

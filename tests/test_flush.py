@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from torchotel._records import Record, Unit
+from torchotel._records import Record, StepRecord
 from torchotel._session import Session
 from torchotel.config.config import Config
 from torchotel.exporters.in_memory import InMemoryExporter
@@ -44,7 +44,7 @@ def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
         worker = session._worker
 
         def step_and_flush() -> None:
-            worker._buffer.put(cast("Unit", records[0]))
+            worker._buffer.put(cast("StepRecord", records[0]))
             worker.flush(0)
 
         before = len(exporter.traces)

@@ -9,7 +9,7 @@ from support import recorded
 
 import torchotel
 from torchotel import testing
-from torchotel._records import Phase, Unit
+from torchotel._records import Phase, StepRecord
 
 
 def test_the_next_steps_in_detail_on_request() -> None:
@@ -76,7 +76,7 @@ def test_a_pause_amid_a_backward_hands_over_what_changes_no_more() -> None:
 
         def pause(_: torch.Tensor) -> None:
             captured.handle.pause()
-            seen.append([tuple(unit.phases) for unit in captured.records if isinstance(unit, Unit)])
+            seen.append([tuple(unit.phases) for unit in captured.records if isinstance(unit, StepRecord)])
             captured.handle.resume()
 
         loss.register_hook(pause)
@@ -84,6 +84,6 @@ def test_a_pause_amid_a_backward_hands_over_what_changes_no_more() -> None:
         loop.optimizer.step()
         loop.step()
     ((phases,),) = seen
-    (first, *_) = [unit for unit in captured.records if isinstance(unit, Unit)]
+    (first, *_) = [unit for unit in captured.records if isinstance(unit, StepRecord)]
     assert tuple(first.phases) == phases
     assert [phase.kind for phase in phases] == ["forward", "backward"]

@@ -15,7 +15,7 @@ from support import plain
 from torch import Tensor, nn
 
 import torchotel
-from torchotel._utils.text import LONGEST_NAME
+from torchotel._utils.text import MAX_NAME
 
 MODULE = hostile.NAME.replace(".", "")  # torch takes no dot in a module's name
 CLASS = hostile.NAME.replace("\ud800", "").replace("\x00", "")  # Python takes neither in a class's
@@ -73,13 +73,13 @@ def test_every_exit_takes_hostile_names(
     for page in pages:  # both were parsed by Prometheus's own parsers
         labels = [label for sample in page.series for _, label in sample[1]]
         assert any("\x1b[2J" in label and '"' in label for label in labels)
-        assert max(map(len, [*labels, *page.target.values()])) <= LONGEST_NAME
+        assert max(map(len, [*labels, *page.target.values()])) <= MAX_NAME
     for span in server.spans:
         texts = [span.name, span.status.message, *_texts(span.attributes)]
         texts += [text for event in span.events for text in _texts(event.attributes)]
-        assert max(map(len, texts)) <= 4 * LONGEST_NAME + 1  # messages of exceptions are longer
+        assert max(map(len, texts)) <= 4 * MAX_NAME + 1  # messages of exceptions are longer
     resource = server.requests[0].message.resource_spans[0].resource
-    assert max(map(len, _texts(resource.attributes))) <= LONGEST_NAME
+    assert max(map(len, _texts(resource.attributes))) <= MAX_NAME
     assert server.wait_for_pushed(1)
 
     for file in (tmp_path / "run").glob("*.json*"):
@@ -115,7 +115,7 @@ def test_a_console_takes_hostile_names(capsys: pytest.CaptureFixture[str]) -> No
         train()
     lines = capsys.readouterr().out.splitlines()
     assert any("forward" in line for line in lines)
-    assert all(line.isprintable() and len(line) < 20 * LONGEST_NAME for line in lines)
+    assert all(line.isprintable() and len(line) < 20 * MAX_NAME for line in lines)
 
 
 def test_a_given_provider_takes_hostile_names() -> None:
@@ -128,7 +128,7 @@ def test_a_given_provider_takes_hostile_names() -> None:
     assert handle.stats()["internal_errors"] == 0
     names = [span.name for span in memory.get_finished_spans()]
     assert any("\x1b[2J" in name for name in names)
-    assert max(len(name.encode()) for name in names) < 4 * LONGEST_NAME
+    assert max(len(name.encode()) for name in names) < 4 * MAX_NAME
     provider.shutdown()
 
 

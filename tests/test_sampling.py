@@ -15,8 +15,8 @@ from support import Seen
 from torch import nn
 
 import torchotel
-from torchotel._records import Error, Unit
-from torchotel.sampling.tail import Keeper
+from torchotel._records import Error, StepRecord
+from torchotel.sampling.tail import TailSampler
 
 
 def _train(steps: int, **settings: Any) -> tuple[list[tuple[int, Any, Any]], dict[str, int]]:
@@ -139,15 +139,15 @@ def test_a_step_that_is_kept_late_has_the_flags_that_it_gave_out(
     assert '"flags":256' in (tmp_path / "run" / "trace-00001.jsonl").read_text()
 
 
-def _unit(duration_ns: int, **more: Any) -> Unit:
-    return Unit("step", 0, 0, duration_ns, 0, 0, detailed=False, **more)
+def _unit(duration_ns: int, **more: Any) -> StepRecord:
+    return StepRecord("step", 0, 0, duration_ns, 0, 0, detailed=False, **more)
 
 
 def test_slow_is_half_again_over_the_recent_95th_percentile() -> None:
     """Known after twenty steps; a level that lasts is soon no longer slow."""
-    keeper = Keeper()
+    keeper = TailSampler()
     assert [keeper.reason(_unit(100 * n), ()) for n in range(1, 20)] == [None] * 19
-    keeper = Keeper()
+    keeper = TailSampler()
     assert {keeper.reason(_unit(1000 + n), ()) for n in range(100)} == {None}
     assert keeper.reason(_unit(1500), ()) is None
     assert keeper.reason(_unit(2000), ()) == "slow"

@@ -12,8 +12,8 @@ from receiver import Answer, Receiver, receiver
 
 from torchotel._types import ConfigError
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import MOST_QUOTED
-from torchotel.config.otlp_endpoint import Receiver as Endpoint
+from torchotel.config.otlp_endpoint import MAX_QUOTED
+from torchotel.config.otlp_endpoint import OtlpEndpoint as Endpoint
 from torchotel.exporters.otlp.http import HttpTransport
 
 SECRET = "hunter2-hunter2"  # noqa: S105  # the one that is looked for
@@ -99,7 +99,7 @@ def test_words_of_an_endpoint_are_quoted_without_our_secrets() -> None:
     )
     said = f"bad token {SECRET}, Bearer {SECRET}, me:p@ss-{SECRET}, k-{SECRET}\r\n\x1b[2J a fact"
     assert endpoint.quote(said) == "bad token ..., ..., ..., ... ?[2J a fact"
-    assert len(endpoint.quote("x" * 10_000)) == MOST_QUOTED
+    assert len(endpoint.quote("x" * 10_000)) == MAX_QUOTED
 
 
 @pytest.mark.parametrize("value", [f" {SECRET}", f"{SECRET}\N{EURO SIGN}"])

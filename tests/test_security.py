@@ -23,7 +23,7 @@ import torchotel
 from torchotel.cli import main
 from torchotel.cli.doctor import show_finding
 from torchotel.cli.terminal import Terminal
-from torchotel.config.otlp_endpoint import Receiver as Endpoint
+from torchotel.config.otlp_endpoint import OtlpEndpoint as Endpoint
 from torchotel.doctor.result import warning
 from torchotel.exporters.otlp.http import MAX_ANSWER_BYTES, HttpTransport
 

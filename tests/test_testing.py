@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import torchotel
 from torchotel import _semconv as names
-from torchotel._records import Error, Unit
+from torchotel._records import Error, StepRecord
 from torchotel.testing import capture
 
 
@@ -57,7 +57,7 @@ def test_a_training_is_captured_as_it_is_exported_elsewhere(caplog: pytest.LogCa
     assert inner.attributes[names.STEP_NUMBER] == 0
     assert first.start_ns <= inner.start_ns <= inner.end_ns <= first.end_ns
     assert 0 < inner.duration_s < first.duration_s
-    units = [record for record in captured.records if isinstance(record, Unit)]
+    units = [record for record in captured.records if isinstance(record, StepRecord)]
     assert [(unit.kind, unit.number, len(unit.calls)) for unit in units] == [("step", 0, 3), ("step", 1, 3)]
     assert captured.handle.stats()["spans_recorded"] == captured.handle.stats()["spans_exported"] > 0
     assert caplog.messages == []

@@ -36,7 +36,7 @@ class ModelInfo(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CallSite:
+class CallSignature:
     """What many calls of one module have in common. Compared by identity, so that its encoding can be kept.
 
     Shapes read `8x3x224x224`; containers are flattened in order, keyword arguments after positional ones.
@@ -93,7 +93,7 @@ NO_CLOCK = 0
 class ModuleCall(NamedTuple):
     """One module call, handed over when it ends: children stand before their parents."""
 
-    site: CallSite
+    site: CallSignature
     start_ns: int
     end_ns: int
     starts: Slots
@@ -105,7 +105,7 @@ class ModuleCall(NamedTuple):
     """Where the time of its forward on its device is found; `NO_CLOCK`: nowhere."""
 
 
-Stamp: TypeAlias = tuple[int, int, int]
+NodeTimestamp: TypeAlias = tuple[int, int, int]
 """A node of the autograd graph ran: its slot, the time in ns, the graph task."""
 
 
@@ -114,7 +114,7 @@ class DeviceTimes(NamedTuple):
 
     forwards_ns: Mapping[int, int]
     """Of forwards, by `ModuleCall.device_slot`."""
-    clocks: Sequence[Sequence[Stamp]]
+    clocks: Sequence[Sequence[NodeTimestamp]]
     """When nodes of the graph ran, each sequence by one device's clock: from any moment, and maybe before it."""
 
 
@@ -202,7 +202,7 @@ class Log(NamedTuple):
 
 
 @dataclass(slots=True)
-class Unit:
+class StepRecord:
     """One training step or one evaluation, whole: what capture hands to the worker."""
 
     kind: str
@@ -229,7 +229,7 @@ class Unit:
     """Whether one of these forwards was of a model in training mode."""
     phases: Sequence[Phase] = ()
     calls: Sequence[ModuleCall] = ()
-    stamps: Sequence[Stamp] = ()
+    stamps: Sequence[NodeTimestamp] = ()
     registrations: Sequence[Registration] = ()
     error: Error | None = None
     identity: SpanReference | None = None
@@ -265,21 +265,21 @@ class Unit:
         """Count the spans that this record would make, to weigh it before it is built."""
         return 1 + len(self.phases) + len(self.calls) + len(self.stamps) // 2
 
-    def record(self) -> "Unit":
+    def record(self) -> "StepRecord":
         """Return itself."""
         return self
 
 
-Record: TypeAlias = Unit | Log
+Record: TypeAlias = StepRecord | Log
 """What the worker reads."""
 
 
-class HandedOver(Protocol):
+class Recordable(Protocol):
     """What capture hands to the worker: a record, or what one is put together from."""
 
     @property
     def kind(self) -> str:
-        """That of a `Unit`, or log."""
+        """That of a `StepRecord`, or log."""
 
     @property
     def detailed(self) -> bool:
@@ -314,7 +314,7 @@ def enclosing(phases: Sequence[Phase]) -> list[int]:
     return found
 
 
-def phase_times_s(unit: Unit) -> dict[str, float]:
+def phase_times_s(unit: StepRecord) -> dict[str, float]:
     """Return the self time of each kind of phase in seconds, and what is left of the step as "other".
 
     The time of evaluations inside the step is in none.

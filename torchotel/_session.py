@@ -16,26 +16,26 @@ import torch
 from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
-from torchotel._records import Record, Unit
+from torchotel._records import Record, StepRecord
 from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel._utils.process import is_child
 from torchotel._utils.version import package_version
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats
-from torchotel.exporters.factory import Publisher, make_exporters, open_record, rest
+from torchotel.exporters.factory import MetricExporters, make_exporters, open_record, rest
 from torchotel.exporters.sdk.global_provider import import_despite_limit
 from torchotel.integrations.registry import Frameworks
 from torchotel.metrics.store import Metrics
-from torchotel.sampling.detail import Detail, Overhead, every_within
+from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import current_baggage, current_span, make_current
-from torchotel.tracing.ids import Identities, run_reference, run_trace
+from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource, describe_process
-from torchotel.tracing.span import SpanStarter, Trace, TraceExporter
+from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
 from torchotel.worker.buffer import Buffer
 from torchotel.worker.thread import Worker
 
@@ -118,7 +118,7 @@ class Session:
             lambda: self._overhead.ratio,
             module_histograms=config.module_histograms,
             exemplars=config.exemplar_filter != "always_off",
-            sliced=Sliced(rest),
+            sliced=GilYielder(rest),
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
         described = describe_process(config.service_name, script_name(), versions())
@@ -149,9 +149,9 @@ class Session:
             exporters = make_exporters(config, self._resource, self._stats, self._record)
         self._exporters = list(exporters)
         starters = [
-            exporter for exporter in self._exporters if isinstance(exporter, SpanStarter)
+            exporter for exporter in self._exporters if isinstance(exporter, SpanContextSource)
         ]  # the user's provider
-        self._starter = starters[0] if starters else Identities(config.sampler, config.sampler_ratio)
+        self._starter = starters[0] if starters else IdGenerator(config.sampler, config.sampler_ratio)
         buffer, self._warn = Buffer(), Warn()
         self._worker = Worker(buffer, self._exporters, self._make_pipeline, self._prepare, on_record, self._warn)
         self._capture = Capture(
@@ -174,7 +174,7 @@ class Session:
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
         self._frameworks = Frameworks(partial(self._capture.log, offered=True))
-        self._publisher = Publisher(
+        self._publisher = MetricExporters(
             config,
             self._metrics,
             self._resource,
@@ -328,7 +328,7 @@ class Session:
         from torchotel.worker.pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
 
         self._open_late_record()
-        config, sliced = self._config, Sliced(rest)
+        config, sliced = self._config, GilYielder(rest)
         identity = self._resource.identity
         self._run = run_reference(identity.run_id, identity.generation)
         templates = Templates(config.include, config.exclude, config.max_depth)
@@ -356,7 +356,7 @@ class Session:
             "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
         }
 
-    def _first(self, unit: Unit) -> Trace | None:
+    def _first(self, unit: StepRecord) -> Trace | None:
         """Do what waited for the first unit of a kind; give what is to be sent beside the first step."""
         if unit.kind == "step" or not is_child():  # a loader's worker may evaluate, too
             self._publisher.begin()
@@ -368,12 +368,12 @@ class Session:
         time_ns = unit.start_ns + unit.unix_offset_ns
         return run_trace(self._run, time_ns, self._capture.model, self._config.public(), versions())
 
-    def _weigh(self, step: Unit, worked_ns: int) -> None:
+    def _weigh(self, step: StepRecord, worked_ns: int) -> None:
         """Measure what detail costs, and steer how often a step has it."""
         self._overhead.add(step, worked_ns)
         longer = self._overhead.at_most
         if self._detail.steered and step.detailed and longer is not None:
-            self._detail.every = every_within(self._config.overhead_budget, longer, self._detail.every)
+            self._detail.every = sampling_interval(self._config.overhead_budget, longer, self._detail.every)
 
     def _describe(self, *, finished: bool, error: BaseException | None = None) -> None:
         if self._record is None:

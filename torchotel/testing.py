@@ -15,7 +15,7 @@ from torchotel._handle import Handle
 from torchotel._records import Error, Record
 from torchotel._session import Session
 from torchotel.exporters.in_memory import InMemoryExporter
-from torchotel.exporters.sanitize import finite, own_attributes, own_events
+from torchotel.exporters.sanitize import drop_nonfinite, own_attributes, own_events
 from torchotel.tracing.span import AttributeValue, Span, SpanEvent, SpanLink, Trace
 
 __all__ = ["Captured", "CapturedSpan", "capture"]
@@ -157,7 +157,7 @@ def _captured(span: Span, trace: Trace, parent: CapturedSpan | None) -> Captured
         name=span.template.name,
         start_ns=span.start_ns,
         end_ns=span.end_ns,
-        attributes=dict(finite({**trace.attributes, **span.template.attributes, **own_attributes(span)})),
+        attributes=dict(drop_nonfinite({**trace.attributes, **span.template.attributes, **own_attributes(span)})),
         events=own_events(span),
         links=span.links,
         error=span.error,

@@ -10,7 +10,7 @@ from handed import Handed
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchotel._records import GradientNorms, Record, Unit
+from torchotel._records import GradientNorms, Record, StepRecord
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
 
@@ -29,9 +29,9 @@ class Recorded:
         return self.handed.records
 
     @property
-    def steps(self) -> list[Unit]:
+    def steps(self) -> list[StepRecord]:
         """Give the training steps."""
-        return [record for record in self.records if isinstance(record, Unit) and record.kind == "step"]
+        return [record for record in self.records if isinstance(record, StepRecord) and record.kind == "step"]
 
     @property
     def norms(self) -> list[GradientNorms | None]:

@@ -1,9 +1,9 @@
 """What a capture hands over, with nothing behind it."""
 
-from torchotel._records import HandedOver, Record
+from torchotel._records import Record, Recordable
 
 
-class Handed(list[HandedOver]):
+class Handed(list[Recordable]):
     """Makes records when they are looked at, as the worker does: later, when the program has gone on."""
 
     def __init__(self) -> None:

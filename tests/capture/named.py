@@ -9,7 +9,7 @@ from handed import Handed
 from support import Run, Seen
 from torch import Tensor, nn
 
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
 
@@ -60,4 +60,4 @@ def captured() -> Iterator[Capture]:
         capture.uninstall()
         capture.end()
     assert capture.guard.faults == 0
-    assert sum(len(unit.calls) for unit in cast("list[Unit]", handed.records)) > 0
+    assert sum(len(unit.calls) for unit in cast("list[StepRecord]", handed.records)) > 0

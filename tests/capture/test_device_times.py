@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from training import train
 
 import torchotel
-from torchotel._records import Unit
-from torchotel._utils.gil import Sliced
+from torchotel._records import StepRecord
+from torchotel._utils.gil import GilYielder
 from torchotel.capture import cuda, recorder
 from torchotel.capture.recorder import Capture
 from torchotel.metrics import instruments as table
@@ -59,7 +59,7 @@ def captured(clock: DeviceClock, model: nn.Module, steps: int = 1) -> tuple[Capt
 
 def forwards_ms(handed: Handed) -> list[list[int]]:
     """Give what the forwards of each step took, in the order that they ended."""
-    units = [unit for unit in handed.records if isinstance(unit, Unit)]
+    units = [unit for unit in handed.records if isinstance(unit, StepRecord)]
     return [[ns // MS for times in unit.device_times for ns in times.forwards_ns.values()] for unit in units]
 
 
@@ -128,10 +128,10 @@ def test_the_counter_adds_them_up(clock: DeviceClock) -> None:
     found, handed = captured(clock, net(clock), steps=3)
     found.uninstall()
     found.end()
-    sliced = Sliced()
-    metrics, timer = Metrics(dict, dict, sliced=Sliced()), CallTimer(sliced)
+    sliced = GilYielder()
+    metrics, timer = Metrics(dict, dict, sliced=GilYielder()), CallTimer(sliced)
     for unit in handed.records:
-        assert isinstance(unit, Unit)
+        assert isinstance(unit, StepRecord)
         metrics.add(unit, timer.time(unit), None)
     points = {(path, way): round(s, 6) for (_, path, _, way), s in metrics.points(table.MODULE_DEVICE_TIME)}
     assert points == {

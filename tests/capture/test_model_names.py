@@ -10,7 +10,7 @@ from support import Run, recorded
 from torch import nn
 
 import torchotel
-from torchotel._utils.text import LONGEST_NAME
+from torchotel._utils.text import MAX_NAME
 
 
 def models(run: Run) -> list[list[str]]:
@@ -67,7 +67,7 @@ def test_a_long_name_is_cut() -> None:
         torchotel.name(model, "x" * 5000)
         backward_of(model)
     ((name,),) = models(run)
-    assert len(name) == LONGEST_NAME
+    assert len(name) == MAX_NAME
 
 
 def test_a_wrapped_model() -> None:

@@ -11,13 +11,13 @@ from fidelity.norms import true_norm
 from gradient_norms import captured, gradient_norm, net, trained
 from torch import Tensor, nn
 
-from torchotel.capture.tensor_norms import combined, norms_later
+from torchotel.capture.tensor_norms import combined, norms_async
 
 ROOT = Path(__file__).parents[2]
 
 
 def norms_of(*tensors: Tensor) -> list[float] | None:
-    norms = norms_later(tensors)
+    norms = norms_async(tensors)
     if norms is None:
         return None
     assert norms.ready()
@@ -134,7 +134,7 @@ def test_many_small_dimensions_are_cut() -> None:
 )
 def test_what_has_no_norm(tensor: Tensor) -> None:
     """Its norm is left out, and those of others are known."""
-    norms = norms_later([torch.ones(4), tensor])
+    norms = norms_async([torch.ones(4), tensor])
     assert norms is not None
     assert norms.values() == [2.0, None]
     assert list(norms.left_out) == [1]
@@ -178,7 +178,7 @@ def test_transforms() -> None:
     seen: list[object] = []
 
     def look(x: Tensor) -> Tensor:
-        seen.append(norms_later([x]))
+        seen.append(norms_async([x]))
         return x.sum()
 
     torch.func.vmap(look)(torch.ones(2, 3))

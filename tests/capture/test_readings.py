@@ -9,7 +9,7 @@ from gradient_norms import Operations
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchotel.capture.async_readback import UNKNOWN, Reading, read_later
+from torchotel.capture.async_readback import UNKNOWN, AsyncReadback, read_async
 from torchotel.capture.cuda import device_memory
 from torchotel.capture.tensor_norms import Norms
 
@@ -33,7 +33,7 @@ def test_the_user_may_overwrite() -> None:
     """On the CPU the numbers are there at once, those of the moment."""
     tensor = torch.tensor(3.0, requires_grad=True)
     loss = tensor * 2
-    reading = read_later([loss, torch.ones(1, 1)])
+    reading = read_async([loss, torch.ones(1, 1)])
     with torch.no_grad():
         loss.zero_()
     assert reading.ready()
@@ -43,10 +43,10 @@ def test_the_user_may_overwrite() -> None:
 def test_types_may_be_mixed() -> None:
     """Whole numbers and truth values become floats, large ones exactly."""
     tensors = [torch.tensor(2**40 + 1), torch.tensor(0.5), torch.tensor(True), torch.tensor(1.5).bfloat16()]  # noqa: FBT003  # a value, not a switch
-    reading = read_later(tensors)
+    reading = read_async(tensors)
     assert reading.values() == [2.0**40 + 1, 0.5, 1.0, 1.5]
     assert all(type(value) is float for value in reading.values())
-    (truth,) = read_later([torch.tensor(True)]).values()  # noqa: FBT003  # a value, not a switch
+    (truth,) = read_async([torch.tensor(True)]).values()  # noqa: FBT003  # a value, not a switch
     assert type(truth) is float
 
 
@@ -62,7 +62,7 @@ def test_types_may_be_mixed() -> None:
 )
 def test_what_can_not_be_read(tensor: Tensor) -> None:
     """Such a reading is ready and has no numbers."""
-    reading = read_later([torch.ones(()), tensor])
+    reading = read_async([torch.ones(()), tensor])
     assert reading.ready()
     assert reading.values() == []
     reading.wait()
@@ -72,12 +72,12 @@ def test_fakes_and_transforms_can_not_be_read() -> None:
     """Nor can what has no numbers of its own."""
     with torch._subclasses.FakeTensorMode():
         fake = torch.ones(())
-        assert read_later([fake]).values() == []
-    assert read_later([fake]).values() == []
+        assert read_async([fake]).values() == []
+    assert read_async([fake]).values() == []
     found = []
 
     def look(x: Tensor) -> Tensor:
-        found.append(read_later([x]).values())
+        found.append(read_async([x]).values())
         return x
 
     torch.func.vmap(look)(torch.ones(2))
@@ -89,7 +89,7 @@ def test_nothing_is_kept() -> None:
     """A reading holds neither the tensor nor its graph."""
     x = torch.ones((), requires_grad=True)
     loss = x * 2
-    reading = read_later([loss])
+    reading = read_async([loss])
     gone = weakref.ref(loss)
     del loss
     assert gone() is None
@@ -115,7 +115,7 @@ def test_modes_do_not_see_it(mode: type[Operations | Functions], count: int) -> 
     tensors = [torch.ones(()) for _ in range(count)]
     with torch.device("meta"), mode() as operations:
         seen_before = operations.seen
-        reading = read_later(tensors)
+        reading = read_async(tensors)
         seen_after = operations.seen
     assert reading.values() == [1.0] * count
     assert seen_after == seen_before
@@ -125,7 +125,7 @@ def test_one_number_is_read_at_once() -> None:
     """Of every type, and of a loss that has a graph without a warning."""
     x = torch.tensor(3.0, requires_grad=True)
     whole, truth = torch.tensor([[2**40 + 1]]), torch.tensor(True)  # noqa: FBT003  # a value, not a switch
-    found = [read_later([tensor]).values() for tensor in (x * 2, x, whole, truth, torch.tensor(1.5).bfloat16())]
+    found = [read_async([tensor]).values() for tensor in (x * 2, x, whole, truth, torch.tensor(1.5).bfloat16())]
     assert found == [[6.0], [3.0], [2.0**40 + 1], [1.0], [1.5]]
     assert {type(value) for (value,) in found} == {float}
 
@@ -133,7 +133,7 @@ def test_one_number_is_read_at_once() -> None:
 def test_readiness_is_asked_without_waiting() -> None:
     """Until the event is reached there are no numbers, and nobody has waited."""
     stream, buffer = Stream(), torch.zeros(2)
-    reading = Reading(buffer, stream)
+    reading = AsyncReadback(buffer, stream)
     assert not reading.ready()
     assert reading.values() == []
     buffer.copy_(torch.tensor([1.0, 2.0]))
@@ -148,7 +148,7 @@ def test_readiness_is_asked_without_waiting() -> None:
 def test_a_flush_waits() -> None:
     """`wait` waits once, and the numbers are there."""
     stream, buffer = Stream(), torch.tensor([4.0])
-    reading = Reading(buffer, stream)
+    reading = AsyncReadback(buffer, stream)
     reading.wait()
     reading.wait()
     assert reading.values() == [4.0]
@@ -158,7 +158,9 @@ def test_a_flush_waits() -> None:
 def test_norms_of_several_devices_come_together() -> None:
     """As long as one device's are missing there are none; pieces of a tensor are put together."""
     stream = Stream()
-    norms = Norms(2, [(Reading(torch.tensor([3.0, 4.0]), None), [0, 0]), (Reading(torch.tensor([2.0]), stream), [1])])
+    norms = Norms(
+        2, [(AsyncReadback(torch.tensor([3.0, 4.0]), None), [0, 0]), (AsyncReadback(torch.tensor([2.0]), stream), [1])]
+    )
     assert not norms.ready()
     assert norms.values() is None
     stream.reached = True
@@ -185,7 +187,7 @@ def test_on_a_device() -> None:
     with torch.cuda.device(0):
         torch.cuda.set_sync_debug_mode("error")
         try:
-            reading = read_later([tensor])
+            reading = read_async([tensor])
         finally:
             torch.cuda.set_sync_debug_mode("default")
     reading.wait()

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import clip_grad_norm_
 
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 from torchotel.testing import capture
 
 ROWS = torch.linspace(-1, 1, 64).reshape(8, 8)
@@ -57,7 +57,7 @@ def _rank_of_two(rank: int, folder: Path) -> None:
                 if clips:
                     _clip(model)
                 optimizer.step()
-            (norm,) = [one.gradients.total for one in captured.records if isinstance(one, Unit) and one.gradients]
+            (norm,) = [one.gradients.total for one in captured.records if isinstance(one, StepRecord) and one.gradients]
             (folder / f"{make.__name__} {clips} {rank}").write_text(str(norm))
     dist.destroy_process_group()
 

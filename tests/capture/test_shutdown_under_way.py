@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import train
 
 import torchotel
-from torchotel.capture.autograd_hooks import Gate
+from torchotel.capture.autograd_hooks import RecordingSwitch
 from torchotel.capture.cuda import CudaClock, DeviceMarks
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.recorder import Capture
@@ -136,7 +136,7 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
 
     def toggle() -> None:
         thread = ThreadState(
-            lambda *_: None, lambda: None, DeviceMarks(CudaClock()), Gate(), lambda: None, lambda _: None
+            lambda *_: None, lambda: None, DeviceMarks(CudaClock()), RecordingSwitch(), lambda: None, lambda _: None
         )
         for number in range(5000):
             module_hooks.want(thread, detailed=number % 2 == 0)

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from torchotel._records import Error, SpanReference, Unit
-from torchotel.capture.step_detector import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepMachine
-from torchotel.capture.step_segment import MAX_BETWEEN_NS, Part, join
+from torchotel._records import Error, SpanReference, StepRecord
+from torchotel.capture.step_detector import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepDetector
+from torchotel.capture.step_segment import MAX_BETWEEN_NS, StepSegment, build_record
 
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
 
@@ -23,11 +23,11 @@ class Program:
         self.handed: list[tuple[str, str]] = []
         self.times: list[tuple[int, int]] = []
         """First and last event of what was handed over."""
-        self.units: list[Unit] = []
+        self.units: list[StepRecord] = []
         """Records of it."""
         self.now = 0
         self.user_span: SpanReference | None = None
-        self.machine = StepMachine(lambda _: None, self._emit, lambda: self.user_span)
+        self.machine = StepDetector(lambda _: None, self._emit, lambda: self.user_span)
 
     def play(self, events: str) -> "Program":
         """Play one event a letter; each starts 10 after the last and lasts 10."""
@@ -72,11 +72,11 @@ class Program:
         self.now += 10
         return self.now
 
-    def _emit(self, kind: str, parts: list[Part]) -> None:
+    def _emit(self, kind: str, parts: list[StepSegment]) -> None:
         phases = "".join(LETTERS[phase.kind] for part in parts for phase in part.phases)
         self.handed.append((kind, phases))
         self.times.append((parts[0].start_ns, max(part.end_ns for part in parts)))
-        self.units.append(join(kind, len(self.units), parts, 0, None, 0))
+        self.units.append(build_record(kind, len(self.units), parts, 0, None, 0))
 
 
 def _steps(*phases: str) -> list[tuple[str, str]]:
@@ -292,8 +292,8 @@ def test_a_failed_forward_is_no_part_of_the_next_step(before: str, after: str, h
 
 def test_a_fetch_that_failed_is_handed_over() -> None:
     """With its error: the program may end there."""
-    handed: list[Part] = []
-    machine = StepMachine(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    handed: list[StepSegment] = []
+    machine = StepDetector(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
     machine.fetch_failed(10, 20, Error("ValueError", "no file"))
     (part,) = handed
     assert (part.start_ns, part.end_ns, part.error) == (10, 20, Error("ValueError", "no file"))
@@ -321,8 +321,8 @@ def test_backwards_of_tensors_accumulate_until_the_optimizer_steps() -> None:
 
 def test_steps_updated_by_hand_keep_their_ids() -> None:
     """Those that are open when it is found out belong to no step that has been handed over."""
-    handed: list[Part] = []
-    machine = StepMachine(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    handed: list[StepSegment] = []
+    machine = StepDetector(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
     for now in range(WITHOUT_OPTIMIZER):
         part = machine.forward_begins(now, grad=True)
         machine.forward_ends(now)
@@ -334,8 +334,8 @@ def test_steps_updated_by_hand_keep_their_ids() -> None:
 
 def test_what_was_handed_over_amid_a_backward_changes_no_more() -> None:
     """The worker makes a record of it at some later time, and the backward goes on; so does an optimizer's step."""
-    handed: list[Part] = []
-    machine = StepMachine(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    handed: list[StepSegment] = []
+    machine = StepDetector(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
     machine.forward_begins(10, grad=True)
     machine.forward_ends(20)
     machine.backward_begins(30, in_forward=False)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchotel._records import TensorGradient
 from torchotel.capture.recorder import Capture
-from torchotel.capture.tensor_watch import MAX_NAMES, MOST_WATCHED
+from torchotel.capture.tensor_watch import MAX_NAMES, MAX_WATCHED
 
 
 def gradients(recorded: Recorded) -> list[TensorGradient]:
@@ -190,11 +190,11 @@ def test_gradients_of_a_step_are_bounded() -> None:
     """A tensor of every time step of a long sequence does not fill the memory."""
     with captured() as (seen, capture):
         x = torch.ones(2, requires_grad=True)
-        for _ in range(MOST_WATCHED + 10):
+        for _ in range(MAX_WATCHED + 10):
             x = x * 1
             capture.watches.watch(x, "state")
         x.sum().backward()
-    assert len(gradients(seen)) == MOST_WATCHED
+    assert len(gradients(seen)) == MAX_WATCHED
 
 
 def test_after_the_end() -> None:

@@ -14,7 +14,7 @@ from opentelemetry.util.types import Attributes
 from traces import CONV, STEP, T0
 
 from torchotel._records import SpanReference
-from torchotel.exporters.sdk.tracer_provider import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 from torchotel.tracing.span import Span, Trace
 
 
@@ -28,7 +28,7 @@ class Kept:
         self.provider.add_span_processor(
             BatchSpanProcessor(self.exporter, max_queue_size=queue, max_export_batch_size=batch)
         )
-        self.engine = SdkEngine(self.provider, version="1.2")
+        self.engine = TracerProviderExporter(self.provider, version="1.2")
         weakref.finalize(self, self.provider.shutdown)
 
     @property
@@ -67,7 +67,9 @@ def ids(span: ReadableSpan) -> SpanReference:
     return SpanReference(span.context.trace_id, span.context.span_id, span.context.trace_flags.sampled)
 
 
-def begun(engine: SdkEngine, parent: SpanReference | None = None, n_spans: int = 4) -> tuple[SpanReference, Trace]:
+def begun(
+    engine: TracerProviderExporter, parent: SpanReference | None = None, n_spans: int = 4
+) -> tuple[SpanReference, Trace]:
     """Start a root as the worker does, and give its trace."""
     root = engine.start("torch.step", parent, T0, {"torch.step.number": 7})
     above = 0 if parent is None else parent.span_id

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
+from torchotel.config.otlp_endpoint import OtlpCompression, OtlpEndpoint
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender
@@ -22,7 +22,7 @@ def soon(seconds: float = 10.0) -> float:
 def http(
     url: str, timeout_s: float = 5.0, compression: OtlpCompression = "gzip", headers: Mapping[str, str] | None = None
 ) -> HttpTransport:
-    receiver = Receiver(url, headers=headers or {}, compression=compression, timeout_s=timeout_s)
+    receiver = OtlpEndpoint(url, headers=headers or {}, compression=compression, timeout_s=timeout_s)
     return HttpTransport(receiver, version="1.2")
 
 

@@ -8,10 +8,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, TensorGradient, Unit
+from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, StepRecord, TensorGradient
 from torchotel._utils.faults import Guard
-from torchotel._utils.gil import Sliced
-from torchotel.exporters.prometheus.collector import RegistryOutlet
+from torchotel._utils.gil import GilYielder
+from torchotel.exporters.prometheus.collector import RegistryMetricExporter
 from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.call_tree import Timed
@@ -23,10 +23,10 @@ RESOURCE: Attributes = {"service.name": NASTY, "torch.rank": 3}
 
 def filled() -> Metrics:
     """Make metrics with every kind of value that they can have."""
-    metrics = Metrics(lambda: {"exported": 2_000_000}, lambda: {NASTY: 1}, module_histograms=True, sliced=Sliced())
+    metrics = Metrics(lambda: {"exported": 2_000_000}, lambda: {NASTY: 1}, module_histograms=True, sliced=GilYielder())
     module = ModuleInfo("Net", NASTY, "Linear", 1, 1)
     for number, length_ns in enumerate((3_000_000, 4_000_000, 900_000_000_000)):
-        unit = Unit("step", number, 0, length_ns, 10**18, 1, number % 2 == 0)
+        unit = StepRecord("step", number, 0, length_ns, 10**18, 1, number % 2 == 0)
         unit.values = {"loss": 1e-30, "samples": 10**7, NASTY: -0.1, "huge": 1.5e300}
         unit.gradients = GradientNorms(1e9, ((module, 0.1),))
         unit.tensor_gradients = [TensorGradient(0, NASTY, "2", 5.0)]
@@ -44,7 +44,7 @@ def filled() -> Metrics:
 def test_both_writers_hold_the_same(openmetrics: bool, generate: Any, parse: Any) -> None:  # noqa: FBT001  # a parameter of the test
     """Families, their help, type and unit, samples and exemplars, in the same order."""
     metrics, registry = filled(), CollectorRegistry()
-    RegistryOutlet(registry, metrics, RESOURCE, Guard("the test"))
+    RegistryMetricExporter(registry, metrics, RESOURCE, Guard("the test"))
     exposition = Exposition(metrics, RESOURCE)
     for _ in range(2):  # the second time from what was kept of the first
         assert list(parse(exposition.write(openmetrics).decode())) == list(parse(generate(registry).decode()))
@@ -57,8 +57,8 @@ def test_exemplars_are_there_to_be_compared() -> None:
 
 def test_a_long_answer_is_written_in_slices() -> None:
     """Whoever trains meanwhile gets its turn between them, and the answer is the same."""
-    metrics, rests = Metrics(dict, dict, sliced=Sliced()), list[int]()
-    unit = Unit("step", 0, 0, 1, 10**18, 1, detailed=True)
+    metrics, rests = Metrics(dict, dict, sliced=GilYielder()), list[int]()
+    unit = StepRecord("step", 0, 0, 1, 10**18, 1, detailed=True)
     unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(200)))
     unit.memory = tuple(DeviceMemory(f"cuda:{i}", 1, 2, 3) for i in range(200))
     metrics.add(unit, Timed(), None)

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from senders import sender_threads, soon
 from traces import RESOURCE, flat, proto, request, rich
 
-from torchotel.config.otlp_endpoint import OtlpCompression, Receiver
+from torchotel.config.otlp_endpoint import OtlpCompression, OtlpEndpoint
 from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.grpc import GrpcTransport, Target, _failure, metadata, read_target
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender
@@ -45,7 +45,7 @@ def test_no_proxy_sees_what_goes_to_this_machine(peer: GrpcReceiver, monkeypatch
 
 
 def transport(endpoint: str, timeout_s: float = 5.0, compression: OtlpCompression = "gzip") -> GrpcTransport:
-    receiver = Receiver(endpoint, "grpc", {"Authorization": "Bearer x"}, compression, timeout_s)
+    receiver = OtlpEndpoint(endpoint, "grpc", {"Authorization": "Bearer x"}, compression, timeout_s)
     return GrpcTransport(receiver, TRACES, version="1.2")
 
 
@@ -229,7 +229,7 @@ def test_leaves_out_what_grpc_cannot_carry(caplog: pytest.LogCaptureFixture) -> 
 
 def test_metrics_have_a_service_of_their_own(peer: GrpcReceiver) -> None:
     """Data points reach the service of metrics."""
-    way = GrpcTransport(Receiver(peer.endpoint, "grpc"), METRICS, version="1.2")
+    way = GrpcTransport(OtlpEndpoint(peer.endpoint, "grpc"), METRICS, version="1.2")
     sender = Sender(way, ExportStats(), signal=METRICS)
     sender.put(b"", 0)
     sender.shutdown(soon())

@@ -10,7 +10,7 @@ from receiver import Answer, Receiver, receiver, rejected
 from senders import http
 
 from torchotel.exporters.otlp import replay as resend_module
-from torchotel.exporters.otlp.replay import Resend
+from torchotel.exporters.otlp.replay import Replay
 from torchotel.exporters.otlp.sender import RetryPolicy
 
 
@@ -22,8 +22,8 @@ def _requests(count: int, spans: int = 1) -> list[dict[str, Any]]:
     return made
 
 
-def _resend(url: str, requests: list[dict[str, Any]], **more: Any) -> tuple[Resend, bool]:
-    found = Resend(http(url), **more)
+def _resend(url: str, requests: list[dict[str, Any]], **more: Any) -> tuple[Replay, bool]:
+    found = Replay(http(url), **more)
     try:
         return found, all(found.take(request) for request in requests) and found.push()
     finally:
@@ -40,7 +40,7 @@ def test_sends_all_in_requests_of_bounded_size(monkeypatch: pytest.MonkeyPatch) 
     assert max(sizes) <= 5
 
 
-def _retried(server: Receiver, **more: Any) -> tuple[Resend, bool, list[float]]:
+def _retried(server: Receiver, **more: Any) -> tuple[Replay, bool, list[float]]:
     pauses: list[float] = []
     found, whole = _resend(server.url, _requests(2), sleep=pauses.append, **more)
     return found, whole, pauses

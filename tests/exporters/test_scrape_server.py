@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from torchotel._utils.faults import Guard
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.prometheus import server as module
-from torchotel.exporters.prometheus.endpoint import EndpointOutlet
-from torchotel.exporters.prometheus.server import MOST_CONNECTIONS, THREAD_NAME, Listener
+from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
+from torchotel.exporters.prometheus.server import MAX_CONNECTIONS, THREAD_NAME, Listener
 from torchotel.metrics.store import Metrics
 
 BODY = b"torch_steps_total 1.0\n"
@@ -131,8 +131,8 @@ def test_what_was_closed_serves_no_more() -> None:
 
 def test_a_port_that_nobody_can_answer_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else clients would wait for ever, and Prometheus would be told to be one of them."""
-    outlet = EndpointOutlet(
-        "127.0.0.1", 0, Metrics(dict, dict, sliced=Sliced()), {}, tmp_path, Guard("it"), lambda: None, wait=False
+    outlet = PrometheusMetricExporter(
+        "127.0.0.1", 0, Metrics(dict, dict, sliced=GilYielder()), {}, tmp_path, Guard("it"), lambda: None, wait=False
     )
     port = outlet.port
     assert port is not None
@@ -163,13 +163,13 @@ def test_slow_clients_do_not_keep_prometheus_out(
     server: Listener, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The connection that has waited longest without a whole request is closed for a new one."""
-    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS + 4)]
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MAX_CONNECTIONS + 4)]
     for connection in slow:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
     assert BODY in ask(server, get())
     assert [_is_closed(connection) for connection in slow[:4]] == [True] * 4
     threads = [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
-    assert len(threads) <= 2 + MOST_CONNECTIONS  # with the server's own, and one that may still be ending
+    assert len(threads) <= 2 + MAX_CONNECTIONS  # with the server's own, and one that may still be ending
     monkeypatch.setattr(module, "REQUEST_S", 1.0)
     began_s = time.monotonic()
     assert all(_is_closed(connection, drip=b"x") for connection in slow[5:])
@@ -189,10 +189,10 @@ def test_clients_beyond_the_limit_are_refused_while_answers_are_written() -> Non
     try:
         scrapes = server._server
         assert scrapes is not None
-        waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MOST_CONNECTIONS)]
+        waiting = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(MAX_CONNECTIONS)]
         for connection in waiting:
             connection.sendall(get())
-        while len(scrapes._server._since_s) < MOST_CONNECTIONS or scrapes._server._unread:
+        while len(scrapes._server._since_s) < MAX_CONNECTIONS or scrapes._server._unread:
             assert scrapes._thread.is_alive()
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as late:
             assert _is_closed(late)

@@ -18,7 +18,7 @@ from traces import CONV, T0, flat, rich
 
 from torchotel._records import SpanReference
 from torchotel.exporters.base import ExportCounts
-from torchotel.exporters.sdk.tracer_provider import SdkEngine
+from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 
 # ---- nothing is lost
 
@@ -47,7 +47,7 @@ def test_the_users_spans_have_room() -> None:
             ended.append(1)
             tracer.start_span("query").end()
 
-    engine = SdkEngine(kept.provider, version="1.2", rest=rest)
+    engine = TracerProviderExporter(kept.provider, version="1.2", rest=rest)
     for number in range(8):
         engine.export(flat(1000, number))
     engine.flush(soon())
@@ -185,7 +185,7 @@ def test_a_processor_that_raises(moment: str, caplog: pytest.LogCaptureFixture) 
 
 def test_a_provider_of_the_api_alone() -> None:
     """A provider without a flush, a processor or a recording span is no reason to fail."""
-    engine = SdkEngine(api.NoOpTracerProvider(), version="1.2")
+    engine = TracerProviderExporter(api.NoOpTracerProvider(), version="1.2")
     assert not engine.start("torch.step", None, T0).sampled
     engine.export(rich())
     assert engine.flush(soon())
@@ -221,7 +221,7 @@ def test_a_provider_of_somebody_elses(flush: object) -> None:
     with _others() as (provider, exporter):
         if flush is not None:
             vars(provider)["force_flush"] = flush
-        engine = SdkEngine(provider, version="1.2")
+        engine = TracerProviderExporter(provider, version="1.2")
         engine.export(flat(1000))
         assert engine.flush(soon())
         assert len(exporter.get_finished_spans()) == 1000
@@ -235,7 +235,7 @@ def test_a_provider_that_has_no_tracer(caplog: pytest.LogCaptureFixture) -> None
         def get_tracer(self, *args: object, **kwargs: object) -> api.Tracer:
             raise RuntimeError("no licence")
 
-    engine = SdkEngine(Broken(), version="1.2")
+    engine = TracerProviderExporter(Broken(), version="1.2")
     assert not engine.start("torch.step", None, T0).sampled
     assert [record.exc_text and "no licence" in record.exc_text for record in caplog.records] == [True]
 

@@ -17,7 +17,7 @@ from traces import CONV, STEP, T0, flat, rich
 
 from torchotel._records import SpanReference
 from torchotel.exporters.base import ExportCounts
-from torchotel.exporters.sdk.tracer_provider import MOST_STARTED
+from torchotel.exporters.sdk.tracer_provider import MAX_STARTED
 from torchotel.tracing.span import Span as OurSpan
 from torchotel.tracing.span import SpanLink, Trace
 
@@ -184,14 +184,14 @@ def test_from_many_threads() -> None:
 def test_started_spans_do_not_pile_up() -> None:
     """Those whose trace never comes are ended as they are, the oldest first, and all of them at the end."""
     kept = Kept()
-    started = [kept.engine.start("torch.step", None, T0 + number) for number in range(MOST_STARTED + 10)]
+    started = [kept.engine.start("torch.step", None, T0 + number) for number in range(MAX_STARTED + 10)]
     kept.engine.push()
     kept.provider.force_flush()
     assert [ids(span) for span in kept.spans] == started[:10]
     assert dict(kept.spans[0].attributes or {}) == {"torch.estimated": "end"}
     kept.engine.shutdown(soon())
     kept.provider.force_flush()
-    assert len(kept.spans) == MOST_STARTED + 10
+    assert len(kept.spans) == MAX_STARTED + 10
     assert kept.engine.stats.read() == ExportCounts(0, 0, {})  # the worker has counted their records
 
 

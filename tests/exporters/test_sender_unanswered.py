@@ -14,7 +14,7 @@ from receiver import Answer, Receiver
 from senders import http, sender_threads, sending, soon
 from tls_receiver import Authority
 
-from torchotel.config.otlp_endpoint import Receiver as OtlpReceiver
+from torchotel.config.otlp_endpoint import OtlpEndpoint as OtlpReceiver
 from torchotel.config.otlp_endpoint import without_credentials
 from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.http import HttpTransport

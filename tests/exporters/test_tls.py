@@ -7,7 +7,7 @@ import pytest
 from senders import soon
 from tls_receiver import Authority, served
 
-from torchotel.config.otlp_endpoint import OtlpProtocol, Receiver
+from torchotel.config.otlp_endpoint import OtlpEndpoint, OtlpProtocol
 from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.sender import Sender, make_transport
 from torchotel.exporters.otlp.transport import TRACES
@@ -21,7 +21,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def send(endpoint: str, protocol: OtlpProtocol, **certificates: Any) -> ExportCounts:
     """Send one request and say what became of it."""
     stats = ExportStats()
-    transport = make_transport(Receiver(endpoint, protocol, timeout_s=5, **certificates), TRACES, version="1.2")
+    transport = make_transport(OtlpEndpoint(endpoint, protocol, timeout_s=5, **certificates), TRACES, version="1.2")
     sender = Sender(transport, stats)
     sender.put(b"", 3)
     sender.shutdown(soon(10))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fidelity.training import Outcome
 from torchotel import _semconv as names
-from torchotel._records import GradientNorms, Unit
+from torchotel._records import GradientNorms, StepRecord
 from torchotel.testing import Captured
 
 MOST_OF_MODULE = 1e-3
@@ -41,7 +41,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 def norm_errors(outcome: Outcome, captured: Captured) -> NormErrors:
     """Compare the norms that steps say with those of the very gradients; what is missing is infinitely off."""
-    units = [record for record in captured.records if isinstance(record, Unit) and record.kind == "step"]
+    units = [record for record in captured.records if isinstance(record, StepRecord) and record.kind == "step"]
     of_modules, of_totals = [0.0], [0.0]
     for gradients, unit, span in zip(outcome.gradients, units, captured.steps, strict=True):
         seen = _of_modules(unit.gradients)

@@ -16,7 +16,7 @@ from fidelity.subjects import Subject
 from fidelity.timers import Interval, Nodes, timed_leaves
 from fidelity.training import train
 from torchotel import _semconv as names
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 from torchotel.testing import Captured, CapturedSpan, capture
 
 MOST_OFF = 0.005
@@ -142,7 +142,7 @@ def _compared(
     captured: Captured, counted: Counted, nodes: Nodes, forwards: Mapping[nn.Module, list[Interval]]
 ) -> Iterator[tuple[str, object, Leaf]]:
     """Yield the leaves of all steps but the first, by direction and by what is the same in each step."""
-    units = [record for record in captured.records if isinstance(record, Unit) and record.kind == "step"]
+    units = [record for record in captured.records if isinstance(record, StepRecord) and record.kind == "step"]
     calls, left = counted.calls, {module: list(times) for module, times in forwards.items()}
     for unit, root in reversed([*zip(units, captured.steps, strict=True)][1:]):
         ahead, behind, place = _spans_of(root), _by_key(root), count()
@@ -171,7 +171,7 @@ def _by_key(root: CapturedSpan) -> dict[object, list[CapturedSpan]]:
     return found
 
 
-def _interval(span: CapturedSpan, unit: Unit) -> Interval:
+def _interval(span: CapturedSpan, unit: StepRecord) -> Interval:
     return Interval(span.start_ns - unit.unix_offset_ns, span.end_ns - unit.unix_offset_ns)
 
 

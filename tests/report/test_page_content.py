@@ -15,7 +15,7 @@ import runfolders
 from torch import nn
 
 import torchotel
-from torchotel.runs import LayerTime, UnitLine, render
+from torchotel.runs import LayerTime, RecordLine, render
 from torchotel.runs.html import (
     advice,
     document,
@@ -160,7 +160,7 @@ def _units(count: int, layers: int) -> Series:
     series = Series()
     for number in range(count):
         known = {f"layer{layer}": 10.0 ** (-layer % 7) for layer in range(layers)}
-        series.add(UnitLine("step", number, number, 0.1, {}, True, "", None, None, gradient_norms={"Net": {**known}}))  # noqa: FBT003 # a record
+        series.add(RecordLine("step", number, number, 0.1, {}, True, "", None, None, gradient_norms={"Net": {**known}}))  # noqa: FBT003 # a record
     return series
 
 

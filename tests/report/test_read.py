@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import runfolders as folders
 
-from torchotel.runs import RequestLine, RunError, SpanLine, UnitLine, open_run, reader, summarise
+from torchotel.runs import RecordLine, RequestLine, RunError, SpanLine, open_run, reader, summarise
 
 
 def test_reads_what_was_written(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     run = open_run(folders.write(tmp_path / "run", info={"run_id": "r"}, units=[unit], segments=[lines]))
     assert run.info == {"run_id": "r"}
     assert list(run.units()) == [
-        UnitLine(
+        RecordLine(
             kind="step",
             number=4,
             start_unix_ns=1_700_000_000_000_000_000,

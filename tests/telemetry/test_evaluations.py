@@ -15,9 +15,9 @@ from support import Seen, recorded
 from torch import nn
 
 import torchotel
-from torchotel._records import SpanReference, Unit
+from torchotel._records import SpanReference, StepRecord
 from torchotel.testing import Captured, capture
-from torchotel.tracing.evaluation_folding import MOST_EVALUATIONS, MOST_SPANS, EvaluationFold
+from torchotel.tracing.evaluation_folding import MAX_EVALUATIONS, MAX_SPANS, EvaluationFold
 
 
 def test_generation_under_a_request() -> None:
@@ -94,18 +94,18 @@ def test_what_is_folded_is_sent_soon() -> None:
 def test_a_span_that_was_forgotten_takes_what_was_folded_along() -> None:
     """So many requests at a time that not all are remembered lose nothing."""
     fold = EvaluationFold()
-    once = [evaluation_of(1) for _ in range(MOST_EVALUATIONS)]
+    once = [evaluation_of(1) for _ in range(MAX_EVALUATIONS)]
     assert [fold.take(unit) for unit in once] == [[unit] for unit in once]
     assert [fold.take(evaluation_of(1)) for _ in range(5)] == [[]] * 5
-    ready = [unit for span in range(2, MOST_SPANS + 2) for unit in fold.take(evaluation_of(span))]
+    ready = [unit for span in range(2, MAX_SPANS + 2) for unit in fold.take(evaluation_of(span))]
     assert [unit.folded for unit in ready if unit.folded] == [5]
-    assert len(ready) == MOST_SPANS + 1
+    assert len(ready) == MAX_SPANS + 1
     assert fold.rest() == []
 
 
-def evaluation_of(span: int) -> Unit:
+def evaluation_of(span: int) -> StepRecord:
     reference = SpanReference(span, span, sampled=True)
-    return Unit("evaluation", 0, 0, 1, 0, 0, detailed=False, user_span=reference, grad=False)
+    return StepRecord("evaluation", 0, 0, 1, 0, 0, detailed=False, user_span=reference, grad=False)
 
 
 def test_a_forward_that_fails_is_not_folded() -> None:

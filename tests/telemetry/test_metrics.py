@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from torchotel._records import (
-    CallSite,
+    CallSignature,
     DeviceMemory,
     GradientNorms,
     Log,
     ModuleCall,
     ModuleInfo,
     SpanReference,
+    StepRecord,
     TensorGradient,
-    Unit,
 )
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel.metrics import instruments as table
-from torchotel.metrics.aggregation import MOST_PENDING
+from torchotel.metrics.aggregation import MAX_PENDING
 from torchotel.metrics.instruments import Instrument
-from torchotel.metrics.store import MOST_MODULES, Metrics, Observation
+from torchotel.metrics.store import MAX_MODULES, Metrics, Observation
 from torchotel.tracing.call_tree import CallTimer, Timed
 
 MS = 1_000_000
@@ -82,19 +82,19 @@ def test_names_follow_the_rules_of_opentelemetry() -> None:
 
 
 def metrics(**settings: Any) -> Metrics:
-    return Metrics(lambda: {"exported": 3}, lambda: {"503": 2}, sliced=Sliced(), **settings)
+    return Metrics(lambda: {"exported": 3}, lambda: {"503": 2}, sliced=GilYielder(), **settings)
 
 
-def unit(number: int = 0, length_ns: int = 5 * MS, kind: str = "step", **fields: Any) -> Unit:
-    return Unit(kind, number, 0, length_ns, 10**18, 1, fields.pop("detailed", False), **fields)
+def unit(number: int = 0, length_ns: int = 5 * MS, kind: str = "step", **fields: Any) -> StepRecord:
+    return StepRecord(kind, number, 0, length_ns, 10**18, 1, fields.pop("detailed", False), **fields)
 
 
 def values(found: Metrics, instrument: Instrument) -> dict[tuple[str, ...], float]:
     return dict(found.points(instrument))
 
 
-def site(path: str) -> CallSite:
-    return CallSite(
+def site(path: str) -> CallSignature:
+    return CallSignature(
         module=ModuleInfo("Net", path, "Linear", 0, 1),
         input_shapes=None,
         output_shapes=None,
@@ -109,7 +109,7 @@ def site(path: str) -> CallSite:
     )
 
 
-def call(of: CallSite, start_ns: int = 0, end_ns: int = MS, starts: Any = (), ends: Any = ()) -> ModuleCall:
+def call(of: CallSignature, start_ns: int = 0, end_ns: int = MS, starts: Any = (), ends: Any = ()) -> ModuleCall:
     return ModuleCall(of, start_ns, end_ns, starts, ends, None)
 
 
@@ -148,7 +148,7 @@ def test_device_times_are_of_what_was_timed_on_a_device() -> None:
     """Two calls add up, none at all is no series, and a time of 0 is one."""
     calls = [call(site(path)) for path in ("conv", "conv", "view", "host")]
     step = unit(detailed=True, calls=calls)
-    timed = replace(CallTimer(Sliced()).time(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
+    timed = replace(CallTimer(GilYielder()).time(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
     found = metrics()
     found.add(step, timed, None)
     assert values(found, table.MODULE_DEVICE_TIME) == {
@@ -164,7 +164,7 @@ def test_calls_are_counted_forward_and_backward() -> None:
     step = unit(detailed=True, calls=[call(inner, 10, MS, 1, 1), call(outer, 0, 2 * MS, 2, 2)])
     step.stamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
     found = metrics(module_histograms=True)
-    found.add(step, CallTimer(Sliced()).time(step), None)
+    found.add(step, CallTimer(GilYielder()).time(step), None)
     keys = {("Net", path, "Linear", way) for path in ("inner", "outer") for way in ("forward", "backward")}
     assert values(found, table.MODULE_CALLS) == dict.fromkeys(keys, 1)
     times = values(found, table.MODULE_TIME)
@@ -242,11 +242,11 @@ def test_gradients_and_memory_are_as_they_were_last() -> None:
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Modules that come and go don't fill the memory."""
     found = metrics(module_histograms=True)
-    for number in range(MOST_MODULES + 50):
+    for number in range(MAX_MODULES + 50):
         calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
         found.add(unit(number), Timed(calls, 0, [-1, -1], [False, False], [None, None], []), None)
-    assert len(values(found, table.MODULE_CALLS)) == 2 * MOST_MODULES
-    assert len(found.distributions(table.MODULE_DURATION)) == 2 * MOST_MODULES
+    assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_MODULES
+    assert len(found.distributions(table.MODULE_DURATION)) == 2 * MAX_MODULES
     assert "left out" in caplog.text
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
@@ -269,7 +269,7 @@ def test_an_exemplar_waits_for_its_trace() -> None:
     shown = {bucket: (one.trace_id, one.span_id, one.value) for bucket, one in duration.exemplars.items()}
     assert shown == {2: (101, 2, 0.004), 5: (102, 3, 0.04)}
     assert duration.counts[:6] == (1, 0, 2, 0, 0, 1)
-    for number in range(MOST_PENDING):
+    for number in range(MAX_PENDING):
         found.add(unit(number, 3 * MS), Timed(), SpanReference(5000 + number, 1, sampled=True))
     found.exported([100])
     (duration,) = found.distributions(table.STEP_DURATION)

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from torchotel._records import Unit
-from torchotel.sampling.detail import LEAST_OFTEN, MOST_OFTEN, Detail, Overhead, every_within
+from torchotel._records import StepRecord
+from torchotel.sampling.detail import LEAST_OFTEN, MAX_OFTEN, Detail, Overhead, sampling_interval
 
 MS = 1_000_000
 
 
-def step(length_ns: float, *, detailed: bool, reason: str = "sampled") -> Unit:
-    return Unit("step", 0, 0, round(length_ns), 10**18, 1, detailed, reason if detailed else None)
+def step(length_ns: float, *, detailed: bool, reason: str = "sampled") -> StepRecord:
+    return StepRecord("step", 0, 0, round(length_ns), 10**18, 1, detailed, reason if detailed else None)
 
 
 def test_overhead_is_measured_against_steps_without_detail() -> None:
@@ -55,14 +55,14 @@ def test_a_slower_epoch_is_no_overhead() -> None:
         (0.01, 0.2, 8, 32),  # what is too dear becomes rarer at once
         (0.01, 0.2, 1024, 512),  # and more frequent step by step
         (0.01, 0.33, 64, 64),
-        (0.01, -0.1, 4, MOST_OFTEN),
-        (0.01, -0.1, MOST_OFTEN, MOST_OFTEN),
+        (0.01, -0.1, 4, MAX_OFTEN),
+        (0.01, -0.1, MAX_OFTEN, MAX_OFTEN),
         (1.0, 0.9, 64, 32),
         (0.001, 50.0, 8, LEAST_OFTEN),
     ],
 )
 def test_how_often(budget: float, longer: float, now: int, every: int) -> None:
-    assert every_within(budget, longer, now) == every
+    assert sampling_interval(budget, longer, now) == every
 
 
 def trained(budget: float, longer: float, noise: Callable[[], float], steps: int) -> tuple[Detail, float, float]:
@@ -75,7 +75,7 @@ def trained(budget: float, longer: float, noise: Callable[[], float], steps: int
         spent_ms = longer * length_ms if detailed else 0.0
         cost.add(step((length_ms + spent_ms) * MS, detailed=detailed, reason=detail.reason(number)))
         if detailed and cost.at_most is not None:
-            detail.every = every_within(budget, cost.at_most, detail.every)
+            detail.every = sampling_interval(budget, cost.at_most, detail.every)
         if number >= steps // 2:
             plain_ms, detail_ms = plain_ms + length_ms, detail_ms + spent_ms
     assert cost.ratio is not None
@@ -90,7 +90,7 @@ def test_the_budget_holds(budget: float, longer: float, spread: float) -> None:
     source = random.Random(7)
     detail, spent, measured = trained(budget, longer, lambda: source.lognormvariate(0, spread), steps=16_384)
     assert spent <= budget * 1.15  # of one draw: which steps happen to be detailed is chance
-    if spread == 0 and MOST_OFTEN < detail.every < LEAST_OFTEN:
+    if spread == 0 and MAX_OFTEN < detail.every < LEAST_OFTEN:
         assert spent > budget / 2.3
     if spread == 0:
         assert measured == pytest.approx(longer / detail.every, rel=0.3)
@@ -105,7 +105,7 @@ def test_what_the_program_does_now_and_then_is_not_what_detail_costs(period: int
         length_ms = (10.2 if detailed else 10) + (4 if number % period == 0 else 0)
         cost.add(step(length_ms * MS, detailed=detailed, reason=detail.reason(number)))
         if detailed and cost.at_most is not None:
-            detail.every = every_within(0.01, cost.at_most, detail.every)
+            detail.every = sampling_interval(0.01, cost.at_most, detail.every)
     assert detail.every <= 64
     assert cost.ratio is not None
     assert cost.ratio <= 0.01
@@ -114,5 +114,5 @@ def test_what_the_program_does_now_and_then_is_not_what_detail_costs(period: int
 def test_what_costs_nothing_is_had_often() -> None:
     """Every second step: the others are what it is measured against."""
     detail, _, measured = trained(0.01, 0.0, lambda: 1.0, steps=200)
-    assert detail.every == MOST_OFTEN
+    assert detail.every == MAX_OFTEN
     assert measured == 0

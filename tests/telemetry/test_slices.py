@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchotel._records import CallSite, GradientNorms, ModuleCall, ModuleInfo, Phase, SpanReference, Unit
-from torchotel._utils.gil import SLICE_ITEMS, Sliced
+from torchotel._records import CallSignature, GradientNorms, ModuleCall, ModuleInfo, Phase, SpanReference, StepRecord
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.otlp.encoder import SpanEncoder
 from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter
 from torchotel.metrics.instruments import MODULE_CALLS
@@ -20,12 +20,12 @@ from torchotel.tracing.trace_builder import TraceBuilder
 ROOT = SpanReference(7, 8, sampled=True)
 
 
-def chain(modules: int, backwards: int = 1) -> Unit:
+def chain(modules: int, backwards: int = 1) -> StepRecord:
     """Make a step of a model that calls so many modules, one after the other, and of so many backwards through it."""
     infos = [ModuleInfo("Net", str(number), "Linear", 1, 1) for number in range(modules)]
     infos.append(ModuleInfo("Net", "Net", "Net", 0, 0))
     nothing = None, None, None, None, None, None
-    shared = CallSite(infos[0], *nothing, device="cpu", training=True, grad_enabled=True, compiled=False)
+    shared = CallSignature(infos[0], *nothing, device="cpu", training=True, grad_enabled=True, compiled=False)
     sites = [replace(shared, module=info) for info in infos]
     calls = [
         ModuleCall(site, 10_000 * number, 10_000 * number + 9000, 2 * number + 1, 2 * number + 2, None)
@@ -43,12 +43,12 @@ def chain(modules: int, backwards: int = 1) -> Unit:
     end_ns = stamps[-1][1] + 1
     phases = (Phase("forward", 0, forward_end_ns), Phase("backward", forward_end_ns, end_ns))
     norms = GradientNorms(1.0, tuple((info, 1.0) for info in infos))
-    unit = Unit("step", 0, 0, end_ns, unix_offset_ns=0, thread=1, detailed=True)
+    unit = StepRecord("step", 0, 0, end_ns, unix_offset_ns=0, thread=1, detailed=True)
     unit.phases, unit.calls, unit.stamps, unit.gradients = phases, calls, stamps, norms
     return unit
 
 
-def lines_between_rests(unit: Unit, max_spans: int | None) -> list[int]:
+def lines_between_rests(unit: StepRecord, max_spans: int | None) -> list[int]:
     """Count the lines of Python that run from one rest to the next while a record becomes bytes for a second time."""
     counts: list[int] = []
 
@@ -59,8 +59,8 @@ def lines_between_rests(unit: Unit, max_spans: int | None) -> list[int]:
     def rest() -> None:
         counts.append(0)
 
-    sliced = Sliced(rest)
-    timer, metrics = CallTimer(sliced), Metrics(dict, dict, sliced=Sliced(rest))
+    sliced = GilYielder(rest)
+    timer, metrics = CallTimer(sliced), Metrics(dict, dict, sliced=GilYielder(rest))
     builder = TraceBuilder(Templates(), max_spans, None, sliced)
     limiter, encoder = Limiter(DEFAULT_LIMITS, sliced), SpanEncoder(rest)
 
@@ -94,7 +94,7 @@ def test_loops_fill_a_slice_together() -> None:
     """So a step of many short loops rests as often as one of few long ones; and each loop gives all that there is."""
     rests: list[int] = []
     given: list[int] = []
-    sliced = Sliced(lambda: rests.append(len(given)))
+    sliced = GilYielder(lambda: rests.append(len(given)))
     for length in (SLICE_ITEMS - 1, 0, 1, 2 * SLICE_ITEMS, 5):
         before = len(given)
         given += sliced(range(length))
@@ -112,8 +112,8 @@ def test_a_reading_within_a_reading_finds_each_call_once() -> None:
             readings.append(0.0)
             metrics.points(MODULE_CALLS)
 
-    metrics = Metrics(dict, dict, sliced=Sliced(rest))
-    metrics.add(unit, CallTimer(Sliced()).time(unit), ROOT)
+    metrics = Metrics(dict, dict, sliced=GilYielder(rest))
+    metrics.add(unit, CallTimer(GilYielder()).time(unit), ROOT)
     readings.clear()  # so that it is the reading that is rested in
     assert sum(point.value for point in metrics.points(MODULE_CALLS)) == 2 * len(unit.calls)
     assert readings

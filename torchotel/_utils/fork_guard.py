@@ -9,7 +9,7 @@ import signal
 import threading
 from types import TracebackType
 
-LONGEST_S = 10.0
+MAX_S = 10.0
 """What takes longer is waited for no more."""
 AGAIN_S = 0.1
 
@@ -38,7 +38,7 @@ class Loading:
     def wait(self) -> None:
         """Wait for the end, once."""
         if self._thread != threading.get_ident():
-            self._done.wait(LONGEST_S)
+            self._done.wait(MAX_S)
             _under_way.discard(self)
 
 

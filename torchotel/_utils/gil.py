@@ -12,7 +12,7 @@ SLICE_ITEMS = 256
 """Items that are worked on without a rest, each by a few lines of Python: some 0.1 to 0.2 ms."""
 
 
-class Sliced:
+class GilYielder:
     """Iterate, and rest whenever a slice is full: items of one loop after the other count together; on one thread.
 
     Args:

@@ -51,7 +51,7 @@ def is_fork_server() -> bool:
     return any(word.startswith("from multiprocessing.forkserver import main") for word in sys.orig_argv)
 
 
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 """Characters of another process's command."""
 _LISTENS = "0A"
 """A socket's state in /proc/net/tcp."""
@@ -76,5 +76,5 @@ def _process_with(file: str) -> str | None:
                 words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")[:2]
                 # Options, and what follows them, may be passwords.
                 shown = itertools.takewhile(lambda word: not word.startswith("-"), words)
-                return f"process {process.name} ({cut(' '.join(shown).strip(), MOST_SHOWN)})"
+                return f"process {process.name} ({cut(' '.join(shown).strip(), MAX_SHOWN)})"
     return None

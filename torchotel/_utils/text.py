@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-LONGEST_NAME = 1024
+MAX_NAME = 1024
 """Characters of a name that leaves the process: of a module, a class, a service, a value that is logged."""
 MAX_MESSAGE = 2000
 """Characters of an error message that may quote someone else's file."""
@@ -46,7 +46,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
-def shortened(text: str, limit: int = LONGEST_NAME) -> str:
+def shortened(text: str, limit: int = MAX_NAME) -> str:
     """Bring a text to a bounded length; its middle goes, since both ends tell most."""
     if len(text) <= limit:
         return text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
-from torchotel.capture.step_segment import Identity, Part, unix_offset_ns
+from torchotel.capture.step_segment import Identity, StepSegment, unix_offset_ns
 
 if TYPE_CHECKING:
     from torchotel.capture.recorder import Capture
@@ -33,7 +33,7 @@ MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], 
 """Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
 
 
-class LiveSpans:
+class ActiveSpans:
     """Answer for the threads of a capture, and keep what answers current while a step lasts.
 
     Args:
@@ -47,7 +47,7 @@ class LiveSpans:
 
     # ---- keeping it current
 
-    def enter(self, thread: ThreadState, part: Part | None, *, forward: bool = False) -> None:
+    def enter(self, thread: ThreadState, part: StepSegment | None, *, forward: bool = False) -> None:
         """Make the thread's step current, once; for a forward also over a span that the user has opened in the step.
 
         Each step has a span of its own: contexts that were copied, as those of threads, hold on to it.
@@ -136,7 +136,7 @@ class LiveSpans:
         return self._innermost_call(thread, part, identity.reference, identity.unix_offset_ns)
 
     def _innermost_call(
-        self, thread: ThreadState, part: Part, root: SpanReference, unix_offset_ns: int
+        self, thread: ThreadState, part: StepSegment, root: SpanReference, unix_offset_ns: int
     ) -> SpanReference:
         """Fix the ids of all open calls: the span of an inner one may need its parent's at once."""
         assert self._start_span is not None  # noqa: S101  # says so to the type checker

@@ -21,7 +21,7 @@ class Event(Protocol):
         """Wait for it."""
 
 
-class Reading:
+class AsyncReadback:
     """Numbers that a device copies to the host; it holds no tensor of the user's and no graph.
 
     Args:
@@ -63,7 +63,7 @@ class Reading:
         self._buffer = self._event = None
 
 
-UNKNOWN = Reading(None, None)
+UNKNOWN = AsyncReadback(None, None)
 """Of numbers that can't be read: there is no value on meta, and a graph under capture would copy at each replay."""
 
 
@@ -78,7 +78,7 @@ def can_compute() -> bool:
     return not (is_capturing() or seen_by_modes())
 
 
-def read_later(tensors: Sequence[Tensor]) -> Reading:
+def read_async(tensors: Sequence[Tensor]) -> AsyncReadback:
     """Read tensors of one real element each, all of one device; the user may change them right after.
 
     On the CPU they are read at once. Elsewhere they travel in one copy, which nothing waits for.
@@ -86,7 +86,7 @@ def read_later(tensors: Sequence[Tensor]) -> Reading:
     if len(tensors) == 1 and not modes_are_on():
         (tensor,) = tensors
         if tensor.is_cpu and _can_read(tensor):  # the common case, at a fifth of the price
-            return Reading(None, None, [float(tensor.item())])
+            return AsyncReadback(None, None, [float(tensor.item())])
     with unseen():
         if not tensors or not can_compute() or not all(_can_read(tensor) for tensor in tensors):
             return UNKNOWN
@@ -94,13 +94,13 @@ def read_later(tensors: Sequence[Tensor]) -> Reading:
         if len({scalar.dtype for scalar in scalars}) > 1:
             widest = torch.float32 if scalars[0].device.type == "mps" else torch.float64  # which Apple's have not
             scalars = [scalar.to(widest) for scalar in scalars]
-        return copy_later(torch.stack(scalars))
+        return copy_async(torch.stack(scalars))
 
 
-def copy_later(values: Tensor) -> Reading:
+def copy_async(values: Tensor) -> AsyncReadback:
     """Read a tensor of real numbers that is ours."""
     if values.device.type == "cpu":
-        return Reading(values, None)
+        return AsyncReadback(values, None)
     device = values.device
     try:
         # The allocator of pinned memory keeps its blocks, and gives none out again before its copy is done.
@@ -110,7 +110,7 @@ def copy_later(values: Tensor) -> Reading:
         event.record(torch.accelerator.current_stream(device))
     except RuntimeError:
         return UNKNOWN  # a device that has no streams or shares no memory
-    return Reading(buffer, event)
+    return AsyncReadback(buffer, event)
 
 
 def _can_read(tensor: Tensor) -> bool:

@@ -18,30 +18,30 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
-from torchotel._records import NO_SLOTS, Slots, Stamp
+from torchotel._records import NO_SLOTS, NodeTimestamp, Slots
 from torchotel.capture.module_registry import ModuleState
 from torchotel.capture.torch_internals import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
-MOST_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
-LONGEST_WAY = 1024  # remembered
-MOST_STAMPS = 1 << 18  # kept for one part
+MAX_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
+MAX_PATH = 1024  # remembered
+MAX_TIMESTAMPS = 1 << 18  # kept for one part
 
-DeviceStamp: TypeAlias = Callable[[int, int], None]
+DeviceTimestamp: TypeAlias = Callable[[int, int], None]
 """Takes a slot and the graph task."""
 
 _next_slot = count().__next__  # unique over the process: a graph that lives on never stamps another call
 
 
 @dataclass(slots=True, eq=False)
-class Gate:
+class RecordingSwitch:
     """What hooks of nodes ask: a graph may live on, and its hooks with it, when capture has been taken out."""
 
     open: bool = False
     dropped: int = 0
-    """Stamps beyond `MOST_STAMPS`: a graph may run backward any number of times."""
+    """Stamps beyond `MAX_TIMESTAMPS`: a graph may run backward any number of times."""
 
 
-class StampLog:
+class TimestampLog:
     """Write stamps to a list, while the gate is open.
 
     Args:
@@ -49,15 +49,15 @@ class StampLog:
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
-        self.stamps: list[Stamp] = []
+    def __init__(self, gate: RecordingSwitch, fault: Callable[[], None]) -> None:
+        self.stamps: list[NodeTimestamp] = []
         self._gate, self.fault = gate, fault
 
-    def add(self, slot: int, state: ModuleState | None, on_device: DeviceStamp | None) -> None:
+    def add(self, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None) -> None:
         """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
         if not self._gate.open:
             return
-        if len(self.stamps) >= MOST_STAMPS:
+        if len(self.stamps) >= MAX_TIMESTAMPS:
             self._gate.dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))
@@ -76,7 +76,9 @@ class NodeHook:
 
     __slots__ = ("_log", "_on_device", "_slot", "_state")
 
-    def __init__(self, log: StampLog, slot: int, state: ModuleState | None, on_device: DeviceStamp | None) -> None:
+    def __init__(
+        self, log: TimestampLog, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None
+    ) -> None:
         self._log, self._slot, self._state, self._on_device = log, slot, state, on_device
 
     def __call__(self, *_: object) -> None:
@@ -89,7 +91,7 @@ class NodeHook:
             self._log.fault()
 
 
-class BackwardStamps:
+class BackwardTimestamps:
     """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards.
 
     Args:
@@ -97,11 +99,11 @@ class BackwardStamps:
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, gate: Gate, fault: Callable[[], None]) -> None:
+    def __init__(self, gate: RecordingSwitch, fault: Callable[[], None]) -> None:
         self._gate, self._fault = gate, fault
-        self.log = StampLog(gate, fault)
+        self.log = TimestampLog(gate, fault)
         """What the hooks write to."""
-        self.on_device: DeviceStamp | None = None
+        self.on_device: DeviceTimestamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
         self.borders: set[Node] = set()
         """Nodes of another thread that lead out of any call: held while an outermost call runs."""
@@ -111,11 +113,11 @@ class BackwardStamps:
         """Numbers in `starts` beside which no other node needs a hook."""
         self._ends: dict[int, int] = {}
 
-    def another(self) -> BackwardStamps:
+    def another(self) -> BackwardTimestamps:
         """Return one with a log of its own."""
-        return BackwardStamps(self._gate, self._fault)
+        return BackwardTimestamps(self._gate, self._fault)
 
-    def write_to_log_of(self, other: BackwardStamps) -> None:
+    def write_to_log_of(self, other: BackwardTimestamps) -> None:
         """Write what is hooked from now on to another thread's log."""
         self.log = other.log
 
@@ -183,7 +185,7 @@ class BackwardStamps:
             if not inner:
                 node.register_hook(self._hook(end))
             fresh = [n for n in inner if n not in seen]
-            if len(seen) + len(fresh) > MOST_NODES:
+            if len(seen) + len(fresh) > MAX_NODES:
                 return start, NO_SLOTS
             seen.update(fresh)
             todo += fresh
@@ -268,7 +270,7 @@ def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | Non
                 continue
             following_number = node_number(following)
             if first <= following_number < LEAF_NUMBER:
-                if len(seen) >= MOST_NODES:
+                if len(seen) >= MAX_NODES:
                     return None
                 seen.add(following)
                 came_from[following] = (current, index)
@@ -280,6 +282,6 @@ def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | Non
     while step is not node:
         step, index = came_from[step]
         way.append(index)
-    state.way = tuple(reversed(way)) if len(way) <= LONGEST_WAY else None
+    state.way = tuple(reversed(way)) if len(way) <= MAX_PATH else None
     state.offset, state.span = best_number - first, number - first
     return best

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from torchotel._records import CallSite, ModuleInfo
+from torchotel._records import CallSignature, ModuleInfo
 from torchotel._utils.faults import Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.module_registry import ModuleState, class_of, modules_of
@@ -23,8 +23,8 @@ from torchotel.capture.torch_internals import (
     runs_without_parts,
 )
 
-MOST_SITES = 64  # kept a module; with ever new shapes the oldest go
-MOST_TENSORS = 64  # looked at in one container
+MAX_SIGNATURES = 64  # kept a module; with ever new shapes the oldest go
+MAX_TENSORS = 64  # looked at in one container
 DEEPEST = 8  # containers within containers
 
 ONE_SPAN = (
@@ -37,7 +37,7 @@ def tensors_in(value: Any, found: list[Tensor] | None = None, depth: int = 0) ->
     """Flatten lists, tuples, mappings and dataclasses in order; anything else that is no tensor is passed over."""
     found = [] if found is None else found
     if isinstance(value, Tensor):
-        if len(found) < MOST_TENSORS:
+        if len(found) < MAX_TENSORS:
             found.append(value)
     elif depth < DEEPEST:
         for item in _items(value):
@@ -55,8 +55,8 @@ def _items(value: Any) -> Iterable[Any]:
     return ()
 
 
-class Sites:
-    """Make and find the `CallSite` of a call.
+class CallSignatures:
+    """Make and find the `CallSignature` of a call.
 
     Args:
         warn: Called with what of a call can't be seen.
@@ -66,7 +66,7 @@ class Sites:
     def __init__(self, warn: Warn, *, shapes: bool) -> None:
         self._warn, self._shapes = warn, shapes
 
-    def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSite:
+    def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSignature:
         """Return the site for these tensors, made at their first sight."""
         grad_enabled, training = torch.is_grad_enabled(), is_training(module)
         transformed = grad_enabled and any(map(has_gradient_outside, outputs))
@@ -80,14 +80,14 @@ class Sites:
         )
         site = state.sites.get(look)
         if site is None:
-            if len(state.sites) >= MOST_SITES:
+            if len(state.sites) >= MAX_SIGNATURES:
                 del state.sites[next(iter(state.sites))]
             site = state.sites[look] = self._make(
                 state, module, inputs, outputs, grad_enabled=grad_enabled, transformed=transformed
             )
         return site
 
-    def unseen(self, state: ModuleState, module: Module) -> CallSite:
+    def unseen(self, state: ModuleState, module: Module) -> CallSignature:
         """Return the site of a call whose tensors can't be known any more: it has no shapes."""
         info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
@@ -96,7 +96,7 @@ class Sites:
         site = state.sites.get(look)
         if site is None:
             nothing = (None,) * 6
-            site = CallSite(info, *nothing, device, training, grad_enabled, is_compiled(module))
+            site = CallSignature(info, *nothing, device, training, grad_enabled, is_compiled(module))
             state.sites[look] = site
         return site
 
@@ -109,11 +109,11 @@ class Sites:
         *,
         grad_enabled: bool,
         transformed: bool,
-    ) -> CallSite:
+    ) -> CallSignature:
         keep, info = self._shapes, info_of(state, module)
         if not state.sites and runs_without_parts(module):  # looked at once, for graphs may be long
             self._warn(ONE_SPAN, info)
-        return CallSite(
+        return CallSignature(
             module=info,
             input_shapes=_shapes(inputs) if keep else None,
             output_shapes=_shapes(outputs) if keep else None,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchotel._records import NO_CLOCK, DeviceMemory, DeviceTimes, Stamp
+from torchotel._records import NO_CLOCK, DeviceMemory, DeviceTimes, NodeTimestamp
 from torchotel._utils.faults import Guard
 from torchotel.capture.async_readback import is_capturing
 from torchotel.capture.torch_internals import has_context, without_torch_function
@@ -72,8 +72,8 @@ class CudaClock:
         event.record(torch.cuda.current_stream(device))
 
 
-MOST_POOLED = 1 << 14  # events of a device that wait for their next use
-MOST_FORWARDS = 1 << 16  # of one part
+MAX_POOLED = 1 << 14  # events of a device that wait for their next use
+MAX_FORWARDS = 1 << 16  # of one part
 
 _next_slot = count(NO_CLOCK + 1).__next__
 
@@ -136,7 +136,7 @@ class DeviceMarks:
         """Take events back that nobody will read; recording one again takes it from where it still stands."""
         for device, event in marks:
             pool = self._pools.setdefault(device, [])
-            if len(pool) < MOST_POOLED:
+            if len(pool) < MAX_POOLED:
                 pool.append(event)
 
     def _off(self) -> None:
@@ -154,7 +154,7 @@ class DeviceLog:
 
     def call_ended(self, start: Mark) -> int:
         """Mark the end of a call's forward; return the slot where its time is found."""
-        end = self._marks.record(start.device) if len(self._forwards) < MOST_FORWARDS else None
+        end = self._marks.record(start.device) if len(self._forwards) < MAX_FORWARDS else None
         if end is None:
             self._marks.give_back([start])
             return NO_CLOCK
@@ -230,7 +230,7 @@ class PendingDeviceTimes:
 
     def _read(self) -> DeviceTimes:
         forwards_ns = {slot: _between_ns(start, end) for slot, start, end in self._forwards}
-        clocks: dict[int, list[Stamp]] = {}
+        clocks: dict[int, list[NodeTimestamp]] = {}
         origins: dict[int, Mark] = {}  # of this part: elapsed times are single floats, and lose digits by the minute
         for slot, task, mark in self._stamps:
             time_ns = _between_ns(origins.setdefault(mark.device, mark), mark)

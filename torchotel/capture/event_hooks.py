@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
-from torchotel.capture.thread_state import MOST_REGISTRATIONS, ThreadState
+from torchotel.capture.thread_state import MAX_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
     from torchotel.capture.recorder import Capture
@@ -31,7 +31,7 @@ TASKS = (
 )
 
 
-class Events:
+class EventHooks:
     """Install the seams and hooks of events, and pass what they see to the thread's step machine.
 
     A seam may be called after it was taken out, where another library has put its own wrapper over ours.
@@ -247,7 +247,7 @@ class Events:
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
         thread = self._capture.here.thread
-        if new and thread.machine.in_step and len(thread.registrations) < MOST_REGISTRATIONS:
+        if new and thread.machine.in_step and len(thread.registrations) < MAX_REGISTRATIONS:
             path = self._capture.paths.path_below(owner, name)
             if path is not None:
                 thread.registrations.append(Registration(perf_counter_ns(), path, kind))

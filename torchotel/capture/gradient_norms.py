@@ -17,17 +17,17 @@ from torchotel._records import GradientNorms, ModuleInfo
 from torchotel._utils.faults import Guard, Warn
 from torchotel.capture.call_signatures import info_of
 from torchotel.capture.module_registry import modules_of
-from torchotel.capture.tensor_norms import Norms, Scale, combined, norms_later
+from torchotel.capture.tensor_norms import Norms, Scale, combined, norms_async
 from torchotel.capture.torch_internals import graph_task, version_of, without_torch_function
 
 if TYPE_CHECKING:
     from torchotel.capture.grad_scaler import Scaling
-    from torchotel.capture.module_registry import Paths
-    from torchotel.capture.step_segment import Part
+    from torchotel.capture.module_registry import ModuleRegistry
+    from torchotel.capture.step_segment import StepSegment
     from torchotel.capture.thread_state import ThreadState
 
 
-class GradientReading:
+class GradientReadback:
     """The norms of gradients that were read at one moment.
 
     Args:
@@ -58,7 +58,7 @@ class GradientReading:
         return None if self._norms is None else self._norms.values()
 
 
-GradientState: TypeAlias = tuple[weakref.ref[Tensor], int | None, GradientReading, int]
+GradientState: TypeAlias = tuple[weakref.ref[Tensor], int | None, GradientReadback, int]
 """A gradient whose norm was read, its version then, and where its norm is found. Version None: clipped since."""
 
 
@@ -71,7 +71,7 @@ class SelectedNorms:
 
     __slots__ = ("_places",)
 
-    def __init__(self, places: Mapping[GradientReading, Collection[int]]) -> None:
+    def __init__(self, places: Mapping[GradientReadback, Collection[int]]) -> None:
         self._places = places
 
     def ready(self) -> bool:
@@ -150,7 +150,7 @@ class Gradients:
             also taken on some steps after a loss that is not finite.
     """
 
-    def __init__(self, paths: Paths, warn: Warn, *, setting: str | bool | int) -> None:
+    def __init__(self, paths: ModuleRegistry, warn: Warn, *, setting: str | bool | int) -> None:
         self._paths, self._warn = paths, warn
         self._every = 0 if setting == "auto" else int(setting)
         self._with_detail = setting == "auto"
@@ -209,7 +209,7 @@ class Gradients:
             self.guard.fault()
 
     def optimizer_begins(
-        self, thread: ThreadState, part: Part, optimizer: Optimizer, number: int, *, closure: bool
+        self, thread: ThreadState, part: StepSegment, optimizer: Optimizer, number: int, *, closure: bool
     ) -> None:
         """Take the norms of the gradients that an optimizer gets, again for those that changed since their backward.
 
@@ -232,7 +232,7 @@ class Gradients:
         except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
             self.guard.fault()
 
-    def optimizer_ends(self, thread: ThreadState, part: Part, optimizer: Optimizer) -> None:
+    def optimizer_ends(self, thread: ThreadState, part: StepSegment, optimizer: Optimizer) -> None:
         """Take the norms that the last backward left: it ran in the optimizer's step, or a scaler skipped the step."""
         thread.read_in_closure = False
         try:
@@ -289,7 +289,7 @@ class Gradients:
 
     @staticmethod
     def _note_optimizer(
-        part: Part, optimizer: Optimizer, gradients: Sequence[Tensor], read: dict[int, GradientState]
+        part: StepSegment, optimizer: Optimizer, gradients: Sequence[Tensor], read: dict[int, GradientState]
     ) -> None:
         states = [state for gradient in gradients if (state := read.get(id(gradient))) is not None]
         if states:
@@ -325,11 +325,11 @@ class Gradients:
             if not gradients:
                 return {}
             unscaled = scaling.unscaled_of(gradients) if scaling is not None and scale is not None else ()
-            norms = norms_later(gradients, scale, unscaled)
+            norms = norms_async(gradients, scale, unscaled)
             if norms is not None and norms.left_out:
                 place = norms.left_out[0]
                 self._warn(LEFT_OUT, owners[place], _kind(gradients[place]))
-            reading = GradientReading(owners, norms)
+            reading = GradientReadback(owners, norms)
             references, versions = map(weakref.ref, gradients), map(version_of, gradients)
             states = zip(references, versions, repeat(reading), count(), strict=False)
             return dict(zip(map(id, gradients), states, strict=True))
@@ -372,7 +372,7 @@ def _changed(gradients: Sequence[Tensor], read: Mapping[int, GradientState]) -> 
 
 
 def _selected(states: Iterable[GradientState]) -> SelectedNorms:
-    places: defaultdict[GradientReading, list[int]] = defaultdict(list)
+    places: defaultdict[GradientReadback, list[int]] = defaultdict(list)
     for _, _, reading, place in states:
         places[reading].append(place)
     return SelectedNorms(places)

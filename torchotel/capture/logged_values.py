@@ -14,7 +14,7 @@ from torch import Tensor
 from torchotel._records import LogValue
 from torchotel._utils.faults import Guard
 from torchotel._utils.text import shortened
-from torchotel.capture.async_readback import Reading, read_later
+from torchotel.capture.async_readback import AsyncReadback, read_async
 from torchotel.capture.torch_internals import without_torch_function
 
 _logger = logging.getLogger("torchotel")
@@ -28,7 +28,7 @@ NUMBERS = FRACTIONS | COUNTS | {EPOCH}
 """Known names; none takes a text."""
 MAX_NAMES = 64
 """Of the user's values, and as many of a framework's; each is a series of its own."""
-LONGEST_TEXT = 256
+MAX_TEXT = 256
 
 
 class Logged:
@@ -43,20 +43,20 @@ class Logged:
     __slots__ = ("_counts", "_last", "_losses", "_offered", "_reads", "closed")
 
     def __init__(self) -> None:
-        self._last: dict[str, LogValue | Reading] = {}
-        self._losses: list[LogValue | Reading] = []
+        self._last: dict[str, LogValue | AsyncReadback] = {}
+        self._losses: list[LogValue | AsyncReadback] = []
         """The last, after those that have not come yet; none after one that is not finite."""
-        self._counts: dict[str, list[LogValue | Reading]] = {}
+        self._counts: dict[str, list[LogValue | AsyncReadback]] = {}
         self._offered: Logged | None = None
         self._reads = False
         """Some of it is read later."""
         self.closed = False
         """The step has been handed over: nothing is taken in any more, and what comes now is late."""
 
-    def add(self, values: Mapping[str, LogValue | Reading]) -> None:
+    def add(self, values: Mapping[str, LogValue | AsyncReadback]) -> None:
         """Take in what was logged."""
         for name, value in values.items():
-            if isinstance(value, Reading):
+            if isinstance(value, AsyncReadback):
                 self._reads = True
             if name == LOSS:
                 self._add_losses([value])
@@ -70,15 +70,15 @@ class Logged:
             else:
                 before.append(value)
 
-    def offer(self, values: Mapping[str, LogValue | Reading]) -> None:
+    def offer(self, values: Mapping[str, LogValue | AsyncReadback]) -> None:
         """Take in what a framework knows; not what adds up, since it may be a total."""
         self._offered, self._reads = self._offered or Logged(), True
         self._offered.add({name: value for name, value in values.items() if name not in COUNTS})
 
-    def learning_rate(self, rate: LogValue | Reading) -> None:
+    def learning_rate(self, rate: LogValue | AsyncReadback) -> None:
         """Take in the optimizers', which holds where none was logged."""
         self._last.setdefault("lr", rate)
-        if isinstance(rate, Reading):
+        if isinstance(rate, AsyncReadback):
             self._reads = True
 
     def merge(self, later: Logged) -> None:
@@ -124,7 +124,7 @@ class Logged:
                 values[name] = total
         return values
 
-    def _add_losses(self, values: Sequence[LogValue | Reading]) -> None:
+    def _add_losses(self, values: Sequence[LogValue | AsyncReadback]) -> None:
         for value in values:
             before = _come_loss(self._losses[-1]) if self._losses else None
             if before is not None and not isfinite(before):
@@ -133,35 +133,35 @@ class Logged:
                 self._losses.pop()
             self._losses.append(value)
 
-    def _readings(self) -> list[Reading]:
+    def _readings(self) -> list[AsyncReadback]:
         values = [*self._last.values(), *self._losses]
         for counts in self._counts.values():
             values += counts
         if self._offered is not None:
             values += self._offered._readings()
-        return [value for value in values if isinstance(value, Reading)]
+        return [value for value in values if isinstance(value, AsyncReadback)]
 
 
-def _come(name: str, value: LogValue | Reading) -> LogValue | None:
+def _come(name: str, value: LogValue | AsyncReadback) -> LogValue | None:
     """Return a value, read by now; None where it has not come, or is none of its kind."""
-    if not isinstance(value, Reading):
+    if not isinstance(value, AsyncReadback):
         return value
     numbers = value.values()
     return _number(name, numbers[0]) if numbers else None
 
 
-def _sum(name: str, values: Sequence[LogValue | Reading]) -> float | None:
+def _sum(name: str, values: Sequence[LogValue | AsyncReadback]) -> float | None:
     come = [number for value in values if isinstance(number := _come(name, value), int | float)]
     return sum(come) if come else None
 
 
-def _worst(losses: Sequence[LogValue | Reading]) -> float | None:
+def _worst(losses: Sequence[LogValue | AsyncReadback]) -> float | None:
     """Return the first that is not finite, else the last."""
     come = [loss for value in losses if (loss := _come_loss(value)) is not None]
     return next((loss for loss in come if not isfinite(loss)), come[-1] if come else None)
 
 
-def _come_loss(value: LogValue | Reading) -> float | None:
+def _come_loss(value: LogValue | AsyncReadback) -> float | None:
     come = _come(LOSS, value)
     return come if isinstance(come, float) else None
 
@@ -174,7 +174,7 @@ class LogReader:
         self._offered: set[str] = set()
         self._complained: set[str] = set()
 
-    def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | Reading]:
+    def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | AsyncReadback]:
         """Return what can be taken of the given values.
 
         Args:
@@ -210,12 +210,12 @@ def _say_nothing(name: str, message: str) -> None:
     pass
 
 
-def _read(name: str, value: Any) -> LogValue | Reading | None:
+def _read(name: str, value: Any) -> LogValue | AsyncReadback | None:
     if isinstance(value, Tensor):
         with without_torch_function():  # a mode of the user's would be called for each property that we read
-            return read_later([value]) if value.numel() == 1 and not value.is_complex() else None
+            return read_async([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
-        return None if name in NUMBERS else value[:LONGEST_TEXT]
+        return None if name in NUMBERS else value[:MAX_TEXT]
     try:
         item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
         return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)
@@ -283,7 +283,9 @@ class LearningRates:
     def __init__(self) -> None:
         self.guard = Guard("learning rates")
 
-    def read(self, leading: LeadingOptimizer, optimizer: torch.optim.Optimizer, step: int) -> float | Reading | None:
+    def read(
+        self, leading: LeadingOptimizer, optimizer: torch.optim.Optimizer, step: int
+    ) -> float | AsyncReadback | None:
         """Return the learning rate of an optimizer's first parameter group, if it leads. Raises nothing."""
         try:
             if self.guard.is_off or not leading.steps(optimizer, step):
@@ -294,11 +296,11 @@ class LearningRates:
             return None
 
 
-def learning_rate(optimizer: torch.optim.Optimizer) -> float | Reading | None:
+def learning_rate(optimizer: torch.optim.Optimizer) -> float | AsyncReadback | None:
     """Return the learning rate of an optimizer's first parameter group; None for one that has none."""
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     if type(rate) is float:  # most are
         return rate
     if isinstance(rate, torch.Tensor):
-        return read_later([rate]) if rate.numel() == 1 else None
+        return read_async([rate]) if rate.numel() == 1 else None
     return float(rate) if isinstance(rate, int | float) else None

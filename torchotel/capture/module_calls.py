@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
-from torchotel.capture.call_signatures import Sites, tensors_in
-from torchotel.capture.module_registry import ModuleState, Paths
+from torchotel.capture.call_signatures import CallSignatures, tensors_in
+from torchotel.capture.module_registry import ModuleRegistry, ModuleState
 from torchotel.capture.torch_internals import (
     COMPILING,
     calls_in_progress,
@@ -30,15 +30,15 @@ from torchotel.capture.torch_internals import (
 )
 
 if TYPE_CHECKING:
-    from torchotel._records import CallSite
+    from torchotel._records import CallSignature
     from torchotel.capture.cuda import DeviceMarks
     from torchotel.capture.exceptions import ErrorReader
-    from torchotel.capture.thread_state import Frame, Here, ThreadState
+    from torchotel.capture.thread_state import CurrentThread, Frame, ThreadState
 
 
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
-MOST_CALLERS = 64
+MAX_CALLERS = 64
 
 Note = TypeVar("Note", CallNote, CallNote | None)
 
@@ -47,7 +47,7 @@ _is_grad_enabled = torch.is_grad_enabled
 _next_number = sequence_number or (lambda: 0)
 
 
-class CallRecorder:
+class ModuleCallRecorder:
     """Turn the pre- and post-hook of module calls into records on the thread's state.
 
     Args:
@@ -63,11 +63,11 @@ class CallRecorder:
 
     def __init__(
         self,
-        paths: Paths,
-        sites: Sites,
+        paths: ModuleRegistry,
+        sites: CallSignatures,
         errors: ErrorReader,
         device_marks: DeviceMarks,
-        here: Here,
+        here: CurrentThread,
         enter: Callable[[ThreadState, Module], bool],
         leave: Callable[[ThreadState, int, Error | None], None],
         fault: Callable[..., None],
@@ -175,7 +175,7 @@ class CallRecorder:
         if not stack:
             return self._enter(thread, module)
         if state is not None:
-            if len(state.callers) >= MOST_CALLERS:
+            if len(state.callers) >= MAX_CALLERS:
                 state.callers.clear()
             state.callers.add(id(stack[-1][0]))
         return True
@@ -212,7 +212,7 @@ class CallRecorder:
 
     def _look_at_one(
         self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
-    ) -> tuple[CallSite, Slots, Slots] | None:
+    ) -> tuple[CallSignature, Slots, Slots] | None:
         """Take in a call of one tensor in and one out, as nearly all are; None for any other.
 
         Where all that is asked of it is as it was in the module's last call, nothing is built.
@@ -253,7 +253,7 @@ class CallRecorder:
 
     def _look_closely(
         self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
-    ) -> tuple[CallSite, Slots, Slots]:
+    ) -> tuple[CallSignature, Slots, Slots]:
         module, first, _, _ = frame
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
         site = self._sites.find(state, module, inputs, outputs)
@@ -265,7 +265,7 @@ class CallRecorder:
         return site, *thread.backward.hook_many(outputs, first, state)
 
     @staticmethod
-    def _note_device(thread: ThreadState, site: CallSite) -> None:
+    def _note_device(thread: ThreadState, site: CallSignature) -> None:
         """Nodes of several devices run on several threads: from the second device on, order is not given."""
         if site.device is not thread.device:
             if thread.device is not None:

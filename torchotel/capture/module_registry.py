@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from torchotel._records import CallSite, ModelInfo, ModuleInfo
+from torchotel._records import CallSignature, ModelInfo, ModuleInfo
 from torchotel._utils.text import shortened
 from torchotel.capture.torch_internals import is_generated
 
@@ -81,7 +81,7 @@ def class_of(module: Module) -> str:
     return kind.__name__
 
 
-class Place(NamedTuple):
+class ModuleLocation(NamedTuple):
     """Where a module stands, and what it is called for it."""
 
     model: str
@@ -94,7 +94,7 @@ class Place(NamedTuple):
     """Whether nothing but wrappers holds it: paths begin below."""
 
 
-LastCall: TypeAlias = tuple[tuple[object, ...], CallSite]
+LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
 """What of a call is compared with the next, and its site; whole, since other threads call the module too."""
 
 
@@ -121,18 +121,18 @@ class ModuleState:
         "way",
     )
 
-    def __init__(self, reference: weakref.ref[Module], place: Place) -> None:
+    def __init__(self, reference: weakref.ref[Module], place: ModuleLocation) -> None:
         self.reference = reference
         self.skipped = False
         self.callers: set[int] = set()
         """Ids of the modules that were seen to call it."""
         self.move(place)
 
-    def move(self, place: Place) -> None:
+    def move(self, place: ModuleLocation) -> None:
         """Give the module another place; what was kept under the old name goes."""
         self.model, self.path, self.holder, self.name, self.root = place
         self.info: ModuleInfo | None = None
-        self.sites: dict[object, CallSite] = {}
+        self.sites: dict[object, CallSignature] = {}
         self.last: LastCall | None = None
         """The last call with one tensor in and one out, compared before anything is built."""
         # The remembered way from its output node to its lowest node, checked by sequence numbers.
@@ -155,7 +155,7 @@ class ModuleState:
         return name if self.root else f"{self.path}.{name}"
 
 
-class Paths:
+class ModuleRegistry:
     """The states of all modules that were called or stand in a model that was."""
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class Paths:
         moved = False
         for module, below, holder, name in walk(top, path):
             reference = None if holder is None else weakref.ref(holder)
-            place = Place(model, below or title, reference, name, root=not below)
+            place = ModuleLocation(model, below or title, reference, name, root=not below)
             state = self.states.get(id(module))
             if state is None:
                 self.add(module, place)
@@ -269,7 +269,7 @@ class Paths:
             self._hidden.clear()
         return self.states[id(top)]
 
-    def add(self, module: Module, place: Place) -> ModuleState:
+    def add(self, module: Module, place: ModuleLocation) -> ModuleState:
         """Name a module that is unknown."""
         key = id(module)
 
@@ -327,5 +327,5 @@ class Paths:
         return module
 
 
-def _same(state: ModuleState, place: Place) -> bool:
+def _same(state: ModuleState, place: ModuleLocation) -> bool:
     return (state.model, state.path, state.name, state.root) == (place.model, place.path, place.name, place.root)

@@ -6,17 +6,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from torchotel._records import DeviceMemory, Log, Unit
+from torchotel._records import DeviceMemory, Log, StepRecord
 from torchotel.capture.gradient_norms import step_norms
 from torchotel.capture.logged_values import Logged
-from torchotel.capture.step_segment import Part, join, unix_offset_ns
+from torchotel.capture.step_segment import StepSegment, build_record, unix_offset_ns
 
-MOST_WAITING = 2
+MAX_WAITING = 2
 
-HandOver: TypeAlias = Callable[["Held | HeldLog"], None]
+HandOver: TypeAlias = Callable[["PendingRecord | PendingLog"], None]
 
 
-class Held:
+class PendingRecord:
     """The parts of a step, an evaluation or a fetch, until whoever takes it over puts its record together.
 
     That is the worker, which does many at a time: amid a training each function that runs is one more to be fetched.
@@ -38,7 +38,7 @@ class Held:
         self,
         kind: str,
         number: int,
-        parts: Sequence[Part],
+        parts: Sequence[StepSegment],
         thread: int,
         reason: str | None = None,
         memory: Sequence[DeviceMemory] = (),
@@ -98,10 +98,10 @@ class Held:
             spans += len(part.phases) + len(part.calls) + len(part.stamps) // 2
         return spans
 
-    def record(self) -> Unit:
+    def record(self) -> StepRecord:
         """Put the record together, with what has come."""
         parts = self._parts
-        unit = join(self.kind, self._number, parts, self._thread, self._identity, self._unix_offset_ns)
+        unit = build_record(self.kind, self._number, parts, self._thread, self._identity, self._unix_offset_ns)
         unit.reason, unit.memory = self._reason, self._memory
         unit.values = self.logged.values()
         unit.gradients = step_norms([part.gradients for part in parts])
@@ -111,7 +111,7 @@ class Held:
         return unit
 
 
-class HeldLog:
+class PendingLog:
     """What was logged when its step had been handed over.
 
     Args:
@@ -148,13 +148,13 @@ class HeldLog:
         return self._log._replace(values=self.logged.values())
 
 
-class HeldSteps:
+class PendingRecords:
     """The records of one thread, in order; at most two steps wait for their numbers."""
 
     def __init__(self) -> None:
-        self._held: deque[Held | HeldLog] = deque()
+        self._held: deque[PendingRecord | PendingLog] = deque()
 
-    def add(self, held: Held | HeldLog) -> None:
+    def add(self, held: PendingRecord | PendingLog) -> None:
         """Hold a record."""
         self._held.append(held)
 
@@ -169,7 +169,7 @@ class HeldSteps:
         """Hand over in order what is ready, and the oldest where too many wait."""
         while self._held:
             waiting = list(self._held)  # a signal's handler may flush in the midst of it
-            if not waiting or not (waiting[0].ready() or len(waiting) > MOST_WAITING):
+            if not waiting or not (waiting[0].ready() or len(waiting) > MAX_WAITING):
                 return
             self._hand_over_first(hand_over, wait=False)
 

@@ -12,23 +12,23 @@ from torch.nn import Module
 from torchotel._records import SUPPRESSED, Baggage, Log, ModelInfo, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
-from torchotel.capture.active_span import LiveSpans, MakeCurrent, StartSpan
-from torchotel.capture.autograd_hooks import Gate
-from torchotel.capture.call_signatures import Sites
+from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
+from torchotel.capture.autograd_hooks import RecordingSwitch
+from torchotel.capture.call_signatures import CallSignatures
 from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
-from torchotel.capture.event_hooks import Events
+from torchotel.capture.event_hooks import EventHooks
 from torchotel.capture.exceptions import ErrorReader, ExceptionText
 from torchotel.capture.gradient_norms import Gradients
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.logged_values import LearningRates, Logged, LogReader
-from torchotel.capture.module_calls import CallRecorder
-from torchotel.capture.module_registry import Paths
-from torchotel.capture.pending_records import HandOver, Held, HeldLog
-from torchotel.capture.root_calls import Outermost
-from torchotel.capture.step_segment import Part
+from torchotel.capture.module_calls import ModuleCallRecorder
+from torchotel.capture.module_registry import ModuleRegistry
+from torchotel.capture.pending_records import HandOver, PendingLog, PendingRecord
+from torchotel.capture.root_calls import RootCalls
+from torchotel.capture.step_segment import StepSegment
 from torchotel.capture.tensor_watch import Watches
-from torchotel.capture.thread_state import Here, ThreadState
-from torchotel.capture.torch_compile import Compiling
+from torchotel.capture.thread_state import CurrentThread, ThreadState
+from torchotel.capture.torch_compile import CompileHooks
 from torchotel.sampling.detail import Detail
 
 
@@ -75,7 +75,7 @@ class Capture:
         self.threads: set[ThreadState] = set()
         self.forwarding: set[ThreadState] = set()  # those that have run a forward
         self.guard = Guard("capture", off=self.uninstall)
-        self.paths = Paths()
+        self.paths = ModuleRegistry()
         self.errors = ErrorReader(exception_text, self.paths.known)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
@@ -83,17 +83,17 @@ class Capture:
         self.model: ModelInfo | None = None
         self.gradients = Gradients(self.paths, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
-        self.gate = Gate()
+        self.gate = RecordingSwitch()
         self.device_marks = DeviceMarks(clock or CudaClock())
-        self.here = Here(self._new_thread)
+        self.here = CurrentThread(self._new_thread)
         """The calling thread's state."""
         self.watches = Watches(self.here, self.warn)
-        self.live = LiveSpans(self, start_span, make_current)
+        self.live = ActiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
-        self.outermost = outermost = Outermost(self)
-        self.calls = CallRecorder(
+        self.outermost = outermost = RootCalls(self)
+        self.calls = ModuleCallRecorder(
             self.paths,
-            Sites(self.warn, shapes=shapes),
+            CallSignatures(self.warn, shapes=shapes),
             self.errors,
             self.device_marks,
             self.here,
@@ -102,8 +102,8 @@ class Capture:
             self.guard.fault,
         )
         self.hooks = ModuleHooks(self.calls.before, self.calls.after, outermost.first, outermost.left)
-        self.events = Events(self)
-        self.compiling = Compiling(
+        self.events = EventHooks(self)
+        self.compiling = CompileHooks(
             self.hooks,
             outermost.enter_region,
             self.paths.compiled,
@@ -226,7 +226,7 @@ class Capture:
         if logged is not None and not logged.closed:
             (logged.offer if offered else logged.add)(values)
         elif values:
-            late = HeldLog(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
+            late = PendingLog(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
             (late.logged.offer if offered else late.logged.add)(values)
             thread.held.add(late)
             thread.held.release(self._hand_over)
@@ -266,14 +266,14 @@ class Capture:
 
     # ---- hand-over
 
-    def _hand_over(self, handed: Held | HeldLog) -> None:
+    def _hand_over(self, handed: PendingRecord | PendingLog) -> None:
         if handed.logged.loss_is_bad():
             self.gradients.note_bad_loss(self.numbers["step"])
         self._next(handed)
 
-    def _emit(self, thread: ThreadState, kind: str, parts: list[Part]) -> None:
+    def _emit(self, thread: ThreadState, kind: str, parts: list[StepSegment]) -> None:
         if parts[0].user_span is SUPPRESSED:
-            Held(kind, -1, parts, thread.ident).close()
+            PendingRecord(kind, -1, parts, thread.ident).close()
             return
         with self._numbering:
             number = self.numbers[kind]
@@ -282,7 +282,7 @@ class Capture:
             self._on_first()
         reason = self.detail.reason(number) if True in [part.detailed for part in parts] else None
         memory = self.memory.read() if kind == "step" else ()
-        thread.held.add(Held(kind, number, parts, thread.ident, reason, memory))
+        thread.held.add(PendingRecord(kind, number, parts, thread.ident, reason, memory))
         if kind != "step" or thread.machine.in_step:  # no value is logged to it any more; the next event may be far off
             thread.held.release(self._hand_over)
 

@@ -16,9 +16,9 @@ from torch.utils.data import get_worker_info
 
 from torchotel._records import CallNote, Error, ModuleCall
 from torchotel.capture.call_signatures import info_of, is_training
-from torchotel.capture.module_registry import Paths, Place, modules_of, unwrapped
-from torchotel.capture.step_segment import Part
-from torchotel.capture.thread_state import MOST_CALLS, ThreadState
+from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
+from torchotel.capture.step_segment import StepSegment
+from torchotel.capture.thread_state import MAX_CALLS, ThreadState
 from torchotel.capture.torch_internals import (
     COMPILING,
     calls_in_progress,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torchotel.capture.thread_state import ThreadState
 
 
-def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: Paths) -> bool:
+def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: ModuleRegistry) -> bool:
     """Record a replica's call for the thread whose forward waits for it; False where no forward is recorded.
 
     Where it can't be told whose it is, it is counted as dropped, with all that it calls.
@@ -73,13 +73,13 @@ def _holds_like(caller: Module, replica: Module) -> bool:
     return any(type(module) is type(replica) for module in modules_of(caller))
 
 
-def _name(replica: Module, original: Module, paths: Paths) -> None:
+def _name(replica: Module, original: Module, paths: ModuleRegistry) -> None:
     """Call a replica, and all below it, what their originals are called, whether what holds them lives on or not."""
     for copy, copied in zip(modules_of(replica), modules_of(original), strict=False):
         known = paths.states.get(id(copied))
         if known is None or type(copy) is not type(copied):
             return
-        state = paths.add(copy, Place(known.model, known.path, None, "", known.root))
+        state = paths.add(copy, ModuleLocation(known.model, known.path, None, "", known.root))
         state.info, state.sites = info_of(known, copied), known.sites
 
 
@@ -97,7 +97,7 @@ MANY_CALLS = (
 )
 
 
-class Outermost:
+class RootCalls:
     """Tell the step machine of forwards, and decide at each whether its calls are recorded."""
 
     def __init__(self, capture: Capture) -> None:
@@ -142,9 +142,9 @@ class Outermost:
             if not watch or self._capture.hooks.watch_exit(thread, module):
                 return False
             self._capture.hooks.want(thread, detailed=True)
-        if len(thread.calls) >= MOST_CALLS:
+        if len(thread.calls) >= MAX_CALLS:
             thread.muted_from = len(thread.calls)
-            self._capture.warn(MANY_CALLS, MOST_CALLS)
+            self._capture.warn(MANY_CALLS, MAX_CALLS)
         return True
 
     def _goes_on(self, thread: ThreadState, module: Module) -> bool:
@@ -210,7 +210,7 @@ class Outermost:
             part.detailed = self._is_detailed(part, grad=grad)
         return part.detailed
 
-    def _is_detailed(self, part: Part, *, grad: bool) -> bool:
+    def _is_detailed(self, part: StepSegment, *, grad: bool) -> bool:
         numbers, detail = self._capture.numbers, self._capture.detail
         if grad or part.trained or part.explicit:
             return detail.of_step(numbers["step"] + part.ahead)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Hashable
 
 from torchotel._records import Baggage, Error, SpanReference
-from torchotel.capture.step_segment import Identity, Part, step_start_ns
+from torchotel.capture.step_segment import Identity, StepSegment, step_start_ns
 
 
-class PendingStep:
+class StepAssembler:
     """Open and close parts, and hand them over as steps and evaluations.
 
     Args:
@@ -19,17 +19,17 @@ class PendingStep:
 
     def __init__(
         self,
-        take: Callable[[Part], None],
-        emit: Callable[[str, list[Part]], None],
+        take: Callable[[StepSegment], None],
+        emit: Callable[[str, list[StepSegment]], None],
         user_span: Callable[[], SpanReference | None],
         begins: Callable[[], None],
         baggage: Callable[[], Baggage | None],
     ) -> None:
         self._take, self._emit, self.user_span, self._begins = take, emit, user_span, begins
         self._baggage = baggage
-        self.parts: list[Part] = []
+        self.parts: list[StepSegment] = []
         """Closed parts of the step that is not handed over yet."""
-        self.open: Part | None = None
+        self.open: StepSegment | None = None
         self.next = Identity()
         """Of what the fetch that runs will open."""
         self.cycle: set[Hashable] = set()
@@ -71,10 +71,10 @@ class PendingStep:
         """Tell whether the step goes on after an optimizer's step until the next fetch, as that of a GAN does."""
         return self.has_fetch() and (self._has_several or not self.cycle)
 
-    def begin(self, now_ns: int, *, fetched: bool = False) -> Part:
+    def begin(self, now_ns: int, *, fetched: bool = False) -> StepSegment:
         """Open a part; one that goes on with a step shares its ids."""
         self._begins()
-        part = self.open = Part(now_ns, now_ns, fetched, user_span=self.user_span(), baggage=self._baggage())
+        part = self.open = StepSegment(now_ns, now_ns, fetched, user_span=self.user_span(), baggage=self._baggage())
         part.idle_since_ns, part.paused = self.idle_since_ns, self.paused
         if self.parts and not self.is_finished():
             part.identity, part.ahead = self.parts[-1].identity, self.parts[-1].ahead
@@ -88,7 +88,7 @@ class PendingStep:
             return step_start_ns(first_event_ns, self.open.end_ns)
         return step_start_ns(first_event_ns, 0 if self.paused else self.idle_since_ns)
 
-    def keep_apart(self, part: Part) -> None:
+    def keep_apart(self, part: StepSegment) -> None:
         """Give an evaluation amid a step that goes on ids of its own, at its first forward."""
         if self._shared(part) and not (part.forwards or part.trained):
             part.identity = Identity()
@@ -123,10 +123,12 @@ class PendingStep:
         """Close a fetch that opened nothing; it is handed over if its ids were given out, or if it failed."""
         identity, self.next = self.next, Identity()
         if identity.reference is not None or error is not None:
-            part = Part(start_ns, end_ns, fetched=True, user_span=self.user_span(), identity=identity, error=error)
+            part = StepSegment(
+                start_ns, end_ns, fetched=True, user_span=self.user_span(), identity=identity, error=error
+            )
             self._emit("data", [part])
 
-    def _shared(self, part: Part) -> bool:
+    def _shared(self, part: StepSegment) -> bool:
         """Tell whether a step that goes on has the part's ids too."""
         return bool(self.parts) and part.identity is self.parts[-1].identity
 
@@ -149,7 +151,7 @@ class PendingStep:
             if part.forwards or part.identity.reference is not None:
                 self._emit("evaluation", [part])
 
-    def emit_step(self, parts: list[Part]) -> None:
+    def emit_step(self, parts: list[StepSegment]) -> None:
         """Hand over these parts as one step."""
         keys = _keys(parts)
         if keys:
@@ -159,7 +161,7 @@ class PendingStep:
             self._keep_apart_from(parts)
         self._emit("step", parts)
 
-    def _keep_apart_from(self, step: list[Part]) -> None:
+    def _keep_apart_from(self, step: list[StepSegment]) -> None:
         """Give what is no part of a step ids of its own, where it had been taken for one."""
         identity = Identity()
         for part in (*self.parts, self.open):
@@ -167,7 +169,7 @@ class PendingStep:
                 part.identity = identity
 
 
-def _keys(parts: list[Part]) -> set[Hashable]:
+def _keys(parts: list[StepSegment]) -> set[Hashable]:
     if len(parts) == 1:  # most steps are one part
         return set(parts[0].optimizers)
     return set().union(*[part.optimizers for part in parts])

@@ -8,16 +8,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from torchotel._records import Baggage, Error, Phase, SpanReference
-from torchotel.capture.step_assembler import PendingStep
-from torchotel.capture.step_segment import Identity, Part, new_phase
+from torchotel.capture.step_assembler import StepAssembler
+from torchotel.capture.step_segment import Identity, StepSegment, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
 MAX_FORWARDS = 1 << 16  # of a part on a thread that has never trained: it serves, and hands over an evaluation then
-MOST_FETCHES = 1024  # fetches that a step which only fetches keeps
+MAX_FETCHES = 1024  # fetches that a step which only fetches keeps
 IN_BACKWARD = "in backward"  # stands for all optimizers that step inside a backward
 
 
-class StepMachine:
+class StepDetector:
     """Group the events of one thread into steps and evaluations.
 
     Args:
@@ -30,21 +30,21 @@ class StepMachine:
 
     def __init__(
         self,
-        take: Callable[[Part], None],
-        emit: Callable[[str, list[Part]], None],
+        take: Callable[[StepSegment], None],
+        emit: Callable[[str, list[StepSegment]], None],
         user_span: Callable[[], SpanReference | None],
         begins: Callable[[], None] = lambda: None,
         baggage: Callable[[], Baggage | None] = lambda: None,
     ) -> None:
-        self._pending = PendingStep(take, emit, user_span, begins, baggage)
-        self._running: list[tuple[Part, int]] = []  # backwards that run, each with its phase's place
-        self.stepping: list[tuple[Hashable, str, int, Part, int]] = []
+        self._pending = StepAssembler(take, emit, user_span, begins, baggage)
+        self._running: list[tuple[StepSegment, int]] = []  # backwards that run, each with its phase's place
+        self.stepping: list[tuple[Hashable, str, int, StepSegment, int]] = []
         """Optimizers' steps that have begun and not ended, each with its kind, its start and its phase's place."""
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
         self._tuned: set[int] = set()  # `id()`s of models that ran in evaluation mode before a backward
-        self._ahead: Part | None = None  # only fetched when its iterator ended; no fetch or evaluation since
+        self._ahead: StepSegment | None = None  # only fetched when its iterator ended; no fetch or evaluation since
 
     # ---- events
 
@@ -61,7 +61,7 @@ class StepMachine:
             if self._pending.is_finished():
                 self._pending.hand_over()
             part = self._pending.begin(start_ns, fetched=True)
-        elif len(part.phases) >= MOST_FETCHES and not inside:
+        elif len(part.phases) >= MAX_FETCHES and not inside:
             del part.phases[0]
             part.start_ns = part.phases[0].start_ns
         part.phases.append(Phase("data", start_ns, end_ns))
@@ -81,7 +81,7 @@ class StepMachine:
         self.hand_over_finished()
         self._pending.fetch_ended(start_ns, end_ns)
 
-    def forward_begins(self, now_ns: int, *, grad: bool, model: int = 0, training: bool = True) -> Part:
+    def forward_begins(self, now_ns: int, *, grad: bool, model: int = 0, training: bool = True) -> StepSegment:
         """Take in the start of an outermost forward; return the part that it belongs to.
 
         Args:
@@ -119,7 +119,7 @@ class StepMachine:
         if part.opened_without_grad and not (part.trained or part.explicit):
             self._pending.close_open()
 
-    def backward_begins(self, now_ns: int, *, in_forward: bool) -> Part:
+    def backward_begins(self, now_ns: int, *, in_forward: bool) -> StepSegment:
         """Take in the start of a run of the autograd engine; return what is open.
 
         One inside a forward is part of that forward.
@@ -167,7 +167,7 @@ class StepMachine:
             self._pending.by_hand = True
             self._pending.hand_over_each()
 
-    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str, *, closure: bool = False) -> Part | None:
+    def optimizer_begins(self, now_ns: int, key: Hashable, kind: str, *, closure: bool = False) -> StepSegment | None:
         """Take in the start of an optimizer's step; return what is open.
 
         Nested ones (wrappers) count with the outermost.
@@ -238,7 +238,7 @@ class StepMachine:
             self._pending.open.end_ns = now_ns
             self._optimizer_done(self._pending.open, key)
 
-    def step_begins(self, now_ns: int) -> Part:
+    def step_begins(self, now_ns: int) -> StepSegment:
         """Take in the start of an explicit step, and return it; it takes in the fetch just before it."""
         self._ahead = None
         if self._pending.open is not None and not _only_fetched(self._pending.open):
@@ -276,17 +276,17 @@ class StepMachine:
             self._pending.hand_over()
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StepSegment]:
         """The parts of the step that is not handed over yet, in order; the last is the open one, if there is one."""
         return self._pending.parts if self._pending.open is None else [*self._pending.parts, self._pending.open]
 
     @property
-    def open_part(self) -> Part | None:
+    def open_part(self) -> StepSegment | None:
         """What is open, else the last part of a step that waits to be handed over."""
         return self._pending.open or (self._pending.parts[-1] if self._pending.parts else None)
 
     @property
-    def forwarding(self) -> Part | None:
+    def forwarding(self) -> StepSegment | None:
         """The open part while a further forward with gradients only adds to it: as yet it does nothing but forward."""
         part = self._pending.open
         if part is None or part.forward_start_ns is None or part.trained or part.error or self.stepping:
@@ -334,7 +334,7 @@ class StepMachine:
 
     # ---- the rule
 
-    def _part_of_forward(self, now_ns: int, *, grad: bool, evaluated: int) -> Part:
+    def _part_of_forward(self, now_ns: int, *, grad: bool, evaluated: int) -> StepSegment:
         part = self._pending.open
         if part is None or part.finished:
             if grad:
@@ -350,7 +350,7 @@ class StepMachine:
             part.opened_without_grad = not grad
         return part
 
-    def _end_evaluation(self, part: Part) -> None:
+    def _end_evaluation(self, part: StepSegment) -> None:
         """Close a part that no backward follows: its model trains again, or its only forward failed.
 
         After a fetch, a forward that failed may be tried again with the same batch.
@@ -359,7 +359,7 @@ class StepMachine:
         if part.forwards and not goes_on and (part.error is None or (part.forwards == 1 and not part.fetched)):
             self._pending.close_open()
 
-    def _take_in_ahead(self, part: Part, ahead: Part) -> None:
+    def _take_in_ahead(self, part: StepSegment, ahead: StepSegment) -> None:
         """Give a step what was fetched for it before its iterator ended, as Trainer does where it accumulates.
 
         More than it forwarded, and the iterator's making, was fetched for more than this step: a loader was only read.
@@ -373,7 +373,7 @@ class StepMachine:
         if len(ahead.phases) <= forwards + 1 and ahead.user_span == first.user_span:
             first.phases, first.start_ns = ahead.phases + first.phases, ahead.start_ns
 
-    def _is_another_evaluation(self, part: Part, evaluated: int) -> bool:
+    def _is_another_evaluation(self, part: StepSegment, evaluated: int) -> bool:
         """Tell whether a part that only forwards belongs to another request, or to one that serves for ever.
 
         Args:
@@ -394,7 +394,7 @@ class StepMachine:
         """Tell whether a backward ran or an optimizer stepped on this thread: what it runs is not requests."""
         return self._optimizer_seen or self._backwards > 0
 
-    def _begin_after_step(self, now_ns: int) -> Part:
+    def _begin_after_step(self, now_ns: int) -> StepSegment:
         """Open a part by other than a fetch, after a finished one or at the very first.
 
         With one optimizer and no fetch the step has ended. Otherwise the part may belong to it still (a GAN's
@@ -413,7 +413,7 @@ class StepMachine:
                 part.ahead = 1
         return part
 
-    def _optimizer_done(self, part: Part, key: Hashable) -> None:
+    def _optimizer_done(self, part: StepSegment, key: Hashable) -> None:
         if self._ahead is not None:
             self._take_in_ahead(part, self._ahead)
         self._optimizer_seen, self._pending.by_hand = True, False
@@ -433,14 +433,14 @@ class StepMachine:
         explicit = self._pending.open is not None and self._pending.open.explicit
         return explicit or bool(self._running or self.stepping)
 
-    def _fetch_opens(self, part: Part) -> bool:
+    def _fetch_opens(self, part: StepSegment) -> bool:
         """Tell whether a fetch that yields opens another part than the one that is open."""
         return not (self._inside() or _only_fetched(part))
 
 
-def _copy_of(part: Part) -> Part:
+def _copy_of(part: StepSegment) -> StepSegment:
     return replace(part, phases=[*part.phases], optimizers=[*part.optimizers])
 
 
-def _only_fetched(part: Part) -> bool:
+def _only_fetched(part: StepSegment) -> bool:
     return not part.forwards and not part.trained

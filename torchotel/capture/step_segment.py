@@ -15,14 +15,14 @@ from torchotel._records import (
     Error,
     LogValue,
     ModuleCall,
+    NodeTimestamp,
     Phase,
     Registration,
     SpanReference,
-    Stamp,
+    StepRecord,
     TensorGradient,
-    Unit,
 )
-from torchotel.capture.async_readback import Reading
+from torchotel.capture.async_readback import AsyncReadback
 from torchotel.capture.gradient_norms import GradientState, NormsByOptimizer
 from torchotel.capture.logged_values import Logged
 
@@ -66,7 +66,7 @@ class Identity:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class StepSegment:
     """What happened from one opening event (a fetch, a forward, …) to the next.
 
     A step is one part, or several: one per backward where gradients accumulate, one per network in a GAN.
@@ -115,10 +115,10 @@ class Part:
     """Whether a backward added to the gradients of parameters, as `torch.autograd.grad` does not."""
     phases: list[Phase] = field(default_factory=list)
     calls: Sequence[ModuleCall] = ()
-    stamps: Sequence[Stamp] = ()
+    stamps: Sequence[NodeTimestamp] = ()
     registrations: Sequence[Registration] = ()
     logged: Logged = field(default_factory=Logged)
-    learning_rate: LogValue | Reading | None = None
+    learning_rate: LogValue | AsyncReadback | None = None
     """That of the leading optimizer, which holds if none is logged."""
     gradients: NormsByOptimizer = field(default_factory=dict)
     """Norms as the last backward left them, and as each optimizer got them."""
@@ -173,9 +173,14 @@ def step_start_ns(first_event_ns: int, idle_since_ns: int) -> int:
     return idle_since_ns if idle_since_ns and 0 < between_ns <= MAX_BETWEEN_NS else first_event_ns
 
 
-def join(
-    kind: str, number: int, parts: Sequence[Part], thread: int, identity: SpanReference | None, unix_offset_ns: int
-) -> Unit:
+def build_record(
+    kind: str,
+    number: int,
+    parts: Sequence[StepSegment],
+    thread: int,
+    identity: SpanReference | None,
+    unix_offset_ns: int,
+) -> StepRecord:
     """Put the parts of a step or an evaluation together.
 
     Args:
@@ -187,7 +192,7 @@ def join(
         unix_offset_ns: From the times of its parts to unix time.
     """
     first, *later = parts
-    unit = Unit(
+    unit = StepRecord(
         kind,
         number,
         first.start_ns,
@@ -222,7 +227,7 @@ def join(
     return unit
 
 
-def _go_on(unit: Unit, part: Part) -> None:
+def _go_on(unit: StepRecord, part: StepSegment) -> None:
     """Add a later part of the same step, but for its lists."""
     unit.end_ns = max(unit.end_ns, part.end_ns)
     unit.detailed = unit.detailed or bool(part.detailed)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from torchotel.capture import torch_internals
-from torchotel.capture.async_readback import Reading, can_compute, copy_later
+from torchotel.capture.async_readback import AsyncReadback, can_compute, copy_async
 
-MOST_IN_PIECE = 1 << 16  # then they lose 6e-5 at most
-MOST_IN_BLOCK = 1 << 18  # what is copied at once of half precision
+MAX_IN_PIECE = 1 << 16  # then they lose 6e-5 at most
+MAX_IN_BLOCK = 1 << 18  # what is copied at once of half precision
 SUMMED_IN: dict[torch.dtype, torch.dtype | None] = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -46,7 +46,9 @@ class Norms:
 
     __slots__ = ("_count", "_readings", "left_out")
 
-    def __init__(self, count: int, readings: list[tuple[Reading, list[int]]], left_out: Sequence[int] = ()) -> None:
+    def __init__(
+        self, count: int, readings: list[tuple[AsyncReadback, list[int]]], left_out: Sequence[int] = ()
+    ) -> None:
         self._count, self._readings, self.left_out = count, readings, left_out
 
     def ready(self) -> bool:
@@ -82,7 +84,7 @@ class _Group:
         self.places: list[int] = []
         self._summed_in = SUMMED_IN[first.dtype]
         self._blocks: list[tuple[Tensor, int]] = []
-        self._most = MOST_IN_PIECE if first.device.type == "cpu" and first.dtype not in EXACT else math.inf
+        self._most = MAX_IN_PIECE if first.device.type == "cpu" and first.dtype not in EXACT else math.inf
 
     def add(self, tensor: Tensor, place: int) -> None:
         """Take one in, in pieces where its sum would lose digits."""
@@ -94,9 +96,9 @@ class _Group:
         if flat is None:
             pieces = _pieces(tensor)
         else:  # rows of matrices: no more calls than there are blocks
-            whole = len(flat) - len(flat) % MOST_IN_PIECE
+            whole = len(flat) - len(flat) % MAX_IN_PIECE
             rows = flat[:whole]
-            blocks = [rows] if self._summed_in is None else rows.split(MOST_IN_BLOCK)
+            blocks = [rows] if self._summed_in is None else rows.split(MAX_IN_BLOCK)
             self._blocks += [(block, place) for block in blocks]
             pieces = [flat[whole:]] if whole < len(flat) else []
         self.tensors += pieces
@@ -106,10 +108,10 @@ class _Group:
         """Compute the norms of all pieces, and say which tensor each belongs to."""
         places, wide = [*self.places], self._summed_in
         norms = [torch.stack([*torch_internals.norms(self.tensors, wide)])] if self.tensors else []
-        buffer = torch.empty(MOST_IN_BLOCK, dtype=wide, device="cpu") if self._blocks and wide is not None else None
+        buffer = torch.empty(MAX_IN_BLOCK, dtype=wide, device="cpu") if self._blocks and wide is not None else None
         for block, place in self._blocks:
             summed = block if buffer is None else buffer[: len(block)].copy_(block)
-            rows = summed.view(-1, MOST_IN_PIECE)
+            rows = summed.view(-1, MAX_IN_PIECE)
             norms.append(torch.linalg.vector_norm(rows, dim=1))
             places += [place] * len(rows)
         return norms, places
@@ -120,7 +122,7 @@ def combined(norms: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
 
-def norms_later(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled: Collection[int] = ()) -> Norms | None:
+def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled: Collection[int] = ()) -> Norms | None:
     """Compute the norm of each tensor, unseen and without waiting; None where none of them can be known.
 
     A tensor whose own norm can't be known is left out: of an unknown layout, or without numbers.
@@ -149,7 +151,7 @@ def norms_later(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
         return None if readings is None else Norms(len(tensors), readings, left_out)
 
 
-def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[Reading, list[int]]] | None:
+def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[AsyncReadback, list[int]]] | None:
     by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
     for (device, _, unscaled), group in groups.items():
         norms, places = group.norms()
@@ -161,7 +163,7 @@ def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[Read
         found = by_device.setdefault(device, ([], []))
         found[0].extend(norms)
         found[1].extend(places)
-    return [(copy_later(_joined(norms)), places) for norms, places in by_device.values()]
+    return [(copy_async(_joined(norms)), places) for norms, places in by_device.values()]
 
 
 def _joined(norms: list[Tensor]) -> Tensor:
@@ -224,10 +226,10 @@ def _flat(tensor: Tensor) -> Tensor | None:
 def _pieces(tensor: Tensor) -> list[Tensor]:
     """Cut a tensor that has gaps into views."""
     count = tensor.numel()
-    if count <= MOST_IN_PIECE:
+    if count <= MAX_IN_PIECE:
         return [tensor]
     # Across the longest stride each piece is one stretch of memory: others take four times as long.
     wide = [dimension for dimension, size in enumerate(tensor.shape) if size > 1]
     dimension = max(wide, key=tensor.stride)
-    cut = tensor.chunk(min(tensor.shape[dimension], -(-count // MOST_IN_PIECE)), dimension)
+    cut = tensor.chunk(min(tensor.shape[dimension], -(-count // MAX_IN_PIECE)), dimension)
     return [piece for chunk in cut for piece in _pieces(chunk)]

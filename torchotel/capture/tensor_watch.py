@@ -16,15 +16,15 @@ from torchotel._records import TensorGradient
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.call_signatures import shape_of
-from torchotel.capture.tensor_norms import Norms, norms_later
+from torchotel.capture.tensor_norms import Norms, norms_async
 from torchotel.capture.torch_internals import without_torch_function
 
 if TYPE_CHECKING:
-    from torchotel.capture.thread_state import Here, ThreadState
+    from torchotel.capture.thread_state import CurrentThread, ThreadState
 
 
 MAX_NAMES = 256  # each is a series of its own
-MOST_WATCHED = 1024  # gradients kept for one part
+MAX_WATCHED = 1024  # gradients kept for one part
 
 
 class PendingGradient:
@@ -58,7 +58,7 @@ class Watches:
         warn: Called with what the user is to know.
     """
 
-    def __init__(self, here: Here, warn: Warn) -> None:
+    def __init__(self, here: CurrentThread, warn: Warn) -> None:
         self._here, self._warn = here, warn
         self._names: set[str] = set()
         self._leaves: dict[int, _Leaf] = {}
@@ -131,11 +131,11 @@ class Watches:
 
     @staticmethod
     def _report(thread: ThreadState, name: str, gradient: Tensor, now_ns: int) -> None:
-        if len(thread.watched) >= MOST_WATCHED:
+        if len(thread.watched) >= MAX_WATCHED:
             return
         with without_torch_function():
             shape = shape_of(gradient)
-        norms = norms_later([gradient], thread.scaling.scaler)
+        norms = norms_async([gradient], thread.scaling.scaler)
         thread.watched.append(PendingGradient(now_ns, name, shape, norms))
 
 

@@ -12,20 +12,20 @@ from typing import Any, TypeAlias
 from torch.nn import Module
 
 from torchotel._records import Baggage, ModuleCall, Registration, SpanReference
-from torchotel.capture.autograd_hooks import BackwardStamps, Gate
+from torchotel.capture.autograd_hooks import BackwardTimestamps, RecordingSwitch
 from torchotel.capture.cuda import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.grad_scaler import Scaling
 from torchotel.capture.logged_values import LeadingOptimizer
-from torchotel.capture.pending_records import HandOver, HeldSteps
-from torchotel.capture.step_detector import StepMachine
-from torchotel.capture.step_segment import Identity, Part
+from torchotel.capture.pending_records import HandOver, PendingRecords
+from torchotel.capture.step_detector import StepDetector
+from torchotel.capture.step_segment import Identity, StepSegment
 from torchotel.capture.tensor_watch import PendingGradient
 
 Frame: TypeAlias = tuple[Module, int, int, Mark | None]
 """An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
 
-MOST_CALLS = 1 << 16  # kept for one part; what a longer one calls is counted as dropped
-MOST_REGISTRATIONS = 128
+MAX_CALLS = 1 << 16  # kept for one part; what a longer one calls is counted as dropped
+MAX_REGISTRATIONS = 128
 
 
 class ThreadState:
@@ -33,10 +33,10 @@ class ThreadState:
 
     def __init__(
         self,
-        emit: Callable[[ThreadState, str, list[Part]], None],
+        emit: Callable[[ThreadState, str, list[StepSegment]], None],
         user_span: Callable[[], SpanReference | None],
         device_marks: DeviceMarks,
-        gate: Gate,
+        gate: RecordingSwitch,
         fault: Callable[[], None],
         hand_over: HandOver,
         baggage: Callable[[], Baggage | None] = lambda: None,
@@ -46,12 +46,12 @@ class ThreadState:
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
-        self.backward = BackwardStamps(gate, fault)
+        self.backward = BackwardTimestamps(gate, fault)
         self.device_log = DeviceLog(device_marks)
-        self.held = HeldSteps()
+        self.held = PendingRecords()
         # Whatever is logged from the beginning of the next step on belongs to that.
         begins = partial(self.held.release, hand_over)
-        self.machine = StepMachine(self._take, partial(emit, self), user_span, begins, baggage)
+        self.machine = StepDetector(self._take, partial(emit, self), user_span, begins, baggage)
         self.in_forward = False
         self.goes_on = False
         """The forward that runs adds to the open part, and nothing else is to be known of it than its end."""
@@ -112,7 +112,7 @@ class ThreadState:
         if self.owner is not None:
             self.owner, self.backward = None, self.backward.another()
 
-    def _take(self, part: Part) -> None:
+    def _take(self, part: StepSegment) -> None:
         stamps = self.backward.log.stamps
         device_times = self.device_log.take()
         if part.detailed:
@@ -129,7 +129,7 @@ class ThreadState:
             part.watched, self.watched = self.watched, []
 
 
-class Here(threading.local):
+class CurrentThread(threading.local):
     """What belongs to the calling thread: module hooks ask at every call, and an attribute is the cheapest answer.
 
     Args:

@@ -36,7 +36,7 @@ UNTRACED = ("capture", "sampling", "tracing", "metrics", "exporters", "worker", 
 """All that runs on training threads; not `_api`, which sees for itself that it is being compiled."""
 
 
-class Compiling:
+class CompileHooks:
     """Keep out of compilation, and see the regions made by `module.compile()`.
 
     `torch.compile(module)` makes a module of its own, which the global hooks see. `module.compile()` sets a call

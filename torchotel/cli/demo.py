@@ -21,7 +21,7 @@ from torchotel.config.config import Config
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
-    from torchotel.config.otlp_endpoint import Receiver
+    from torchotel.config.otlp_endpoint import OtlpEndpoint
 
 EXAMPLE = "digits_resnet.py"
 JAEGER_VERSION = "2.13.0"
@@ -72,7 +72,7 @@ def find_example() -> Path:
     return installed if installed.exists() else package.parent / "examples" / EXAMPLE
 
 
-def listens(receiver: Receiver) -> bool:
+def listens(receiver: OtlpEndpoint) -> bool:
     """Whether anything takes a connection there; True where only gRPC knows how to call it."""
     address = receiver.address
     if address is None:

@@ -36,7 +36,7 @@ from torchotel.runs.chrome_trace import ChromeTrace
 from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines
 
 if TYPE_CHECKING:
-    from torchotel.exporters.otlp.replay import Resend
+    from torchotel.exporters.otlp.replay import Replay
 
 FILE_NAME, FILE_PATTERN = "traces-{:05d}.jsonl", "traces-*.jsonl"
 _FILE_SUFFIXES = {".json", ".jsonl"}
@@ -113,7 +113,7 @@ def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
 
 def _send(run: Run, endpoint: str) -> int:
     from torchotel.exporters.otlp.json_to_protobuf import FOREIGN  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.replay import Resend  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.replay import Replay  # noqa: PLC0415  # as above
     from torchotel.exporters.otlp.sender import make_transport  # noqa: PLC0415 - brings in OpenTelemetry
     from torchotel.exporters.otlp.transport import TRACES  # noqa: PLC0415  # as above
 
@@ -121,7 +121,7 @@ def _send(run: Run, endpoint: str) -> int:
     environ = {name: value for name, value in os.environ.items() if name != _OFF}
     receiver = Config.read({"endpoint": endpoint}, environ).receiver("traces")
     transport = make_transport(receiver, TRACES, version=package_version())
-    resend = Resend(transport)
+    resend = Replay(transport)
     whole = True
     try:
         with Progress(run.size_bytes) as progress:
@@ -139,7 +139,7 @@ def _send(run: Run, endpoint: str) -> int:
     return _say(run, resend, transport.endpoint, whole=whole)
 
 
-def _say(run: Run, resend: Resend, endpoint: str, *, whole: bool) -> int:
+def _say(run: Run, resend: Replay, endpoint: str, *, whole: bool) -> int:
     if whole and not resend.rejected:
         print(f"{resend.arrived:,} spans sent to {endpoint}")
         return 0

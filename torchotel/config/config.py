@@ -13,8 +13,8 @@ from torchotel.config import config_file
 from torchotel.config import validators as checks
 from torchotel.config.otlp_endpoint import (
     OtlpCompression,
+    OtlpEndpoint,
     OtlpProtocol,
-    Receiver,
     default_endpoint,
     signal_endpoint,
     without_credentials,
@@ -253,11 +253,13 @@ class Config:
         _warn_of_unknown(environ)
         return cls(**values)
 
-    def receiver(self, signal: Literal["traces", "metrics"]) -> Receiver:
+    def receiver(self, signal: Literal["traces", "metrics"]) -> OtlpEndpoint:
         """Say where a signal goes over OTLP, and how."""
         prefix = "" if signal == "traces" else f"{signal}_"
-        how: dict[str, Any] = {name: getattr(self, prefix + name) for name in Receiver._fields if name != "endpoint"}
-        return Receiver(getattr(self, f"{signal}_endpoint"), **how)
+        how: dict[str, Any] = {
+            name: getattr(self, prefix + name) for name in OtlpEndpoint._fields if name != "endpoint"
+        }
+        return OtlpEndpoint(getattr(self, f"{signal}_endpoint"), **how)
 
     def _setting(self, name: str) -> Setting:
         return _setting(name, {protocol: getattr(self, protocol) for protocol in _PROTOCOLS_OF.values()})

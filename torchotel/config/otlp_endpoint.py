@@ -12,7 +12,7 @@ from torchotel._utils.text import printable
 OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 OtlpCompression: TypeAlias = Literal["gzip", "none"]
 
-MOST_QUOTED = 300
+MAX_QUOTED = 300
 """Characters that are repeated of what another program says."""
 _SHORTEST_SECRET = 4
 """Characters of what is looked for in such words: a flag or a tenant's number is none."""
@@ -32,7 +32,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Receiver(NamedTuple):
+class OtlpEndpoint(NamedTuple):
     """An OTLP receiver of one signal."""
 
     endpoint: str
@@ -71,7 +71,7 @@ class Receiver(NamedTuple):
         for secret in sorted(set(self._secrets()), key=len, reverse=True):
             said = said.replace(secret, "...") if len(secret) >= _SHORTEST_SECRET else said
         line = printable(" ".join(said.split()))
-        return line if len(line) <= MOST_QUOTED else line[: MOST_QUOTED - 3] + "..."
+        return line if len(line) <= MAX_QUOTED else line[: MAX_QUOTED - 3] + "..."
 
     def _secrets(self) -> Iterator[str]:
         for value in self.headers.values():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torchotel._types import UNSET, ConfigError
 from torchotel._utils.faults import warn_once
 
-Ours: TypeAlias = Callable[[str], str]
+AcceptedPart: TypeAlias = Callable[[str], str]
 """Gives what is left of a variable's text for torchotel; empty: nothing."""
 
 
@@ -16,17 +16,17 @@ def all_of(text: str) -> str:
     return text
 
 
-def without(*others: str) -> Ours:
+def without(*others: str) -> AcceptedPart:
     """Leave out some words of a list, or the only one."""
     return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() not in others)
 
 
-def only(*words: str) -> Ours:
+def only(*words: str) -> AcceptedPart:
     """Keep the known words of a list, and "none"."""
     return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() in {*words, "none"})
 
 
-def first(*words: str) -> Ours:
+def first(*words: str) -> AcceptedPart:
     """Keep the first known word of a list, by the order of `words`."""
 
     def ours(text: str) -> str:
@@ -41,7 +41,7 @@ def _same(value: object) -> object:
     return value
 
 
-class Kind(NamedTuple):
+class ValueType(NamedTuple):
     """One kind of setting."""
 
     takes: str
@@ -54,11 +54,11 @@ class Kind(NamedTuple):
     """What an error may repeat of a bad value."""
     otherwise: object = UNSET
     """What a bad value of a variable of OpenTelemetry counts as; UNSET: the variable is ignored."""
-    ours: Ours = all_of
+    ours: AcceptedPart = all_of
     """What of a variable's text is for torchotel."""
 
 
-def optional(kind: Kind, *, word: str | None = None) -> Kind:
+def optional(kind: ValueType, *, word: str | None = None) -> ValueType:
     """Take None too; a variable says it with `word`."""
     takes = f"{kind.takes}, or None" + (f" ({word!r} in a variable)" if word else "")
     return kind._replace(
@@ -68,7 +68,7 @@ def optional(kind: Kind, *, word: str | None = None) -> Kind:
     )
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> ValueType:
     """Take one of a few words."""
 
     def check(value: object) -> object:
@@ -76,10 +76,10 @@ def choice(*words: str) -> Kind:
             raise ValueError
         return value
 
-    return Kind(" or ".join(f'"{word}"' for word in words), check, str.lower)
+    return ValueType(" or ".join(f'"{word}"' for word in words), check, str.lower)
 
 
-def choices(*words: str) -> Kind:
+def choices(*words: str) -> ValueType:
     """Take any of a few words, comma-separated or in a sequence; "none" takes none of them."""
 
     def check(value: object) -> object:
@@ -94,10 +94,10 @@ def choices(*words: str) -> Kind:
         return named
 
     listed = " and ".join(f'"{word}"' for word in words)
-    return Kind(f'any of {listed}, comma-separated or in a list, or "none"', check, str.lower)
+    return ValueType(f'any of {listed}, comma-separated or in a list, or "none"', check, str.lower)
 
 
-def having(*methods: str) -> Kind:
+def having(*methods: str) -> ValueType:
     """Take an object by the methods that are called on it."""
 
     def check(value: object) -> object:
@@ -105,10 +105,10 @@ def having(*methods: str) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"an object with {' and '.join(methods)}", check, show=lambda value: type(value).__name__)
+    return ValueType(f"an object with {' and '.join(methods)}", check, show=lambda value: type(value).__name__)
 
 
-def integer(minimum: int, maximum: int | None = None) -> Kind:
+def integer(minimum: int, maximum: int | None = None) -> ValueType:
     """Take a whole number from `minimum` on, up to `maximum`; a bool is none."""
 
     def check(value: object) -> object:
@@ -119,7 +119,7 @@ def integer(minimum: int, maximum: int | None = None) -> Kind:
         return min(value, sys.maxsize)  # the largest number that slices and islice take
 
     upper = "" if maximum is None else f" and at most {maximum}"
-    return Kind(f"a whole number of at least {minimum}{upper}", check, int)
+    return ValueType(f"a whole number of at least {minimum}{upper}", check, int)
 
 
 OTEL_PREFIX = "OTEL_"
@@ -129,7 +129,7 @@ OTEL_PREFIX = "OTEL_"
 class Setting(NamedTuple):
     """How a field is read and checked."""
 
-    kind: Kind
+    kind: ValueType
     variables: tuple[str, ...]
     """The first one that is set, to something that is ours, wins."""
     default: object = None
@@ -177,11 +177,11 @@ class Setting(NamedTuple):
             return self.kind.otherwise
 
 
-def env(kind: Kind, *variables: str) -> Setting:
+def env(kind: ValueType, *variables: str) -> Setting:
     """Read the first of some variables; without any it is an argument only."""
     return Setting(kind, variables)
 
 
-def otlp(kind: Kind, name: str, *, signal: str = "TRACES") -> Setting:
+def otlp(kind: ValueType, name: str, *, signal: str = "TRACES") -> Setting:
     """Read the variable of a signal, else the general one."""
     return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"))

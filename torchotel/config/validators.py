@@ -11,12 +11,12 @@ from urllib.parse import unquote, urlsplit
 
 from torchotel._utils.faults import warn_once
 from torchotel.config.otlp_endpoint import address_of, without_credentials
-from torchotel.config.settings import Kind, integer
+from torchotel.config.settings import ValueType, integer
 
 _LONG_TIMEOUT_S = 300
 _NO_LIMIT_S = 86_400.0
 """A day: the longest time, since sockets and locks take no arbitrary one. A timeout of 0, "no limit", stands for it."""
-_LONGEST_PATH = 1024
+_MAX_PATH = 1024
 DEFAULT_SAMPLER = "parentbased_always_on"
 SAMPLERS = (
     "always_on",
@@ -161,7 +161,7 @@ def _show_url(value: object) -> object:
 
 def _show_file(value: object) -> object:
     """Repeat a path, and not the text of a key that was given in its place."""
-    return "…" if isinstance(value, str) and ("-----" in value or len(value) > _LONGEST_PATH) else value
+    return "…" if isinstance(value, str) and ("-----" in value or len(value) > _MAX_PATH) else value
 
 
 def _check_patterns(value: object) -> object:
@@ -238,27 +238,29 @@ def _parse_detail(text: str) -> object:
     return int(text) if text.lstrip("+-").isdecimal() else text.lower()
 
 
-TEXT = Kind("a string that is not empty", _check_text)
-HOST = Kind("an address of this machine", _check_text, _parse_host)
-FLAG = Kind("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
-OTEL_FLAG = Kind("True or False", _check_flag, _parse_otel_flag, otherwise=False)
+TEXT = ValueType("a string that is not empty", _check_text)
+HOST = ValueType("an address of this machine", _check_text, _parse_host)
+FLAG = ValueType("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
+OTEL_FLAG = ValueType("True or False", _check_flag, _parse_otel_flag, otherwise=False)
 """What the specification calls a Boolean: only "true" is true, all else is false and worth a warning."""
-SECONDS = Kind("a number of seconds above 0 (in a variable: 0 for no limit)", _check_seconds, _parse_seconds)
-TIMEOUT_MILLISECONDS = Kind(
+SECONDS = ValueType("a number of seconds above 0 (in a variable: 0 for no limit)", _check_seconds, _parse_seconds)
+TIMEOUT_MILLISECONDS = ValueType(
     "a number above 0 (in a variable: milliseconds, 0 for no limit)", _check_seconds, _parse_timeout_milliseconds
 )
-MILLISECONDS = Kind("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
-URL = Kind("an http:// or https:// URL with a host", _check_url, show=_show_url)
-BASE_URL = Kind("an http:// or https:// URL with a host and no query", _check_base_url, show=_show_url)
-TARGET = Kind("an http:// or https:// URL with a host, or host:port", _check_target, show=_show_url)
-HEADERS = Kind("a mapping of header names to strings of visible ASCII", _check_headers, _parse_headers, _show_headers)
-PATTERNS = Kind("patterns on module paths: comma-separated or a list of strings", _check_patterns)
-FOLDER = Kind("the path of a folder, there or to be made", _check_folder)
-FILE = Kind("the path of a file that is there", _check_file, show=_show_file)
-DETAIL = Kind('"auto", "all", "off" or a whole number of at least 1', _check_detail, _parse_detail)
-GRADIENT_NORMS = Kind(
+MILLISECONDS = ValueType("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
+URL = ValueType("an http:// or https:// URL with a host", _check_url, show=_show_url)
+BASE_URL = ValueType("an http:// or https:// URL with a host and no query", _check_base_url, show=_show_url)
+TARGET = ValueType("an http:// or https:// URL with a host, or host:port", _check_target, show=_show_url)
+HEADERS = ValueType(
+    "a mapping of header names to strings of visible ASCII", _check_headers, _parse_headers, _show_headers
+)
+PATTERNS = ValueType("patterns on module paths: comma-separated or a list of strings", _check_patterns)
+FOLDER = ValueType("the path of a folder, there or to be made", _check_folder)
+FILE = ValueType("the path of a file that is there", _check_file, show=_show_file)
+DETAIL = ValueType('"auto", "all", "off" or a whole number of at least 1', _check_detail, _parse_detail)
+GRADIENT_NORMS = ValueType(
     '"auto", True, False or a whole number of at least 1', _check_gradient_norms, _parse_gradient_norms
 )
-SAMPLER = Kind("the name of a sampler of OpenTelemetry", _check_sampler, _parse_sampler)
-RATIO = Kind("a number from 0 to 1", _check_ratio, _parse_ratio)
-BUDGET = Kind("a number above 0, at most 1", _check_budget, float)
+SAMPLER = ValueType("the name of a sampler of OpenTelemetry", _check_sampler, _parse_sampler)
+RATIO = ValueType("a number from 0 to 1", _check_ratio, _parse_ratio)
+BUDGET = ValueType("a number above 0, at most 1", _check_budget, float)

@@ -10,7 +10,7 @@ from statistics import median
 from torchotel.doctor.result import Finding, ok, warning
 
 SUBJECT = "clock"
-MOST_SKEW_S = 1.0
+MAX_SKEW_S = 1.0
 _READINGS = 10_000
 _SLOW_NS = 500
 """A module call is stamped four times."""
@@ -55,7 +55,7 @@ def compare(date: str | None, sent_s: float, received_s: float) -> Finding | Non
     ahead_s = sent_s - (theirs_s + 1)
     behind_s = theirs_s - received_s
     skew_s = max(ahead_s, behind_s)
-    if skew_s <= MOST_SKEW_S:
+    if skew_s <= MAX_SKEW_S:
         return ok(SUBJECT, "within a second of the endpoint's clock")
     way = "ahead of" if ahead_s > behind_s else "behind"
     advice = "Spans of this machine and of others do not line up: check NTP (timedatectl, chronyc)."

@@ -10,10 +10,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from torchotel._utils.version import package_version
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import Receiver, is_loopback
+from torchotel.config.otlp_endpoint import OtlpEndpoint, is_loopback
 from torchotel.doctor import otlp_grpc, otlp_http, tls
 from torchotel.doctor.network import Request
-from torchotel.doctor.result import Finding, Level, Trouble, failed, ok
+from torchotel.doctor.result import CheckFailed, Finding, Level, failed, ok
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.otlp.grpc import read_target
 from torchotel.exporters.otlp.transport import METRICS, TRACES
@@ -77,13 +77,13 @@ def _examine(request: Request) -> Iterator[Finding]:
     over = otlp_grpc if request.receiver.protocol == "grpc" else otlp_http
     try:
         yield from over.call(request)
-    except Trouble as trouble:
+    except CheckFailed as trouble:
         # Instrumentation by OpenTelemetry's distro sets this protocol by itself.
         protocol = " (the protocol is grpc)" if over is otlp_grpc and "gRPC" not in trouble.text else ""
         yield failed(request.subject, trouble.text + protocol, trouble.advice)
 
 
-def _where_to_look(receiver: Receiver, span: TestSpan) -> str:
+def _where_to_look(receiver: OtlpEndpoint, span: TestSpan) -> str:
     address = read_target(receiver.endpoint, insecure=receiver.insecure).address
     host = "localhost" if "/" in address else address.rpartition(":")[0]  # a path is a socket in the file system
     stack = stack_that_runs() if is_loopback(host) else None

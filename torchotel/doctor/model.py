@@ -17,7 +17,7 @@ from torchotel._session import Session
 from torchotel.capture import torch_internals
 from torchotel.capture.module_registry import class_of, modules_of, unwrapped, walk
 from torchotel.config.config import Config
-from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
+from torchotel.doctor.result import CheckFailed, Finding, failed, ok, warning
 from torchotel.exporters.in_memory import InMemoryExporter
 from torchotel.tracing.span import Span
 
@@ -48,7 +48,7 @@ def load(where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Loaded:
         found, batch = found
     if not isinstance(found, torch.nn.Module):
         got = f"{where} is of type {type(found).__qualname__}"
-        raise Trouble(got, "It must be a torch.nn.Module, (model, batch), or a function that returns one of them.")
+        raise CheckFailed(got, "It must be a torch.nn.Module, (model, batch), or a function that returns one of them.")
     if inputs:
         device = next((parameter.device for parameter in found.parameters()), torch.device("cpu"))
         batch = tuple(_tensor(shape, dtype, device) for shape, dtype in inputs)
@@ -81,7 +81,7 @@ def _make(where: str) -> Any:
             advice = "It is called without arguments: name a function that creates the model without arguments."
             return found if isinstance(found, torch.nn.Module) or not callable(found) else found()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-            raise Trouble(f"{where} could not be loaded: {describe(error)}", advice) from None
+            raise CheckFailed(f"{where} could not be loaded: {describe(error)}", advice) from None
 
 
 @contextmanager
@@ -104,7 +104,9 @@ def _no_telemetry() -> Iterator[None]:
 def _tensor(shape: tuple[int, ...], name: str, device: torch.device) -> torch.Tensor:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise Trouble(f"--input: torch has no dtype {name}", "Use a dtype of torch, like float32, bfloat16 or int64.")
+        raise CheckFailed(
+            f"--input: torch has no dtype {name}", "Use a dtype of torch, like float32, bfloat16 or int64."
+        )
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype, device=device)
     return torch.zeros(shape, dtype=dtype, device=device)  # a valid index into any embedding
@@ -144,7 +146,7 @@ def _learns(module: torch.nn.Module) -> bool:
 
 SUBJECT = "model"
 _LIMIT_S = 60.0
-_MOST_NAMED = 6
+_MAX_NAMED = 6
 _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 """They have no forward of their own."""
 
@@ -184,7 +186,7 @@ def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], st
         )
         whole = _watch(replace(quiet, include=None, exclude=None, max_depth=None, max_spans=None), loaded)
         as_set = _watch(quiet, loaded)
-    except Trouble as trouble:
+    except CheckFailed as trouble:
         yield failed(SUBJECT, trouble.text, trouble.advice)
         return
     if not backward:
@@ -266,8 +268,8 @@ def _is_in(path: str, regions: Sequence[str]) -> bool:
 
 
 def _listed(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-    return ", ".join(paths[:_MOST_NAMED]) + more
+    more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
+    return ", ".join(paths[:_MAX_NAMED]) + more
 
 
 def _run_plainly(loaded: Loaded) -> bool:
@@ -275,7 +277,7 @@ def _run_plainly(loaded: Loaded) -> bool:
         return _step(loaded)
     except Exception as error:  # noqa: BLE001 - the user's model may raise anything
         advice = "This step ran without torchotel. Check the model and --input: SHAPE[:DTYPE], once for each input."
-        raise Trouble(f"a step of {type(loaded.model).__qualname__} failed: {describe(error)}", advice) from None
+        raise CheckFailed(f"a step of {type(loaded.model).__qualname__} failed: {describe(error)}", advice) from None
 
 
 def _watch(config: Config, loaded: Loaded) -> _Seen:
@@ -286,7 +288,7 @@ def _watch(config: Config, loaded: Loaded) -> _Seen:
     except Exception as error:  # noqa: BLE001 - as above
         advice = "The same step succeeded without torchotel. Please report this with the model."
         text = f"a step of {type(loaded.model).__qualname__} failed under torchotel: {describe(error)}"
-        raise Trouble(text, advice) from None
+        raise CheckFailed(text, advice) from None
     finally:
         session.flush(_LIMIT_S)
         session.stop(_LIMIT_S, finished=True)

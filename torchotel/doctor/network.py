@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-from torchotel.config.otlp_endpoint import Address, Receiver
-from torchotel.doctor.result import Trouble
+from torchotel.config.otlp_endpoint import Address, OtlpEndpoint
+from torchotel.doctor.result import CheckFailed
 from torchotel.exporters.otlp.transport import Signal
 
 T = TypeVar("T")
@@ -126,22 +126,22 @@ def reach(address: Address, limit_s: float) -> None:
     try:
         found = resolve(address, limit_s)
     except TimeoutError:
-        raise Trouble(
+        raise CheckFailed(
             f"the resolver did not answer for {address.host} within {limit_s:g} s", "Check DNS on this machine."
         ) from None
     except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
         advice = "Check the spelling and DNS. The name of a service in a cluster resolves only inside the cluster."
-        raise Trouble(f"the host name {address.host} cannot be resolved ({_words(error)})", advice) from None
+        raise CheckFailed(f"the host name {address.host} cannot be resolved ({_words(error)})", advice) from None
     try:
         connect(address, limit_s).close()
     except TimeoutError:
-        raise Trouble(f"{address} did not answer within {limit_s:g} s", _BLOCKED) from None
+        raise CheckFailed(f"{address} did not answer within {limit_s:g} s", _BLOCKED) from None
     except ConnectionRefusedError:
         at = "" if found == [address.host] else f" ({', '.join(found)})"
-        raise Trouble(f"nothing listens at {address}{at}: the connection was refused", _START) from None
+        raise CheckFailed(f"nothing listens at {address}{at}: the connection was refused", _START) from None
     except OSError as error:
         reason = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        raise Trouble(f"{address} cannot be reached: {_words(error)} ({reason})", _BLOCKED) from None
+        raise CheckFailed(f"{address} cannot be reached: {_words(error)} ({reason})", _BLOCKED) from None
 
 
 def who_is_there(address: Address, limit_s: float) -> str:
@@ -160,9 +160,9 @@ def _words(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-_MOST_STEP_S = 5.0
+_MAX_STEP_S = 5.0
 """Longest wait in each step on the way to an endpoint."""
-_MOST_TIMEOUT_S = 10.0
+_MAX_TIMEOUT_S = 10.0
 """Longest wait for its answer, where the configured timeout is longer."""
 
 
@@ -171,7 +171,7 @@ class Request(NamedTuple):
 
     subject: str
     """Of the findings."""
-    receiver: Receiver
+    receiver: OtlpEndpoint
     signal: Signal
     body: bytes
     response: Any
@@ -182,9 +182,9 @@ class Request(NamedTuple):
     @property
     def step_s(self) -> float:
         """Longest wait in each step on the way there."""
-        return min(self.receiver.timeout_s, _MOST_STEP_S)
+        return min(self.receiver.timeout_s, _MAX_STEP_S)
 
     @property
     def limit_s(self) -> float:
         """Longest wait for its answer."""
-        return min(self.receiver.timeout_s, _MOST_TIMEOUT_S)
+        return min(self.receiver.timeout_s, _MAX_TIMEOUT_S)

@@ -8,7 +8,7 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from torchotel.config.otlp_endpoint import Address
 from torchotel.doctor import tls
 from torchotel.doctor.network import Request, reach, who_is_there, within
-from torchotel.doctor.result import Finding, Trouble, ok, warning
+from torchotel.doctor.result import CheckFailed, Finding, ok, warning
 from torchotel.exporters.otlp.grpc import GrpcTransport, Target, read_target
 from torchotel.exporters.otlp.transport import Reply
 
@@ -59,7 +59,7 @@ def _judge(request: Request, target: Target, address: Address | None, reply: Rep
     text = reply.text
     if reply.error_type is None and reply.rejected:
         what = f"{target.address} accepted the request and rejected its content: {text or 'no reason given'}"
-        raise Trouble(what, "The endpoint gave this reason. Check its log.")
+        raise CheckFailed(what, "The endpoint gave this reason. Check its log.")
     if reply.error_type is None and text:
         return warning(
             request.subject,
@@ -71,10 +71,10 @@ def _judge(request: Request, target: Target, address: Address | None, reply: Rep
     if reply.error_type in _HEADERS_ASKED:
         names = ", ".join(request.receiver.headers) or "none"
         advice = f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS."
-        raise Trouble(f"{target.address} refused the request: {text}", advice)
+        raise CheckFailed(f"{target.address} refused the request: {text}", advice)
     other = "" if address is None else who_is_there(address, request.step_s)
     advice = _OTHERS.get(other) or _ADVICE.get(reply.error_type) or _else(reply, address)
-    raise Trouble(f"{target.address} gave no OTLP response over gRPC: {text}", advice)
+    raise CheckFailed(f"{target.address} gave no OTLP response over gRPC: {text}", advice)
 
 
 def _else(reply: Reply, address: Address | None) -> str:

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import requests
 from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_proxy
 
-from torchotel.config.otlp_endpoint import Address, Receiver, host_without_proxy, without_credentials
+from torchotel.config.otlp_endpoint import Address, OtlpEndpoint, host_without_proxy, without_credentials
 from torchotel.doctor import clock, tls
 from torchotel.doctor.network import Request, reach, who_is_there, within
-from torchotel.doctor.result import Finding, Trouble, ok, warning
+from torchotel.doctor.result import CheckFailed, Finding, ok, warning
 from torchotel.exporters.otlp.http import Answer, HttpTransport, error_message
 
 _PROTOBUF = "application/x-protobuf"
@@ -24,7 +24,7 @@ _HEADERS_ASKED = frozenset({401, 403})
 _NO_SUCH_PATH = frozenset({404, 405})
 
 
-def judge(subject: str, answer: Answer, response: Any, receiver: Receiver) -> Finding:
+def judge(subject: str, answer: Answer, response: Any, receiver: OtlpEndpoint) -> Finding:
     """Tell whether an endpoint took the request.
 
     Args:
@@ -42,21 +42,23 @@ def judge(subject: str, answer: Answer, response: Any, receiver: Receiver) -> Fi
     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind not in {"", _PROTOBUF}:
         text = f"{shown} answered {answer.status} with {receiver.quote(kind)}, which is not an OTLP response"
-        raise Trouble(text, _NO_RECEIVER)
+        raise CheckFailed(text, _NO_RECEIVER)
     try:
         partial = response.FromString(answer.content).partial_success
     except Exception:  # noqa: BLE001 - whatever protobuf makes of another's bytes
-        raise Trouble(
+        raise CheckFailed(
             f"{shown} answered {answer.status} with a body that is not an OTLP response", _NO_RECEIVER
         ) from None
     return _taken(subject, partial, receiver, shown, said=bool(kind))
 
 
-def _taken(subject: str, partial: Any, receiver: Receiver, shown: str, *, said: bool) -> Finding:
+def _taken(subject: str, partial: Any, receiver: OtlpEndpoint, shown: str, *, said: bool) -> Finding:
     message = receiver.quote(partial.error_message)
     rejected = getattr(partial, "rejected_spans", 0) or getattr(partial, "rejected_data_points", 0)
     if rejected:
-        raise Trouble(f"{shown} accepted the request and rejected its content: {message or 'no reason given'}", _REASON)
+        raise CheckFailed(
+            f"{shown} accepted the request and rejected its content: {message or 'no reason given'}", _REASON
+        )
     if message:
         return warning(subject, f"{shown} accepted the request with a warning: {message}", _REASON)
     if not said:
@@ -70,15 +72,15 @@ def _taken(subject: str, partial: Any, receiver: Receiver, shown: str, *, said: 
 _REASON = "The endpoint gave this reason. Check its log."
 
 
-def _refused(answer: Answer, receiver: Receiver, shown: str) -> Trouble:
+def _refused(answer: Answer, receiver: OtlpEndpoint, shown: str) -> CheckFailed:
     words = receiver.quote(error_message(answer))
     what = f"{shown} answered {answer.status} {receiver.quote(answer.reason)}".rstrip()
     if words:
         what += f": {words}"
-    return Trouble(what, _advise(answer, receiver, shown))
+    return CheckFailed(what, _advise(answer, receiver, shown))
 
 
-def _advise(answer: Answer, receiver: Receiver, shown: str) -> str:
+def _advise(answer: Answer, receiver: OtlpEndpoint, shown: str) -> str:
     status = answer.status
     if status in _HEADERS_ASKED:
         return _advise_headers(receiver)
@@ -94,7 +96,7 @@ def _advise(answer: Answer, receiver: Receiver, shown: str) -> str:
     return _ADVICE.get(status, "Check the endpoint's log.")
 
 
-def _advise_headers(receiver: Receiver) -> str:
+def _advise_headers(receiver: OtlpEndpoint) -> str:
     names = ", ".join(receiver.headers) or "none"
     return (
         f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS (name=value, comma-separated, "
@@ -153,7 +155,7 @@ def call(request: Request) -> Iterator[Finding]:
         yield difference
 
 
-def _authorities(receiver: Receiver) -> str:
+def _authorities(receiver: OtlpEndpoint) -> str:
     """Find what `requests` trusts: the configured file, the variables that it reads, or its own list."""
     settings = requests.Session().merge_environment_settings(
         receiver.endpoint, {}, stream=True, verify=receiver.certificate or True, cert=None
@@ -177,22 +179,24 @@ def _post(request: Request, address: Address, proxy: str | None) -> Answer:
     return answer
 
 
-def _unanswered(request: Request, address: Address, proxy: str | None, error: Exception) -> Trouble:
+def _unanswered(request: Request, address: Address, proxy: str | None, error: Exception) -> CheckFailed:
     shown = request.receiver.shown
     what = request.receiver.quote(_root(error))
     if proxy is not None:
         text = f"{shown} could not be reached through the proxy {without_credentials(proxy)}: {what}"
-        return Trouble(text, "HTTP_PROXY and HTTPS_PROXY apply to telemetry too: add the endpoint's host to NO_PROXY.")
+        return CheckFailed(
+            text, "HTTP_PROXY and HTTPS_PROXY apply to telemetry too: add the endpoint's host to NO_PROXY."
+        )
     other = who_is_there(address, request.step_s)
     if other in _OTHERS:
         return _not_http(request, other)
     if isinstance(error, TimeoutError | requests.Timeout):
-        return Trouble(f"{shown} accepted the request but did not answer within {request.limit_s:g} s", _SILENT)
-    return Trouble(f"{shown} gave no OTLP response: {what}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
+        return CheckFailed(f"{shown} accepted the request but did not answer within {request.limit_s:g} s", _SILENT)
+    return CheckFailed(f"{shown} gave no OTLP response: {what}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
 
 
-def _not_http(request: Request, other: str) -> Trouble:
-    return Trouble(f"{request.receiver.shown} gave no HTTP response", _OTHERS[other])
+def _not_http(request: Request, other: str) -> CheckFailed:
+    return CheckFailed(f"{request.receiver.shown} gave no HTTP response", _OTHERS[other])
 
 
 def _root(error: BaseException) -> BaseException:

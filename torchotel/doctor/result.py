@@ -37,7 +37,7 @@ def failed(subject: str, text: str, advice: str) -> Finding:
     return Finding(subject, Level.FAILED, text, advice)
 
 
-class Trouble(Exception):  # noqa: N818 - it is a finding on its way, and no error of the doctor's
+class CheckFailed(Exception):  # noqa: N818 - it is a finding on its way, and no error of the doctor's
     """Say what does not work, and what to do about it."""
 
     def __init__(self, text: str, advice: str) -> None:

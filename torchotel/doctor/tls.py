@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torchotel.config.otlp_endpoint import Address, Receiver
+from torchotel.config.otlp_endpoint import Address, OtlpEndpoint
 from torchotel.doctor.network import connect, who_is_there, within
-from torchotel.doctor.result import Finding, Trouble, failed, ok, warning
+from torchotel.doctor.result import CheckFailed, Finding, failed, ok, warning
 
 SUBJECT = "tls"
 _SOON_DAYS = 14
@@ -29,7 +29,7 @@ class _EncryptedError(Exception):
     """A key's password is asked for, which nobody would be there to type."""
 
 
-def check_files(receiver: Receiver) -> Iterator[Finding]:
+def check_files(receiver: OtlpEndpoint) -> Iterator[Finding]:
     """Read the certificates and the key that are configured."""
     for name, read in (("certificate", _load_authorities), ("client_certificate", _load_client)):
         path = getattr(receiver, name)
@@ -37,14 +37,14 @@ def check_files(receiver: Receiver) -> Iterator[Finding]:
             continue
         try:
             read(ssl.create_default_context(), receiver)
-        except Trouble as trouble:
+        except CheckFailed as trouble:
             yield failed(SUBJECT, trouble.text, trouble.advice)
         else:
             yield ok(SUBJECT, f"{name} {path} can be read" + (", its key too" if name != "certificate" else ""))
 
 
 def check_server(
-    address: Address, receiver: Receiver, authorities: str, protocol: str, limit_s: float
+    address: Address, receiver: OtlpEndpoint, authorities: str, protocol: str, limit_s: float
 ) -> Iterator[Finding]:
     """Shake hands, and look at the server's certificate.
 
@@ -86,15 +86,15 @@ def _shake_hands(context: ssl.SSLContext, address: Address, limit_s: float) -> t
         return dict(secured.getpeercert() or {}), secured.version()
 
 
-def _load_authorities(context: ssl.SSLContext, receiver: Receiver) -> None:
+def _load_authorities(context: ssl.SSLContext, receiver: OtlpEndpoint) -> None:
     try:
         context.load_verify_locations(cafile=receiver.certificate)
     except (ssl.SSLError, OSError) as error:
         advice = f"{_CA} names a PEM file (-----BEGIN CERTIFICATE-----) of the authorities."
-        raise Trouble(f"certificate {receiver.certificate} cannot be read: {_reason(error)}", advice) from None
+        raise CheckFailed(f"certificate {receiver.certificate} cannot be read: {_reason(error)}", advice) from None
 
 
-def _load_client(context: ssl.SSLContext, receiver: Receiver) -> None:
+def _load_client(context: ssl.SSLContext, receiver: OtlpEndpoint) -> None:
     if receiver.client_certificate is None:
         return
     where = f"client_certificate {receiver.client_certificate}"
@@ -103,39 +103,39 @@ def _load_client(context: ssl.SSLContext, receiver: Receiver) -> None:
         context.load_cert_chain(receiver.client_certificate, receiver.client_key, password=_refuse)
     except _EncryptedError:
         advice = "Use a key without a password: openssl pkey -in KEY -out PLAIN_KEY."
-        raise Trouble(f"the key of {where}, in {key}, is encrypted", advice) from None
+        raise CheckFailed(f"the key of {where}, in {key}, is encrypted", advice) from None
     except (ssl.SSLError, OSError) as error:
         if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-            raise Trouble(
+            raise CheckFailed(
                 f"{where} and the key in {key} do not match", "Set client_key to the key of this certificate."
             ) from None
         advice = (
             "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY name PEM files that this "
             "process may read."
         )
-        raise Trouble(f"{where} with the key in {key} cannot be read: {_reason(error)}", advice) from None
+        raise CheckFailed(f"{where} with the key in {key} cannot be read: {_reason(error)}", advice) from None
 
 
 def _refuse() -> NoReturn:
     raise _EncryptedError
 
 
-def _distrusted(address: Address, authorities: str, error: ssl.SSLCertVerificationError, limit_s: float) -> Trouble:
+def _distrusted(address: Address, authorities: str, error: ssl.SSLCertVerificationError, limit_s: float) -> CheckFailed:
     code = error.verify_code
     if code == _EXPIRED:
-        return Trouble(f"the certificate of {address} has expired", "Renew the server's certificate.")
+        return CheckFailed(f"the certificate of {address} has expired", "Renew the server's certificate.")
     if code == _NOT_YET:
         advice = "Check this machine's clock, and the server's certificate."
-        return Trouble(f"the certificate of {address} is not valid yet", advice)
+        return CheckFailed(f"the certificate of {address} is not valid yet", advice)
     if code in _OTHER_NAME:
         names = _names(address, authorities, limit_s)
         text = f"the certificate of {address} is for other names: {names or 'none'}"
-        return Trouble(text, "Use one of these names in the endpoint, or issue a certificate for this name.")
+        return CheckFailed(text, "Use one of these names in the endpoint, or issue a certificate for this name.")
     advice = f"Set {_CA} to the PEM file of the authority that signed the server's certificate."
     if code in _UNKNOWN_AUTHORITY:
         text = f"the certificate of {address} is not signed by an authority in {authorities} ({error.verify_message})"
-        return Trouble(text, advice)
-    return Trouble(f"the certificate of {address} is not trusted: {error.verify_message}", advice)
+        return CheckFailed(text, advice)
+    return CheckFailed(f"the certificate of {address} is not trusted: {error.verify_message}", advice)
 
 
 def _names(address: Address, authorities: str, limit_s: float) -> str:
@@ -149,13 +149,13 @@ def _names(address: Address, authorities: str, limit_s: float) -> str:
     return ", ".join(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
 
 
-def _no_handshake(address: Address, error: OSError, limit_s: float) -> Trouble:
+def _no_handshake(address: Address, error: OSError, limit_s: float) -> CheckFailed:
     if who_is_there(address._replace(tls=False), limit_s) in {"gRPC", "HTTP"}:
-        return Trouble(f"{address} does not use TLS", "Use http:// instead of https:// in the endpoint.")
+        return CheckFailed(f"{address} does not use TLS", "Use http:// instead of https:// in the endpoint.")
     if isinstance(error, TimeoutError):
         text = f"{address} accepted the connection but did not answer the TLS handshake within {limit_s:g} s"
-        return Trouble(text, "Check that the port uses TLS.")
-    return Trouble(f"the TLS handshake with {address} failed: {_reason(error)}", WANTS_CERTIFICATE)
+        return CheckFailed(text, "Check that the port uses TLS.")
+    return CheckFailed(f"the TLS handshake with {address} failed: {_reason(error)}", WANTS_CERTIFICATE)
 
 
 def _reason(error: OSError) -> str:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from torchotel.tracing.span import SpanTemplate
 
 
-class MetricsOutlet(Protocol):
+class MetricExporter(Protocol):
     """A way out of metrics: from its constructor to `shutdown` it shows or sends what they say."""
 
     def prepare(self) -> None:

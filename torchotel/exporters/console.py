@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torchotel import _semconv as names
 from torchotel._utils.text import duration, printable
 from torchotel.exporters.base import ExportStats
-from torchotel.exporters.sanitize import finite
+from torchotel.exporters.sanitize import drop_nonfinite
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter
 
 _ARROWS = (
@@ -84,9 +84,9 @@ def _lines(trace: Trace) -> Iterator[str]:
 
 def _line(trace: Trace, span: Span, depth: int) -> str:
     said = [span.template.name, *_type(span.template), *_shapes(span.template.attributes)]
-    said += (f"{key}={_value(value)}" for key, value in finite(span.attributes or {}).items())
+    said += (f"{key}={_value(value)}" for key, value in drop_nonfinite(span.attributes or {}).items())
     if depth == 0:
-        said += (f"{key}={_value(value)}" for key, value in finite(trace.attributes).items())
+        said += (f"{key}={_value(value)}" for key, value in drop_nonfinite(trace.attributes).items())
         said.append(f"trace_id={trace.trace_id:032x}")
     said += (event.name for event in span.events)
     if span.error is not None:

@@ -15,7 +15,7 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.state_dir import stack_targets
 from torchotel._utils.version import package_version
 from torchotel.config.config import Config
-from torchotel.exporters.base import ExportStats, MetricsOutlet
+from torchotel.exporters.base import ExportStats, MetricExporter
 from torchotel.exporters.sdk.global_provider import find_provider, set_provider, user_spans
 from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
@@ -23,11 +23,11 @@ from torchotel.tracing.resource import ProcessResource
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
 if TYPE_CHECKING:
-    from torchotel.exporters.prometheus.endpoint import EndpointOutlet
+    from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
     from torchotel.exporters.run_file import RunFile
 
 
-class Publisher:
+class MetricExporters:
     """Bring metrics out by each of their ways; a fault of one is nobody else's.
 
     Args:
@@ -58,20 +58,20 @@ class Publisher:
     ) -> None:
         self.guard = Guard("the ways out of metrics", limit=1000)
         self._metrics = metrics
-        self._endpoint: EndpointOutlet | None = None
-        self._outlets: list[MetricsOutlet] = []
+        self._endpoint: PrometheusMetricExporter | None = None
+        self._outlets: list[MetricExporter] = []
         if "prometheus" in config.metrics_exporter:
             self._serve(config, resource, environ, rest, wait=wait)
         if config.meter_provider is not None:
-            from torchotel.exporters.sdk.meter_provider import ProviderOutlet  # noqa: PLC0415  # what is used is loaded
+            from torchotel.exporters.sdk.meter_provider import MeterProviderExporter  # noqa: PLC0415  # what is used is loaded
 
-            made = self.guard.guarded(ProviderOutlet)(config.meter_provider, metrics, version)
+            made = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]
         if "otlp" in config.metrics_exporter:
-            from torchotel.exporters.otlp.metric_exporter import OtlpMetricsOutlet, Pushing  # noqa: PLC0415  # as above
+            from torchotel.exporters.otlp.metric_exporter import OtlpMetricExporter, Pushing  # noqa: PLC0415  # as above
 
             self._outlets.append(
-                OtlpMetricsOutlet(
+                OtlpMetricExporter(
                     config.receiver("metrics"),
                     Pushing.of(config),
                     resource=resource,
@@ -92,13 +92,15 @@ class Publisher:
         wait: bool,
     ) -> None:
         if config.prometheus_registry is not None:
-            from torchotel.exporters.prometheus.collector import RegistryOutlet  # noqa: PLC0415  # as above
+            from torchotel.exporters.prometheus.collector import RegistryMetricExporter  # noqa: PLC0415  # as above
 
-            self._outlets.append(RegistryOutlet(config.prometheus_registry, self._metrics, resource, self.guard))
+            self._outlets.append(
+                RegistryMetricExporter(config.prometheus_registry, self._metrics, resource, self.guard)
+            )
         elif config.prometheus_port is not None:
-            from torchotel.exporters.prometheus.endpoint import EndpointOutlet  # noqa: PLC0415  # as above
+            from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter  # noqa: PLC0415  # as above
 
-            self._endpoint = EndpointOutlet(
+            self._endpoint = PrometheusMetricExporter(
                 config.prometheus_host,
                 config.prometheus_port,
                 self._metrics,
@@ -230,9 +232,9 @@ def _make_engine(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
 ) -> TraceExporter:
     if provider is not None:
-        from torchotel.exporters.sdk.tracer_provider import SdkEngine  # noqa: PLC0415  # as above
+        from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # as above
 
-        return SdkEngine(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
+        return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
     if config.traces_exporter == "console":
         from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
 

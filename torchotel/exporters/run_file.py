@@ -16,7 +16,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
-from torchotel._records import GradientNorms, Log, Unit, phase_times_s
+from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
 from torchotel._types import ConfigError
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
@@ -329,7 +329,7 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def unit_line(unit: Unit, trace_id: int, nonfinite: Sequence[str]) -> dict[str, object]:
+def unit_line(unit: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> dict[str, object]:
     """Describe a step or an evaluation: duration, phases, what was logged, norms; times are in seconds."""
     line: dict[str, object] = {
         "kind": unit.kind,
@@ -367,7 +367,7 @@ def log_line(log: Log) -> dict[str, object]:
     return {"kind": "log", "number": log.step, "time_unix_nano": str(log.unix_ns), "values": log.values}
 
 
-def _error(unit: Unit) -> dict[str, object] | None:
+def _error(unit: StepRecord) -> dict[str, object] | None:
     """Describe what the unit failed with, and the innermost phase that raised it; None for unknown."""
     if unit.error is None:
         return None

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from torchotel import _semconv
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.base import TemplateCache
 from torchotel.tracing.span import Attributes, AttributeValue, Dropped, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
@@ -37,7 +37,7 @@ def own_events(span: Span) -> tuple[SpanEvent, ...]:
     return (*span.events, SpanEvent(_semconv.EVENT_EXCEPTION, span.end_ns, attributes))
 
 
-def finite(attributes: Attributes) -> Attributes:
+def drop_nonfinite(attributes: Attributes) -> Attributes:
     """Leave non-finite numbers out: one of them makes Jaeger's search fail for every trace on the page."""
     for value in attributes.values():
         if isinstance(value, float) and not isfinite(value):
@@ -45,21 +45,21 @@ def finite(attributes: Attributes) -> Attributes:
     return attributes
 
 
-def speakable(attributes: Attributes) -> dict[str, AttributeValue]:
+def otlp_safe(attributes: Attributes) -> dict[str, AttributeValue]:
     """Give attributes as the SDK can encode them: what OTLP can't say as it is becomes text, or is left out."""
-    return {speakable_text(key): _speakable(value) for key, value in finite(attributes).items()}
+    return {otlp_safe_text(key): _otlp_safe(value) for key, value in drop_nonfinite(attributes).items()}
 
 
-def speakable_text(text: str) -> str:
+def otlp_safe_text(text: str) -> str:
     """Replace what UTF-8 cannot say (a lone surrogate) by a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _speakable(value: AttributeValue) -> AttributeValue:
+def _otlp_safe(value: AttributeValue) -> AttributeValue:
     if isinstance(value, str):
-        return speakable_text(value)
+        return otlp_safe_text(value)
     if isinstance(value, tuple):
-        return tuple(map(speakable_text, value))
+        return tuple(map(otlp_safe_text, value))
     return str(value) if isinstance(value, int) and not is_int64(value) else value
 
 
@@ -96,7 +96,7 @@ class Limiter:
         sliced: Works through spans.
     """
 
-    def __init__(self, limits: SpanLimits, sliced: Sliced) -> None:
+    def __init__(self, limits: SpanLimits, sliced: GilYielder) -> None:
         self._limits, self._sliced = limits, sliced
         self._room = limits.attributes
         """Attributes that a span has room for besides those of its trace; nearly all traces of a run have the same."""
@@ -167,7 +167,7 @@ class Limiter:
 
 def _cut(attributes: Attributes, room: int, length: int | None) -> tuple[Attributes, int]:
     """Give the first of some attributes, and how many are left out; all of them as they are where they fit."""
-    attributes = finite(attributes)
+    attributes = drop_nonfinite(attributes)
     if len(attributes) <= room and length is None:
         return attributes, 0
     kept = {key: _short(value, length) for key, value in islice(attributes.items(), max(0, room))}

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from torchotel.capture.torch_internals import Undo, replace
-from torchotel.integrations.registry import tell
+from torchotel.integrations.registry import publish
 
 
 def connect(accelerator: ModuleType) -> Undo:
@@ -19,7 +19,7 @@ def connect(accelerator: ModuleType) -> Undo:
 def _heard(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def log(self: Any, values: Mapping[str, object], step: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        tell(lambda: {**values, **({} if step is None else {"global_step": step})})
+        publish(lambda: {**values, **({} if step is None else {"global_step": step})})
         return original(self, values, step, *args, **kwargs)
 
     return log

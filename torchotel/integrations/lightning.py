@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torchotel.capture.logged_values import NUMBERS
-from torchotel.integrations.registry import ear, tell
+from torchotel.integrations.registry import publish, subscriber
 
 
 class LightningEvents:
@@ -21,20 +21,20 @@ class LightningEvents:
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Tell what is known of the step."""
-        tell(lambda: {"epoch": trainer.current_epoch, "global_step": trainer.global_step})
-        tell(lambda: {**self._logged(trainer, on_step=True), **_loss(trainer, pl_module, outputs)})
+        publish(lambda: {"epoch": trainer.current_epoch, "global_step": trainer.global_step})
+        publish(lambda: {**self._logged(trainer, on_step=True), **_loss(trainer, pl_module, outputs)})
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Tell what a validation has found."""
-        tell(lambda: {} if trainer.sanity_checking else _named("val", self._logged(trainer, on_step=False)))
+        publish(lambda: {} if trainer.sanity_checking else _named("val", self._logged(trainer, on_step=False)))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell what the epoch before has found: only now is it computed."""
-        tell(lambda: self._of_epoch(trainer))
+        publish(lambda: self._of_epoch(trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Tell what the last epoch has found."""
-        tell(lambda: self._of_epoch(trainer))
+        publish(lambda: self._of_epoch(trainer))
 
     def _logged(self, trainer: Any, *, on_step: bool) -> dict[str, object]:
         values = _logged(trainer, on_step=on_step)
@@ -80,5 +80,5 @@ def pytorch_lightning() -> list[object]:
 
 
 def _callbacks(name: str) -> list[object]:
-    heard = ear()
+    heard = subscriber()
     return [] if heard is None else heard.guard.guarded(lambda: [import_module(name).TorchotelCallback()])() or []

@@ -14,7 +14,7 @@ from torchotel._utils.imports import after_import
 Read = Callable[[], Mapping[str, object]]
 
 
-class Ear:
+class Subscriber:
     """Hand on what is told; where a framework's interface is not what we know, that is counted, and nothing is heard.
 
     Args:
@@ -35,31 +35,31 @@ class Ear:
             self.guard.fault()
 
 
-_ear: Ear | None = None
+_subscriber: Subscriber | None = None
 
 
-def listen(ear: Ear) -> Callable[[], None]:
+def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     """Hear with this from now on; return what ends it."""
-    global _ear  # noqa: PLW0603  # what frameworks call knows no session
-    _ear = ear
+    global _subscriber  # noqa: PLW0603  # what frameworks call knows no session
+    _subscriber = subscriber
 
     def undo() -> None:
-        global _ear  # noqa: PLW0603  # see above
-        if _ear is ear:
-            _ear = None
+        global _subscriber  # noqa: PLW0603  # see above
+        if _subscriber is subscriber:
+            _subscriber = None
 
     return undo
 
 
-def tell(read: Read) -> None:
+def publish(read: Read) -> None:
     """Hand on what `read` gives, if anybody hears it; raises nothing."""
-    if _ear is not None:
-        _ear.hear(read)
+    if _subscriber is not None:
+        _subscriber.hear(read)
 
 
-def ear() -> Ear | None:
+def subscriber() -> Subscriber | None:
     """Return who hears, if anybody does."""
-    return _ear
+    return _subscriber
 
 
 CONNECTED = {
@@ -77,13 +77,13 @@ class Frameworks:
     """
 
     def __init__(self, offer: Callable[[Mapping[str, object]], object]) -> None:
-        self._ear = Ear(offer)
+        self._ear = Subscriber(offer)
         self.guard = self._ear.guard
         self._undos = ExitStack()
 
     def install(self) -> None:
         """Begin to listen."""
-        self._undos.callback(listen(self._ear))
+        self._undos.callback(subscribe(self._ear))
         for name, ours in CONNECTED.items():
             self._undos.callback(after_import(name, self.guard.guarded(self._connector(ours))))
 

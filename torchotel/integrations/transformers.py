@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from torchotel.integrations.registry import tell
+from torchotel.integrations.registry import publish
 
 NOT_OF_THE_STEP = frozenset({"epoch", "learning_rate"})
 """As they are after the step, in what is logged: the epoch is told as it was before, and the optimizer has its rate."""
@@ -27,7 +27,7 @@ class TorchotelCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Tell the epoch and the step."""
-        tell(lambda: {"epoch": self._epoch, "global_step": state.global_step})
+        publish(lambda: {"epoch": self._epoch, "global_step": state.global_step})
 
     def on_log(
         self,
@@ -38,7 +38,7 @@ class TorchotelCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Tell what is logged: the loss since the last time, the metrics of an evaluation."""
-        tell(lambda: {name: value for name, value in (logs or {}).items() if name not in NOT_OF_THE_STEP})
+        publish(lambda: {name: value for name, value in (logs or {}).items() if name not in NOT_OF_THE_STEP})
 
 
 def connect(trainer: ModuleType) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from torchotel.metrics.instruments import Instrument
 
-MOST_PENDING = 4096  # steps that wait for their trace; those of dropped traces never come
+MAX_PENDING = 4096  # steps that wait for their trace; those of dropped traces never come
 
 
 class Exemplar(NamedTuple):
@@ -33,7 +33,7 @@ class Exemplars:
 
     def expect(self, bucket: int, exemplar: Exemplar) -> None:
         """Take note of a step whose trace is about to be sent."""
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self._pending.popitem(last=False)
         self._pending[exemplar.trace_id] = bucket, exemplar
 
@@ -54,17 +54,17 @@ Labels: TypeAlias = tuple[str, ...]
 """Values of an instrument's labels, in their order."""
 
 NO_LABELS: Labels = ()
-MOST_CHARACTERS = 256
+MAX_CHARACTERS = 256
 
 
-class Point(NamedTuple):
+class NumberDataPoint(NamedTuple):
     """The value of a counter or a gauge."""
 
     labels: Labels
     value: float
 
 
-class Distribution(NamedTuple):
+class HistogramDataPoint(NamedTuple):
     """The state of a histogram."""
 
     labels: Labels
@@ -75,12 +75,12 @@ class Distribution(NamedTuple):
     """By bucket."""
 
 
-class Family(NamedTuple):
+class MetricData(NamedTuple):
     """All that is known of one instrument at one moment; a histogram has distributions, all others points."""
 
     instrument: Instrument
-    points: Sequence[Point] = ()
-    distributions: Sequence[Distribution] = ()
+    points: Sequence[NumberDataPoint] = ()
+    distributions: Sequence[HistogramDataPoint] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class _Buckets:
 
 
 @dataclass(slots=True, eq=False)
-class Accumulators:
+class Aggregations:
     """Counters, gauges and histograms; whoever shares them between threads holds a lock."""
 
     _values: dict[Instrument, dict[Labels, float]] = field(default_factory=dict)
@@ -135,16 +135,16 @@ class Accumulators:
             found = series[labels] = _Buckets([0] * (len(instrument.bounds) + 1))
         return found
 
-    def points(self, instrument: Instrument) -> list[Point]:
+    def points(self, instrument: Instrument) -> list[NumberDataPoint]:
         """Read a counter or a gauge; what is not finite is left out."""
-        return [Point(*item) for item in self._values.get(instrument, {}).items() if isfinite(item[1])]
+        return [NumberDataPoint(*item) for item in self._values.get(instrument, {}).items() if isfinite(item[1])]
 
-    def distributions(self, instrument: Instrument) -> list[Distribution]:
+    def distributions(self, instrument: Instrument) -> list[HistogramDataPoint]:
         """Read a histogram, without exemplars."""
         series = self._buckets.get(instrument, {})
-        return [Distribution(labels, tuple(one.counts), one.sum, {}) for labels, one in series.items()]
+        return [HistogramDataPoint(labels, tuple(one.counts), one.sum, {}) for labels, one in series.items()]
 
 
 def label(text: str) -> str:
     """Return a label's value that every format can carry, of a sane length."""
-    return text[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
+    return text[:MAX_CHARACTERS].encode("utf-8", "replace").decode()

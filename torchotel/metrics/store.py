@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, Unit, phase_times_s
-from torchotel._utils.gil import Sliced
+from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s
+from torchotel._utils.gil import GilYielder
 from torchotel.metrics import instruments as table
 from torchotel.metrics.aggregation import (
     NO_LABELS,
-    Accumulators,
-    Distribution,
+    Aggregations,
     Exemplar,
     Exemplars,
-    Family,
+    HistogramDataPoint,
     Labels,
-    Point,
+    MetricData,
+    NumberDataPoint,
     label,
 )
 from torchotel.metrics.instruments import Instrument
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchotel.tracing.call_tree import Timed
 
 
-MOST_MODULES = 2048  # each has a forward and a backward
+MAX_MODULES = 2048  # each has a forward and a backward
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
     """Give a module's labels, of its forward and of its backward."""
 
     def __missing__(self, module: ModuleInfo) -> tuple[Labels, Labels]:
-        if len(self) >= MOST_MODULES:  # models that come and go
+        if len(self) >= MAX_MODULES:  # models that come and go
             self.clear()
         shared = label(module.model), label(module.path), label(module.type)
         found = self[module] = (*shared, "forward"), (*shared, "backward")
@@ -67,13 +67,13 @@ class ModuleTimes:
         sliced: Works through calls.
     """
 
-    def __init__(self, labels: ModuleLabels, sliced: Sliced) -> None:
+    def __init__(self, labels: ModuleLabels, sliced: GilYielder) -> None:
         self._labels, self._sliced = labels, sliced
         self._sums: tuple[_Sums, _Sums] = {}, {}
         """Since the last reading, forward and backward."""
         self._full = False
 
-    def add(self, timed: Timed, numbers: Accumulators) -> None:
+    def add(self, timed: Timed, numbers: Aggregations) -> None:
         """Take the calls of a step; `numbers` get what there is of modules that come and go."""
         forward, backward = self._sums
         calls, hidden, sliced = timed.calls, timed.hidden, self._sliced
@@ -84,11 +84,11 @@ class ModuleTimes:
         for run in sliced(timed.runs):
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
-        if len(forward) + len(backward) > 2 * MOST_MODULES:
+        if len(forward) + len(backward) > 2 * MAX_MODULES:
             self.settle(numbers)
 
-    def settle(self, numbers: Accumulators) -> None:
-        """Bring what was added into the counters; beyond `MOST_MODULES` no further module is begun."""
+    def settle(self, numbers: Aggregations) -> None:
+        """Bring what was added into the counters; beyond `MAX_MODULES` no further module is begun."""
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
@@ -96,7 +96,7 @@ class ModuleTimes:
             sums.clear()  # first: a handler may read in the midst of it
             for module, total in self._sliced(taken.items()):
                 labels = self._labels[module][direction]
-                if labels not in times and len(times) >= 2 * MOST_MODULES:
+                if labels not in times and len(times) >= 2 * MAX_MODULES:
                     self._tell_full()
                     continue
                 times[labels] = times.get(labels, 0.0) + total.time_ns / 1e9
@@ -107,7 +107,7 @@ class ModuleTimes:
     def _tell_full(self) -> None:
         if not self._full:
             self._full = True
-            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MOST_MODULES)
+            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MAX_MODULES)
 
 
 def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | None) -> None:
@@ -160,14 +160,14 @@ class Metrics:
         *,
         module_histograms: bool = False,
         exemplars: bool = True,
-        sliced: Sliced,
+        sliced: GilYielder,
     ) -> None:
         self.start_ns = time.time_ns()
         """The unix time from which on it counts."""
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
         self._module_histograms, self._sliced = module_histograms, sliced
         self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
-        self._numbers = Accumulators()
+        self._numbers = Aggregations()
         self._exemplars, self._has_exemplars = Exemplars(), exemplars
         self._labels = ModuleLabels()
         self._module_times = ModuleTimes(self._labels, sliced)
@@ -181,7 +181,7 @@ class Metrics:
         """Hand every value that a histogram counts from now on to `observer`, on the worker."""
         self._observers.append(observer)
 
-    def add(self, unit: Unit, timed: Timed, span: SpanReference | None) -> None:
+    def add(self, unit: StepRecord, timed: Timed, span: SpanReference | None) -> None:
         """Count a step or an evaluation.
 
         Args:
@@ -220,21 +220,21 @@ class Metrics:
         with self._lock:
             self._numbers.set(table.RUN_FINISHED, 1)
 
-    def points(self, instrument: Instrument) -> Sequence[Point]:
+    def points(self, instrument: Instrument) -> Sequence[NumberDataPoint]:
         """Read a counter or a gauge."""
         if instrument is table.SPANS:
             counts = self._outcomes()
-            return [Point((outcome,), counts.get(outcome, 0)) for outcome in OUTCOMES]
+            return [NumberDataPoint((outcome,), counts.get(outcome, 0)) for outcome in OUTCOMES]
         if instrument is table.EXPORT_ERRORS:
-            return [Point((label(kind),), count) for kind, count in self._errors().items()]
+            return [NumberDataPoint((label(kind),), count) for kind, count in self._errors().items()]
         if instrument is table.OVERHEAD_RATIO:
             ratio = self._overhead_ratio()
-            return [] if ratio is None else [Point(NO_LABELS, ratio)]
+            return [] if ratio is None else [NumberDataPoint(NO_LABELS, ratio)]
         with self._lock:
             self._module_times.settle(self._numbers)
             return self._numbers.points(instrument)
 
-    def distributions(self, instrument: Instrument) -> Sequence[Distribution]:
+    def distributions(self, instrument: Instrument) -> Sequence[HistogramDataPoint]:
         """Read a histogram."""
         with self._lock:
             read = self._numbers.distributions(instrument)
@@ -242,10 +242,10 @@ class Metrics:
                 return [one._replace(exemplars=self._exemplars.read()) for one in read]
             return read
 
-    def collect(self) -> list[Family]:
+    def collect(self) -> list[MetricData]:
         """Read all that there is, as of one moment but for what exporters count."""
         with self._lock:
-            return [Family(one, self.points(one), self.distributions(one)) for one in table.TABLE]
+            return [MetricData(one, self.points(one), self.distributions(one)) for one in table.TABLE]
 
     def _begin(self) -> None:
         for instrument in table.TABLE:
@@ -258,7 +258,7 @@ class Metrics:
         self._numbers.buckets(table.STEP_DURATION)
         self._numbers.set(table.RUN_FINISHED, 0)
 
-    def _add_step(self, unit: Unit, span: SpanReference | None, observed: list[Observation]) -> None:
+    def _add_step(self, unit: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
         duration_s = (unit.end_ns - unit.start_ns) / 1e9
         end_s = (unit.end_ns + unit.unix_offset_ns) / 1e9
         self._numbers.add(table.STEPS, 1)
@@ -282,7 +282,7 @@ class Metrics:
         lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
         for index, direction, duration_ns in self._sliced(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
-            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MOST_MODULES)
+            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MAX_MODULES)
             if room and not timed.hidden[index]:
                 self._numbers.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
                 observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
@@ -302,14 +302,14 @@ class Metrics:
                 self._bad_loss = step
                 self._numbers.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
 
-    def _add_readings(self, unit: Unit) -> None:
+    def _add_readings(self, unit: StepRecord) -> None:
         """Take gradient norms and memory, which are as they were at the end of the step."""
         if (norms := unit.gradients) is not None:
             self._numbers.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
             finite = isfinite(norms.total)
             for module, norm in self._sliced(norms.modules):
                 labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
-                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MOST_MODULES)
+                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_MODULES)
                 finite = finite and isfinite(norm)
             if not finite:
                 self._numbers.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)

@@ -1,6 +1,6 @@
 """Read back a recorded run; needs neither torch nor OpenTelemetry."""
 
-from torchotel.runs.reader import RequestLine, Run, RunError, SpanLine, UnitLine, open_run
+from torchotel.runs.reader import RecordLine, RequestLine, Run, RunError, SpanLine, open_run
 from torchotel.runs.summary import Failure, LayerTime, PhaseTime, Summary, ending, summarise
 from torchotel.runs.summary_table import describe, render
 from torchotel.runs.value_ranges import At, Onset, Track, Tracked
@@ -11,6 +11,7 @@ __all__ = [
     "LayerTime",
     "Onset",
     "PhaseTime",
+    "RecordLine",
     "RequestLine",
     "Run",
     "RunError",
@@ -18,7 +19,6 @@ __all__ = [
     "Summary",
     "Track",
     "Tracked",
-    "UnitLine",
     "describe",
     "ending",
     "open_run",

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from torchotel import _semconv as names
-from torchotel.runs.reader import Run, SpanLine, UnitLine, Value
+from torchotel.runs.reader import RecordLine, Run, SpanLine, Value
 
 MAX_TRACKS = 256
 """More than that run at once in no program, but in a stranger's file they might."""
@@ -264,7 +264,7 @@ def _category(span: SpanLine) -> str:
     return "module" if names.MODULE_TYPE in span.attributes else "phase" if span.parent_id else "step"
 
 
-def _curves(unit: UnitLine) -> dict[str, float]:
+def _curves(unit: RecordLine) -> dict[str, float]:
     values = {name: unit.values.get(name) for name in COUNTERS}
     values["gradient norm"] = unit.gradient_norm
     return {

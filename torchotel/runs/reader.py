@@ -79,7 +79,7 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 _logger = logging.getLogger("torchotel")
 _STATUS_ERROR = 2
 _LARGEST = 2**63 - 1
-_LONGEST_S = _LARGEST / 1e9
+_MAX_S = _LARGEST / 1e9
 """What can be said in nanoseconds, some 300 years."""
 _FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
 """What a line raises that is JSON and yet not what torchotel writes."""
@@ -87,7 +87,7 @@ _FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, Recu
 Line = TypeVar("Line")
 
 
-class UnitLine(NamedTuple):
+class RecordLine(NamedTuple):
     """One line of `metrics.jsonl`: a step, an evaluation, or what was logged when its step was gone."""
 
     kind: str
@@ -163,7 +163,7 @@ class Run:
                 size += path.stat().st_size
         return size
 
-    def units(self) -> Iterator[UnitLine]:
+    def units(self) -> Iterator[RecordLine]:
         """Read the steps and evaluations in the order in which they ended."""
         path = self.folder / "metrics.jsonl"
         if path.is_file():
@@ -262,9 +262,9 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _unit(line: Mapping[str, Any]) -> UnitLine:
+def _unit(line: Mapping[str, Any]) -> RecordLine:
     error = line.get("error") or {}
-    return UnitLine(
+    return RecordLine(
         kind=str(line.get("kind", "step")),
         number=_whole(line.get("number", 0)),
         start_unix_ns=_whole(line.get("time_unix_nano", 0)),
@@ -291,7 +291,7 @@ def _unit(line: Mapping[str, Any]) -> UnitLine:
 
 
 def _seconds(value: Any) -> float:
-    return min(max(0.0, _number(value) or 0.0), _LONGEST_S)
+    return min(max(0.0, _number(value) or 0.0), _MAX_S)
 
 
 def _whole(value: Any) -> int:

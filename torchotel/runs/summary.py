@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
-from torchotel.runs.reader import SpanLine, UnitLine
+from torchotel.runs.reader import RecordLine, SpanLine
 from torchotel.runs.value_ranges import Tracked, Tracks
 
 PHASES = ("between", "data", "forward", "backward", "optimizer", "other")
@@ -138,7 +138,7 @@ class Summary:
     """Module calls beyond `max_spans`, which have no span; their time is in the spans above them."""
 
 
-def summarise(units: Iterable[UnitLine], spans: Iterable[SpanLine]) -> Summary:
+def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary:
     """Add up the lines of a run; spans are looked at one by one and not kept."""
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
@@ -189,7 +189,7 @@ def _read_layers(spans: Iterable[SpanLine]) -> tuple["_Layers", "_Layers"]:
     return in_steps, in_evaluations
 
 
-def _module_steps(steps: Sequence[UnitLine], layers: "_Layers") -> Sequence[ModuleStep]:
+def _module_steps(steps: Sequence[RecordLine], layers: "_Layers") -> Sequence[ModuleStep]:
     return [
         ModuleStep(
             step.phases.get("forward", 0.0),
@@ -202,7 +202,7 @@ def _module_steps(steps: Sequence[UnitLine], layers: "_Layers") -> Sequence[Modu
     ]
 
 
-def _wall_s(steps: Sequence[UnitLine]) -> float:
+def _wall_s(steps: Sequence[RecordLine]) -> float:
     """Return the time from the first step's start to the last step's end, by the wall clock."""
     if not steps:
         return 0.0
@@ -223,7 +223,7 @@ def ending(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
     return found._replace(type=error["type"], message=error.get("message", ""))
 
 
-def _kind(unit: UnitLine) -> str:
+def _kind(unit: RecordLine) -> str:
     """Return what a line counts as: a failed forward in training mode was no evaluation, but a training step's."""
     trains = unit.kind == "evaluation" and unit.grad and unit.training
     return "forward" if trains and unit.error_type else unit.kind
@@ -247,7 +247,7 @@ class _Failures:
     def unfinished_step(self) -> Failure | None:
         return self._unfinished if self._unfinished_ns == self._latest_ns else None
 
-    def add(self, unit: UnitLine) -> None:
+    def add(self, unit: RecordLine) -> None:
         if unit.kind == "log":
             return
         failure = self._failure(unit) if unit.error_type else None
@@ -270,7 +270,7 @@ class _Failures:
             if self.last is not None:
                 self.last = self.last._replace(last_step=unit.number)
 
-    def _failure(self, unit: UnitLine) -> Failure:
+    def _failure(self, unit: RecordLine) -> Failure:
         kind, number = unit.kind, unit.number
         if _kind(unit) == "forward":  # the step that it would have been
             kind, number = "step", self._next
@@ -285,7 +285,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _phases(steps: Sequence[UnitLine]) -> Sequence[PhaseTime]:
+def _phases(steps: Sequence[RecordLine]) -> Sequence[PhaseTime]:
     if not steps:
         return ()
     whole = sum(step.duration_s for step in steps)

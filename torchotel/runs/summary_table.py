@@ -8,9 +8,9 @@ from torchotel._utils.text import rate as per_second
 from torchotel.runs.summary import Failure, LayerTime, Summary, ending, has_several_models
 from torchotel.runs.value_ranges import NOT_FINITE, Onset, Track
 
-MOST_CELL = 120
+MAX_CELL = 120
 """Characters of a cell: names may be a stranger's."""
-MOST_HEAD = 200
+MAX_HEAD = 200
 """The same of a line above the tables."""
 _PLAIN = Output()
 _NARROW = 20
@@ -64,7 +64,7 @@ def table(
         spare: Groups of columns that are left out, the first group first, if there is too little room for the texts.
         colours: Codes by the text of the last cell.
     """
-    lines = [[cut(cell, MOST_CELL) for cell in line] for line in (head, *rows)]
+    lines = [[cut(cell, MAX_CELL) for cell in line] for line in (head, *rows)]
     if output.width is not None:
         lines = _fitted(lines, left, output.width, spare)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -100,7 +100,7 @@ def _fitted(lines: Sequence[Sequence[str]], left: int, width: int, spare: Iterab
 def _entries(rows: Iterable[tuple[str, str]], width: int, output: Output) -> Iterator[str]:
     """Lay names and texts out in two columns, of which the first has a width."""
     for name, text in rows:
-        first, *further = output.wrap(f"{name:<{width}}{cut(text, MOST_HEAD)}", " " * width)
+        first, *further = output.wrap(f"{name:<{width}}{cut(text, MAX_HEAD)}", " " * width)
         code = _COLOURS.get(name)
         yield output.colour(name, code) + first[len(name) :] if code else first
         yield from further

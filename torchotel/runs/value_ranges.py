@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from torchotel._utils.text import cut
-from torchotel.runs.reader import UnitLine
+from torchotel.runs.reader import RecordLine
 
 COUNTED = ("samples", "tokens")
 """Logged values that add up over the run."""
-MOST_COUNTED = 2**63
+MAX_COUNTED = 2**63
 """Of one line: a stranger's could add up to more than a float can hold."""
 FIRST = ("loss", "lr", "epoch")
 """Logged values that stand before the others, which follow in the order of their names."""
@@ -132,7 +132,7 @@ class Tracks:
     _gradient: dict[str, Track] = field(default_factory=dict)
     _layers: dict[LayerId, Track] = field(default_factory=dict)
 
-    def add(self, line: UnitLine) -> None:
+    def add(self, line: RecordLine) -> None:
         """Take in a step, an evaluation, or what was logged when its step was gone."""
         nonfinite = line.nonfinite or ((_LOSS,) if line.values.get(_LOSS, "") is None else ())
         if nonfinite:
@@ -153,14 +153,14 @@ class Tracks:
                     self._layers[layer] = self._layers[layer]._replace(last=None)
         self.nonfinite.update(nonfinite)
 
-    def _add_values(self, line: UnitLine) -> None:
+    def _add_values(self, line: RecordLine) -> None:
         for name, value in line.values.items():
             if value is None and name in self._values:
                 self._values[name] = self._values[name]._replace(last=None)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if name in COUNTED:
-                self.totals[name] += min(value, MOST_COUNTED)  # type: ignore[assignment] # whole but in a file of a stranger's
+                self.totals[name] += min(value, MAX_COUNTED)  # type: ignore[assignment] # whole but in a file of a stranger's
             else:
                 _extend(self._values, name, value)
                 self._finite[name] = At(line.number, value)
@@ -180,7 +180,7 @@ class Tracks:
             norm_steps=self.norm_steps,
         )
 
-    def _add_nonfinite(self, line: UnitLine, names: Sequence[str]) -> None:
+    def _add_nonfinite(self, line: RecordLine, names: Sequence[str]) -> None:
         """Note the first line with such values, and the first that names layers."""
         if self._onset is None:
             loss = line.values.get(_LOSS)

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import ceil, log2, sqrt
 
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 
 FIRST_STEPS = 10
 WHILE_MEASURING = 8
@@ -73,12 +73,12 @@ def is_chosen(number: int, every: int) -> bool:
     return True
 
 
-MOST_OFTEN = 2
+MAX_OFTEN = 2
 """The others are what detail is measured against."""
 LEAST_OFTEN = 4096
 
 
-def every_within(budget: float, longer: float, now: int) -> int:
+def sampling_interval(budget: float, longer: float, now: int) -> int:
     """Return n such that detail in every n-th step stays within a budget.
 
     It is a power of two, so that ranks which chose differently still share the rarer steps. What is too dear becomes
@@ -90,7 +90,7 @@ def every_within(budget: float, longer: float, now: int) -> int:
         now: What n was.
     """
     rarer = ceil(log2(max(1.0, longer / budget)))
-    return min(max(1 << rarer, now // 2, MOST_OFTEN), LEAST_OFTEN)
+    return min(max(1 << rarer, now // 2, MAX_OFTEN), LEAST_OFTEN)
 
 
 COMPARED = 16  # detailed steps that count
@@ -121,7 +121,7 @@ class Overhead:
         self.at_most: float | None = None
         """By what share a detailed step is longer than a plain one, at most: 95 times of a hundred."""
 
-    def add(self, step: Unit, worked_ns: int = 0) -> None:
+    def add(self, step: StepRecord, worked_ns: int = 0) -> None:
         """Take note of a step, but for those that warm up: they are slow, and most are detailed for being the first.
 
         Args:
@@ -149,10 +149,10 @@ class Overhead:
         self._longer.append(longer)
         self._usual = _median(self._longer)
         if len(self._longer) >= FEWEST:
-            self.at_most = _at_most(self._longer, self._usual)
+            self.at_most = _upper_bound(self._longer, self._usual)
 
 
-def _at_most(values: Sequence[float], middle: float) -> float:
+def _upper_bound(values: Sequence[float], middle: float) -> float:
     """Return the upper end of the one-sided interval of 95 % in which the median of such values lies."""
     sigma = SIGMAS_IN_DEVIATION * _median(abs(value - middle) for value in values)
     return middle + ONE_SIDED_95 * MEDIANS_ERROR * sigma / sqrt(len(values))

@@ -4,21 +4,21 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 
 WINDOW = 200  # steps that a step is compared with
 FEWEST = 20  # before that, what is slow is not known
 SLOW = 1.5  # times the 95th percentile
 
 
-class Keeper:
+class TailSampler:
     """Look at steps in the order that they end, and say which are interesting."""
 
     def __init__(self) -> None:
         # Each kind among its like: detail takes time of its own.
         self._detailed, self._plain = _Window(), _Window()
 
-    def reason(self, unit: Unit, nonfinite: Sequence[str]) -> str | None:
+    def reason(self, unit: StepRecord, nonfinite: Sequence[str]) -> str | None:
         """Return error, nan or slow; None where nothing is remarkable. Evaluations are never slow."""
         like = self._detailed if unit.detailed else self._plain
         slow = unit.kind == "step" and like.is_slow(unit.end_ns - unit.start_ns)

@@ -8,8 +8,8 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
-from torchotel._records import Error, ModuleCall, Phase, Slots, Stamp, Unit
-from torchotel._utils.gil import Sliced
+from torchotel._records import Error, ModuleCall, NodeTimestamp, Phase, Slots, StepRecord
+from torchotel._utils.gil import GilYielder
 from torchotel.tracing.span_templates import call_indices, enclosing_calls
 
 _start, _end = attrgetter("start_ns"), attrgetter("end_ns")
@@ -48,8 +48,8 @@ def backward_calls(
     calls: Sequence[ModuleCall],
     parents: Sequence[int],
     phases: Sequence[Phase],
-    stamps: Sequence[Stamp],
-    sliced: Sliced,
+    stamps: Sequence[NodeTimestamp],
+    sliced: GilYielder,
 ) -> list[BackwardCall]:
     """Find the backward of every call in every run: parents first, siblings in the order that they ran.
 
@@ -85,7 +85,7 @@ def latest(times_ns: Mapping[int, int], slots: Slots) -> int | None:
     return max((times_ns[slot] for slot in slots if slot in times_ns), default=None)
 
 
-def tasks_of(stamps: Sequence[Stamp]) -> dict[int, Task]:
+def tasks_of(stamps: Sequence[NodeTimestamp]) -> dict[int, Task]:
     """Sort stamps by the graph task that they were written in."""
     tasks: dict[int, Task] = {}
     for number, run in groupby(stamps, key=itemgetter(2)):
@@ -97,7 +97,7 @@ def tasks_of(stamps: Sequence[Stamp]) -> dict[int, Task]:
     return tasks
 
 
-def _candidates(calls: Sequence[ModuleCall], tasks: Sequence[Task], sliced: Sliced) -> list[Sequence[int]]:
+def _candidates(calls: Sequence[ModuleCall], tasks: Sequence[Task], sliced: GilYielder) -> list[Sequence[int]]:
     """Find the calls that each task may have run through, in their order."""
     if len(tasks) == 1:  # nearly always
         return [range(len(calls))]
@@ -126,7 +126,7 @@ def _time(
     candidates: Sequence[int],
     task: Task,
     run: Phase | None,
-    sliced: Sliced,
+    sliced: GilYielder,
 ) -> list[BackwardCall]:
     """Time the calls that a task ran through; a container holds at least what its children took."""
     stamped: dict[int, tuple[int | None, int | None]] = {}
@@ -186,7 +186,7 @@ Bounds: TypeAlias = tuple[int, int]
 
 
 def time_on_device(
-    runs: Sequence[BackwardCall], calls: Sequence[ModuleCall], stamps: Sequence[Stamp], sliced: Sliced
+    runs: Sequence[BackwardCall], calls: Sequence[ModuleCall], stamps: Sequence[NodeTimestamp], sliced: GilYielder
 ) -> None:
     """Note how long backwards took by one device's clock; a container's holds those of its children.
 
@@ -248,11 +248,11 @@ class CallTimer:
         sliced: Works through calls.
     """
 
-    def __init__(self, sliced: Sliced) -> None:
+    def __init__(self, sliced: GilYielder) -> None:
         self._sliced = sliced
         self._earlier: dict[int, list[Sequence[ModuleCall]]] = {}
 
-    def time(self, unit: Unit) -> Timed:
+    def time(self, unit: StepRecord) -> Timed:
         """Find out what enclosed each call, and when its backwards ran."""
         stamps = _own_stamps(unit)
         if not unit.calls and not stamps:
@@ -287,7 +287,7 @@ def _on_device(calls: Sequence[ModuleCall], forwards_ns: Mapping[int, int]) -> d
     return {i: forwards_ns[slot] for i, call in enumerate(calls) if (slot := call.device_slot) in forwards_ns}
 
 
-def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int], sliced: Sliced) -> list[bool]:
+def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int], sliced: GilYielder) -> list[bool]:
     hidden = [False] * len(calls)
     for index in sliced(range(len(calls) - 1, -1, -1)):  # parents first
         outer = parents[index]
@@ -295,14 +295,14 @@ def _hidden(calls: Sequence[ModuleCall], parents: Sequence[int], sliced: Sliced)
     return hidden
 
 
-def _own_stamps(unit: Unit) -> Sequence[Stamp]:
+def _own_stamps(unit: StepRecord) -> Sequence[NodeTimestamp]:
     """Leave out those after the end: a forward on a thread of its own runs backward in the step of another."""
     if unit.stamps and unit.stamps[-1][1] > unit.end_ns:
         return [stamp for stamp in unit.stamps if stamp[1] <= unit.end_ns]
     return unit.stamps
 
 
-def _reaches_back(calls: Sequence[ModuleCall], stamps: Sequence[Stamp]) -> bool:
+def _reaches_back(calls: Sequence[ModuleCall], stamps: Sequence[NodeTimestamp]) -> bool:
     """Tell whether a backward ran through calls of an earlier step: their slots are lower than any of this one's."""
     if not stamps:
         return False

@@ -48,7 +48,7 @@ def current_span() -> SpanReference | None:
     if _is_suppressed(context):
         return SUPPRESSED
     span = _span_of(context)
-    while type(span) is LiveSpan and span.thread == threading.get_ident():
+    while type(span) is ContextProxySpan and span.thread == threading.get_ident():
         span = span.outer
     return None if span is INVALID_SPAN else reference_of(span.get_span_context())
 
@@ -60,7 +60,7 @@ def _is_suppressed(context: Context) -> bool:
 
 def _span_of(context: Context) -> Span:
     span = context.get(SPAN, INVALID_SPAN)
-    return span if type(span) is LiveSpan or span is INVALID_SPAN else trace.get_current_span(context)
+    return span if type(span) is ContextProxySpan or span is INVALID_SPAN else trace.get_current_span(context)
 
 
 def reference_of(context: SpanContext) -> SpanReference | None:
@@ -71,7 +71,7 @@ def reference_of(context: SpanContext) -> SpanReference | None:
     return SpanReference(context.trace_id, context.span_id, context.trace_flags.sampled, context.is_remote, state)
 
 
-class LiveSpan(NonRecordingSpan):
+class ContextProxySpan(NonRecordingSpan):
     """Stands for what is innermost at the moment that it is asked: a module call, a step, or what was there before.
 
     Args:
@@ -144,11 +144,11 @@ def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
     if _is_suppressed(context):
         return None
     outer = _span_of(context)
-    if type(outer) is LiveSpan and outer.thread == threading.get_ident():
+    if type(outer) is ContextProxySpan and outer.thread == threading.get_ident():
         if outer.key is key:
             return None
         outer = outer.outer
-    live = LiveSpan(ask, key, outer)
+    live = ContextProxySpan(ask, key, outer)
     attach(Context({**context, SPAN: live}))
     return live.leave
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
-from torchotel._records import ModuleInfo, Unit
+from torchotel._records import ModuleInfo, StepRecord
 from torchotel._utils.faults import Warn
 from torchotel.tracing.call_tree import Timed
 
@@ -32,7 +32,7 @@ ENOUGH = 3
 """Steps in detail after which that is told."""
 
 
-class Missing:
+class BlindSpotDiagnostics:
     """Look what steps lack.
 
     Args:
@@ -51,7 +51,7 @@ class Missing:
         self._without: dict[int, int] = {}
         """Steps of each other thread."""
 
-    def look(self, unit: Unit, timed: Timed) -> None:
+    def look(self, unit: StepRecord, timed: Timed) -> None:
         """Take in a step or an evaluation, and its calls."""
         if unit.hooks_were_out:
             return
@@ -65,14 +65,14 @@ class Missing:
         if any(call.site.transformed for call in unit.calls):
             self._look_for_backwards(timed)
 
-    def _look_for_included(self, step: Unit) -> None:
+    def _look_for_included(self, step: StepRecord) -> None:
         # What is inside of a compiled one is no call.
         self._included = any(call.site.compiled or self._includes(call.site.module) for call in step.calls)
         self._others += not self._included
         if self._others == ENOUGH:
             self._warn(NOT_INCLUDED, step.calls[0].site.module)
 
-    def _look_for_forward(self, step: Unit) -> None:
+    def _look_for_forward(self, step: StepRecord) -> None:
         if any(call.site.module.holds_parameters for call in step.calls):
             self._forward_seen.add(step.thread)
             return
@@ -89,10 +89,10 @@ class Missing:
                 self._warn(TRANSFORMED, site.module)
 
 
-MOST_NAMES = 16
+MAX_NAMES = 16
 
 
-def find_nonfinite(unit: Unit, timed: Timed) -> tuple[str, ...]:
+def find_nonfinite(unit: StepRecord, timed: Timed) -> tuple[str, ...]:
     """Name the first that went NaN or infinite: the loss, then layers in the order that their backwards ran.
 
     Where the order is not known, since the step has no detail, the last layer of the model comes first.
@@ -104,7 +104,7 @@ def find_nonfinite(unit: Unit, timed: Timed) -> tuple[str, ...]:
         ends = _ends(timed) if bad else {}
         bad.sort(key=lambda module: ends.get(module, unit.end_ns))
         found += [f"gradient {module.path}" for module in bad]
-    return tuple(found[:MOST_NAMES])
+    return tuple(found[:MAX_NAMES])
 
 
 def _ends(timed: Timed) -> dict[ModuleInfo, int]:

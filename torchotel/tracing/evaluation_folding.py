@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from torchotel._records import Unit
+from torchotel._records import StepRecord
 
-MOST_EVALUATIONS = 10
-MOST_SPANS = 1024
+MAX_EVALUATIONS = 10
+MAX_SPANS = 1024
 """Spans of the user's that are remembered; one that was forgotten begins anew."""
 QUIET_NS = 2_000_000_000
 """After so long without a further evaluation what was folded is sent: the next request may be hours away."""
@@ -26,21 +26,21 @@ class EvaluationFold:
     def __init__(self) -> None:
         self._counts: dict[SpanKey, int] = {}
         """The last that was counted comes last."""
-        self._folded: dict[SpanKey, Unit] = {}
+        self._folded: dict[SpanKey, StepRecord] = {}
 
-    def take(self, unit: Unit) -> list[Unit]:
+    def take(self, unit: StepRecord) -> list[StepRecord]:
         """Return what is to be built now: the record, what was folded and is forgotten, or nothing."""
         if unit.kind != "evaluation" or unit.user_span is None or unit.grad:
             return [unit]
         span = (unit.user_span.trace_id, unit.user_span.span_id)
         count = self._counts[span] = self._counts.pop(span, 0) + 1
-        ready = self._forget() if len(self._counts) > MOST_SPANS else []
-        if count <= MOST_EVALUATIONS or _stands_for_itself(unit):
+        ready = self._forget() if len(self._counts) > MAX_SPANS else []
+        if count <= MAX_EVALUATIONS or _stands_for_itself(unit):
             return [*ready, unit]
         self._fold(span, unit)
         return ready
 
-    def quiet(self, now_ns: int) -> list[Unit]:
+    def quiet(self, now_ns: int) -> list[StepRecord]:
         """Return what is folded of spans that nothing has come of for a while.
 
         Args:
@@ -49,13 +49,13 @@ class EvaluationFold:
         spans = [span for span, unit in self._folded.items() if now_ns - unit.end_ns > QUIET_NS]
         return [self._folded.pop(span) for span in spans]
 
-    def rest(self) -> list[Unit]:
+    def rest(self) -> list[StepRecord]:
         """Return what is folded so far."""
         units = list(self._folded.values())
         self._folded.clear()
         return units
 
-    def _fold(self, span: SpanKey, unit: Unit) -> None:
+    def _fold(self, span: SpanKey, unit: StepRecord) -> None:
         folded = self._folded.get(span)
         if folded is None:
             folded = replace(unit, phases=[], calls=[], stamps=[], registrations=[], device_times=[])
@@ -65,7 +65,7 @@ class EvaluationFold:
         folded.folded += 1
         folded.folded_ns += unit.end_ns - unit.start_ns
 
-    def _forget(self) -> list[Unit]:
+    def _forget(self) -> list[StepRecord]:
         """Forget the span that was counted longest ago; return what was folded of it."""
         oldest = next(iter(self._counts))
         del self._counts[oldest]
@@ -73,6 +73,6 @@ class EvaluationFold:
         return [] if unit is None else [unit]
 
 
-def _stands_for_itself(unit: Unit) -> bool:
+def _stands_for_itself(unit: StepRecord) -> bool:
     """Tell whether spans of the user's are below it, or it says where it failed."""
     return unit.identity is not None or unit.error is not None

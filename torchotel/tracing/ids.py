@@ -13,7 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from torchotel import _semconv as names
 from torchotel._records import Baggage, ModelInfo, SpanReference
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanStarter, SpanTemplate, Trace
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanTemplate, Trace
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
@@ -64,7 +64,7 @@ def span_context_of(reference: SpanReference) -> SpanContext:
     return SpanContext(reference.trace_id, reference.span_id, reference.remote, flags, state)
 
 
-class Identities(SpanStarter):
+class IdGenerator(SpanContextSource):
     """Give random ids, and let a sampler decide by the trace id.
 
     Args:

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from torchotel import _semconv as names
 from torchotel._records import Error
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel.tracing.span import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1
@@ -39,7 +39,7 @@ class Node:
         self.attributes[name] = value
 
 
-def fold(nodes: Sequence[Node], max_spans: int | None, sliced: Sliced) -> set[int]:
+def fold(nodes: Sequence[Node], max_spans: int | None, sliced: GilYielder) -> set[int]:
     """Fold the deepest spans into their parents until the trace has at most `max_spans`; return which are folded.
 
     The parent then says how many calls were folded into it, and how long those directly below it took.
@@ -76,7 +76,7 @@ def fold(nodes: Sequence[Node], max_spans: int | None, sliced: Sliced) -> set[in
     return folded
 
 
-def _above_given(nodes: Sequence[Node], sliced: Sliced) -> set[int]:
+def _above_given(nodes: Sequence[Node], sliced: GilYielder) -> set[int]:
     """Find the nodes whose ids were given out, and those above them."""
     kept: set[int] = set()
     for index in sliced(range(len(nodes) - 1, 0, -1)):  # children first
@@ -85,7 +85,7 @@ def _above_given(nodes: Sequence[Node], sliced: Sliced) -> set[int]:
     return kept
 
 
-def lay_out(nodes: Sequence[Node], sliced: Sliced) -> None:
+def lay_out(nodes: Sequence[Node], sliced: GilYielder) -> None:
     """Put children inside their parents, and a microsecond between siblings that follow one another.
 
     Jaeger counts in microseconds, and touching siblings vanish from its critical path.
@@ -98,7 +98,7 @@ def lay_out(nodes: Sequence[Node], sliced: Sliced) -> None:
         _place(nodes[parent], siblings, sliced)
 
 
-def _place(parent: Node, siblings: Sequence[Node], sliced: Sliced) -> None:
+def _place(parent: Node, siblings: Sequence[Node], sliced: GilYielder) -> None:
     start_ns, end_ns = parent.start_ns, parent.end_ns
     before = None
     for node in sliced(siblings):
@@ -112,11 +112,11 @@ def _place(parent: Node, siblings: Sequence[Node], sliced: Sliced) -> None:
         before = node
 
 
-MOST_TRACES = 1024
+MAX_TRACES = 1024
 """Traces that are remembered; one that was forgotten has all its room again."""
 
 
-class Room:
+class TraceSpanBudget:
     """Add up what evaluations have put into each trace.
 
     Args:
@@ -135,5 +135,5 @@ class Room:
     def take(self, trace_id: int, spans: int) -> None:
         """Take note of spans of a trace."""
         self._taken[trace_id] = self._taken.pop(trace_id, 0) + spans
-        if len(self._taken) > MOST_TRACES:
+        if len(self._taken) > MAX_TRACES:
             del self._taken[next(iter(self._taken))]

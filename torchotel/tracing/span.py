@@ -91,7 +91,7 @@ class Trace:
 
 
 @runtime_checkable
-class SpanStarter(Protocol):
+class SpanContextSource(Protocol):
     """Who gives spans their ids: one of ours that is asked for while it runs, and each root before it is built."""
 
     keeps_late: bool

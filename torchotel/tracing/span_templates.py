@@ -8,17 +8,17 @@ from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from torchotel import _semconv as names
-from torchotel._records import CallSite, ModuleCall, ModuleInfo
-from torchotel._utils.gil import Sliced
+from torchotel._records import CallSignature, ModuleCall, ModuleInfo
+from torchotel._utils.gil import GilYielder
 from torchotel.tracing.span import AttributeValue, SpanTemplate
 
-MOST_TEMPLATES = 20_000
+MAX_TEMPLATES = 20_000
 
 Directions: TypeAlias = tuple[SpanTemplate, SpanTemplate]
 """What all forward spans and all backward spans of a call site share."""
 
 
-def enclosing_calls(calls: Sequence[ModuleCall], sliced: Sliced) -> list[int]:
+def enclosing_calls(calls: Sequence[ModuleCall], sliced: GilYielder) -> list[int]:
     """For each call the index of the one that encloses it, -1 for none; children stand before their parents.
 
     Calls of another lane may overlap in time, and enclose nothing of this one.
@@ -36,7 +36,7 @@ def enclosing_calls(calls: Sequence[ModuleCall], sliced: Sliced) -> list[int]:
     return parents
 
 
-def call_indices(calls: Sequence[ModuleCall], sliced: Sliced) -> list[int | None]:
+def call_indices(calls: Sequence[ModuleCall], sliced: GilYielder) -> list[int | None]:
     """Number the calls of modules that run more than once, as they begin; recomputation does not count."""
     indices: list[int | None] = [None] * len(calls)
     if len({call.site.module for call in sliced(calls)}) == len(calls):
@@ -71,14 +71,14 @@ class Templates:
         max_depth: int | None = None,
     ) -> None:
         self._include, self._exclude, self._max_depth = include, exclude, max_depth
-        self._kept: dict[CallSite, Directions | None] = {}
+        self._kept: dict[CallSignature, Directions | None] = {}
 
-    def of(self, site: CallSite) -> Directions | None:
+    def of(self, site: CallSignature) -> Directions | None:
         """Return the templates of forward and backward; None for a module that is not shown."""
         try:
             return self._kept[site]
         except KeyError:
-            if len(self._kept) >= MOST_TEMPLATES:  # ever new shapes
+            if len(self._kept) >= MAX_TEMPLATES:  # ever new shapes
                 self._kept.clear()
             made = self.of_any(site) if self._shown(site) else None
             self._kept[site] = made
@@ -89,11 +89,11 @@ class Templates:
         return self._include is None or _matches(module.path, self._include)
 
     @staticmethod
-    def of_any(site: CallSite) -> Directions:
+    def of_any(site: CallSignature) -> Directions:
         """Return the templates also of a module that is not shown."""
         return forward_template(site), backward_template(site)
 
-    def _shown(self, site: CallSite) -> bool:
+    def _shown(self, site: CallSignature) -> bool:
         path = site.module.path
         if self._max_depth is not None and site.module.depth > self._max_depth:
             return False
@@ -102,7 +102,7 @@ class Templates:
         return self._exclude is None or not _matches(path, self._exclude)
 
 
-def _common(site: CallSite, direction: str) -> dict[str, AttributeValue]:
+def _common(site: CallSignature, direction: str) -> dict[str, AttributeValue]:
     module = site.module
     return {
         names.MODULE_PATH: module.path,
@@ -123,7 +123,7 @@ def _with_shapes(
     return attributes | {name: value for name, value in shapes.items() if value is not None}
 
 
-def forward_template(site: CallSite) -> SpanTemplate:
+def forward_template(site: CallSignature) -> SpanTemplate:
     """Return what all forward spans of a call site share."""
     attributes = _with_shapes(
         _common(site, "forward"),
@@ -142,7 +142,7 @@ def forward_template(site: CallSite) -> SpanTemplate:
     return SpanTemplate(names.FORWARD_PREFIX + site.module.path, attributes)
 
 
-def backward_template(site: CallSite) -> SpanTemplate:
+def backward_template(site: CallSignature) -> SpanTemplate:
     """Return what all backward spans of a call site share."""
     attributes = _with_shapes(
         _common(site, "backward"),

@@ -14,15 +14,15 @@ from torchotel._records import (
     ModuleCall,
     Phase,
     SpanReference,
+    StepRecord,
     TensorGradient,
-    Unit,
     enclosing,
 )
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel._utils.text import shortened
 from torchotel.tracing.call_tree import Timed
 from torchotel.tracing.ids import random_span_id
-from torchotel.tracing.layout import Node, Room, fold, lay_out
+from torchotel.tracing.layout import Node, TraceSpanBudget, fold, lay_out
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 from torchotel.tracing.span_templates import Directions, Templates
 
@@ -34,12 +34,12 @@ COUNTED = ("samples", "tokens")
 """Logged values that add up over the run: they are metrics."""
 
 
-def root_name(unit: Unit) -> str:
+def root_name(unit: StepRecord) -> str:
     """Return the name of the root span."""
     return ROOTS[unit.kind]
 
 
-def root_parent(unit: Unit) -> SpanReference | None:
+def root_parent(unit: StepRecord) -> SpanReference | None:
     """Return the user's span that an evaluation belongs to: one that ran with gradients off.
 
     Where its ids were given out before that was known, it has a trace of its own.
@@ -50,7 +50,7 @@ def root_parent(unit: Unit) -> SpanReference | None:
     return span
 
 
-def root_attributes(unit: Unit, reason: str | None, nonfinite: Sequence[str]) -> dict[str, AttributeValue]:
+def root_attributes(unit: StepRecord, reason: str | None, nonfinite: Sequence[str]) -> dict[str, AttributeValue]:
     """Return what only this root has.
 
     Args:
@@ -81,7 +81,7 @@ def _says_something(value: LogValue) -> bool:
     return not isinstance(value, float) or isfinite(value)
 
 
-def registered_events(unit: Unit) -> list[SpanEvent]:
+def registered_events(unit: StepRecord) -> list[SpanEvent]:
     """Return an event for each module, parameter or buffer that came while the step ran."""
     return [
         SpanEvent(
@@ -93,7 +93,7 @@ def registered_events(unit: Unit) -> list[SpanEvent]:
     ]
 
 
-def gradient_events(unit: Unit) -> dict[int, list[SpanEvent]]:
+def gradient_events(unit: StepRecord) -> dict[int, list[SpanEvent]]:
     """Return the events of watched tensors by the index of the backward phase that they stand on; -1: the root."""
     events: dict[int, list[SpanEvent]] = {}
     for gradient in unit.tensor_gradients:
@@ -101,7 +101,7 @@ def gradient_events(unit: Unit) -> dict[int, list[SpanEvent]]:
     return events
 
 
-def _gradient_event(gradient: TensorGradient, unit: Unit) -> SpanEvent:
+def _gradient_event(gradient: TensorGradient, unit: StepRecord) -> SpanEvent:
     attributes: dict[str, AttributeValue] = {names.TENSOR_NAME: gradient.name, names.TENSOR_SHAPE: gradient.shape}
     if gradient.norm is not None and isfinite(gradient.norm):
         attributes[names.GRADIENT_NORM] = gradient.norm
@@ -118,7 +118,7 @@ def _backward_at(time_ns: int, phases: Sequence[Phase]) -> int:
     return best
 
 
-def _inside(time_ns: int, unit: Unit) -> int:
+def _inside(time_ns: int, unit: StepRecord) -> int:
     return min(max(time_ns, unit.start_ns), unit.end_ns)
 
 
@@ -152,15 +152,15 @@ class TraceBuilder:
         templates: Templates,
         max_spans: int | None,
         run: SpanReference | None,
-        sliced: Sliced,
+        sliced: GilYielder,
     ) -> None:
         self.templates, self._max_spans = templates, max_spans
         self._to_run = () if run is None else (_link_to(run),)
         self._sliced = sliced
-        self._room = Room(max_spans)
+        self._room = TraceSpanBudget(max_spans)
         self._optimizers: dict[str, SpanTemplate] = {}
 
-    def build(self, unit: Unit, timed: Timed, root: SpanReference, attributes: Attributes) -> Trace:
+    def build(self, unit: StepRecord, timed: Timed, root: SpanReference, attributes: Attributes) -> Trace:
         """Return the trace of a step or an evaluation: parents before children, children inside their parents.
 
         Args:
@@ -196,12 +196,12 @@ class TraceBuilder:
             root.sampled,
         )
 
-    def _links(self, unit: Unit, parent: SpanReference | None) -> tuple[SpanLink, ...]:
+    def _links(self, unit: StepRecord, parent: SpanReference | None) -> tuple[SpanLink, ...]:
         """Link to the run, and to the user's span where that is not the parent."""
         links = self._to_run if unit.kind == "step" else ()
         return links if parent is not None or unit.user_span is None else (*links, _link_to(unit.user_span))
 
-    def _add_phases(self, nodes: list[Node], unit: Unit) -> list[int]:
+    def _add_phases(self, nodes: list[Node], unit: StepRecord) -> list[int]:
         """Add the phases and return the node of each; an evaluation shows its data phases only."""
         parents = enclosing(unit.phases)
         added: list[int] = []
@@ -225,7 +225,7 @@ class TraceBuilder:
             self._optimizers[phase.optimizer] = template
         return template
 
-    def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: Unit, timed: Timed) -> None:
+    def _add_calls(self, nodes: list[Node], phase_nodes: Sequence[int], unit: StepRecord, timed: Timed) -> None:
         calls, hidden, of = timed.calls, timed.hidden, self.templates.of
         shown = [None if hidden[index] else of(calls[index].site) for index in self._sliced(range(len(calls)))]
         for index in self._sliced(range(len(calls))):
@@ -266,7 +266,7 @@ class TraceBuilder:
         self,
         nodes: list[Node],
         phase_nodes: Sequence[int],
-        unit: Unit,
+        unit: StepRecord,
         timed: Timed,
         shown: Sequence[Directions | None],
         running: Sequence[int],
@@ -316,7 +316,7 @@ def _running_at(time_ns: int, nodes: Sequence[Node], running: Sequence[int]) -> 
     return best
 
 
-def _phase_at(call: ModuleCall, unit: Unit, phase_nodes: Sequence[int], kind: str) -> int:
+def _phase_at(call: ModuleCall, unit: StepRecord, phase_nodes: Sequence[int], kind: str) -> int:
     """Find the innermost phase of a kind in which a call starts; 0, the root, for none."""
     best = 0
     best_start_ns = -1
@@ -331,12 +331,12 @@ def _link_to(span: SpanReference) -> SpanLink:
     return SpanLink(span.trace_id, span.span_id, {}, 0, span.sampled, span.remote, span.state)
 
 
-def trace_attributes(unit: Unit) -> Attributes:
+def trace_attributes(unit: StepRecord) -> Attributes:
     """Return what every span of the trace carries."""
     return {names.STEP_NUMBER: unit.number} if unit.kind == "step" else {}
 
 
-def _root(unit: Unit, reference: SpanReference, attributes: Attributes) -> Node:
+def _root(unit: StepRecord, reference: SpanReference, attributes: Attributes) -> Node:
     node = Node(_PLAIN[root_name(unit)], -1, unit.start_ns, unit.end_ns)
     node.span_id, node.events = reference.span_id, tuple(registered_events(unit))
     node.attributes = dict(attributes) or None
@@ -351,7 +351,7 @@ def _fail(node: Node, error: Error | None) -> None:
         node.set(names.MODULE_PATH, error.path)
 
 
-def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int, sliced: Sliced) -> list[Span]:
+def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int, sliced: GilYielder) -> list[Span]:
     # Ids that differ in their low bytes compress three times better. They do not count on from the root's id: a
     # provider's generator may give those to other spans, and so may the generator of a trace above ours.
     first_id = random_span_id()

@@ -5,9 +5,9 @@ import queue
 import threading
 from collections import deque
 
-from torchotel._records import HandedOver
+from torchotel._records import Recordable
 
-MOST_SPANS = 100_000
+MAX_SPANS = 100_000
 
 
 class Bell:
@@ -34,16 +34,16 @@ class Buffer:
         limit: Most spans that the records held may make.
     """
 
-    def __init__(self, limit: int = MOST_SPANS) -> None:
+    def __init__(self, limit: int = MAX_SPANS) -> None:
         self._limit = limit
-        self._handed: deque[tuple[HandedOver, int]] = deque()
+        self._handed: deque[tuple[Recordable, int]] = deque()
         self._spans = 0
         self._dropped = 0
         self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
         self.bell = Bell()
         """Rings when there is enough for the worker to come early."""
 
-    def put(self, handed: HandedOver) -> None:
+    def put(self, handed: Recordable) -> None:
         """Add what is handed over; never waits for the worker."""
         spans = handed.span_estimate()
         with self._lock:
@@ -57,7 +57,7 @@ class Buffer:
         if early:
             self.bell.ring()
 
-    def take(self) -> HandedOver | None:
+    def take(self) -> Recordable | None:
         """Remove the oldest."""
         with self._lock:
             if not self._handed:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torchotel._records import Log, Record, Unit
+from torchotel._records import Log, Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.run_file import log_line, unit_line
 from torchotel.metrics.store import Metrics
-from torchotel.sampling.tail import Keeper
+from torchotel.sampling.tail import TailSampler
 from torchotel.tracing.call_tree import CallTimer
-from torchotel.tracing.diagnostics import Missing, find_nonfinite
+from torchotel.tracing.diagnostics import BlindSpotDiagnostics, find_nonfinite
 from torchotel.tracing.evaluation_folding import EvaluationFold
-from torchotel.tracing.span import SpanStarter, Trace, TraceExporter
+from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
-OrLost = Callable[[Callable[[Unit], None], Unit], None]
+OrLost = Callable[[Callable[[StepRecord], None], StepRecord], None]
 """Calls a function with a unit, and counts that as lost where it fails."""
 
 
@@ -44,13 +44,13 @@ class Pipeline:
         self,
         builder: TraceBuilder,
         exporters: Sequence[TraceExporter],
-        starter: SpanStarter,
+        starter: SpanContextSource,
         metrics: Metrics,
-        sliced: Sliced,
+        sliced: GilYielder,
         *,
-        on_step: Callable[[Unit, int], None],
+        on_step: Callable[[StepRecord, int], None],
         on_line: Callable[[Mapping[str, object]], None] | None,
-        on_first: Callable[[Unit], Trace | None],
+        on_first: Callable[[StepRecord], Trace | None],
         or_lost: OrLost,
         guard: Guard,
         warn: Warn,
@@ -60,11 +60,11 @@ class Pipeline:
         self._export_to = [guard.guarded(exporter.export) for exporter in exporters]
         self._measure = guard.guarded(metrics.add)  # what can't be counted is sent all the same
         self._measure_log = guard.guarded(metrics.log)
-        self._look = guard.guarded(Missing(warn, builder.templates.includes).look)
+        self._look = guard.guarded(BlindSpotDiagnostics(warn, builder.templates.includes).look)
         self._on_step = guard.guarded(on_step)
         self._seen: set[str] = set()
         """Kinds of units."""
-        self._fold, self._timer, self._keeper = EvaluationFold(), CallTimer(sliced), Keeper()
+        self._fold, self._timer, self._keeper = EvaluationFold(), CallTimer(sliced), TailSampler()
         self.spans_recorded = 0
         """What was sent or sampled out."""
         self.spans_sampled_out = 0
@@ -96,11 +96,11 @@ class Pipeline:
         """Bring out those that have waited for long."""
         self._build_each(self._fold.quiet(time.perf_counter_ns()))
 
-    def _build_each(self, units: Iterable[Unit]) -> None:
+    def _build_each(self, units: Iterable[StepRecord]) -> None:
         for unit in units:
             self._or_lost(self._build, unit)
 
-    def _build(self, unit: Unit) -> None:
+    def _build(self, unit: StepRecord) -> None:
         timed = self._timer.time(unit)
         self._look(unit, timed)
         nonfinite = find_nonfinite(unit, timed)

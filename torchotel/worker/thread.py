@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from torchotel._records import HandedOver, Record, Unit
+from torchotel._records import Record, Recordable, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.fork_guard import Loading
 from torchotel.tracing.span import TraceExporter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torchotel.worker.pipeline import OrLost, Pipeline
 
 
-Kind = TypeVar("Kind", bound=HandedOver)
+Kind = TypeVar("Kind", bound=Recordable)
 
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
@@ -161,15 +161,15 @@ class Worker:
         if self._exporters:
             self.spans_dropped += spans
 
-    def _leave_out(self, handed: HandedOver) -> None:
+    def _leave_out(self, handed: Recordable) -> None:
         self._count(handed)
         self._lost(handed.span_estimate())
 
-    def _export(self, handed: HandedOver) -> None:
+    def _export(self, handed: Recordable) -> None:
         record = handed.record()
         if self._on_record is not None:
             self._on_record(record)
-        if isinstance(record, Unit) and (record.kind == "step" or record.counts_as_evaluation):
+        if isinstance(record, StepRecord) and (record.kind == "step" or record.counts_as_evaluation):
             self._count(handed)
         if not self._began:
             self._began = True
@@ -180,7 +180,7 @@ class Worker:
         else:
             self._pipeline.take(record)
 
-    def _count(self, handed: HandedOver) -> None:
+    def _count(self, handed: Recordable) -> None:
         if handed.kind in self.counts:
             self.counts[handed.kind] += 1
         self.detailed += handed.detailed and handed.kind == "step"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchotel.config.otlp_endpoint import Receiver, address_of, host_without_proxy
+from torchotel.config.otlp_endpoint import OtlpEndpoint, address_of, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Signal, Transport, taken
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class GrpcTransport(Transport):
         version: Of torchotel, for the User-Agent.
     """
 
-    def __init__(self, receiver: Receiver, signal: Signal, *, version: str) -> None:
+    def __init__(self, receiver: OtlpEndpoint, signal: Signal, *, version: str) -> None:
         self._target = read_target(receiver.endpoint, insecure=receiver.insecure)
         self.endpoint = self._target.address
         self._receiver, self._signal, self._version = receiver, signal, version
@@ -123,7 +123,7 @@ def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
             yield name.lower(), value
 
 
-def credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
+def credentials(receiver: OtlpEndpoint) -> "grpc.ChannelCredentials":
     """Read the certificates of a receiver with TLS."""
     import grpc  # noqa: PLC0415  # see above
 
@@ -135,7 +135,7 @@ def credentials(receiver: Receiver) -> "grpc.ChannelCredentials":
     return grpc.ssl_channel_credentials(read(receiver.certificate), key, certificate)
 
 
-def _failure(error: Exception, receiver: Receiver, channel: "grpc.Channel | None") -> Reply:
+def _failure(error: Exception, receiver: OtlpEndpoint, channel: "grpc.Channel | None") -> Reply:
     import grpc  # noqa: PLC0415  # see above
 
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):

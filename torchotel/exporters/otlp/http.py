@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import requests
 from urllib3.exceptions import HTTPError
 
-from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
+from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -57,7 +57,7 @@ class HttpTransport(Transport):
         version: Of torchotel, for the User-Agent.
     """
 
-    def __init__(self, receiver: Receiver, *, version: str) -> None:
+    def __init__(self, receiver: OtlpEndpoint, *, version: str) -> None:
         self.endpoint = receiver.shown
         self._receiver = receiver
         self._url = receiver.endpoint
@@ -202,7 +202,7 @@ def retry_after_s(header: str | None) -> float | None:
     return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
 
 
-def _failure(error: Exception, receiver: Receiver) -> Reply:
+def _failure(error: Exception, receiver: OtlpEndpoint) -> Reply:
     passing = (
         requests.ConnectionError,
         requests.Timeout,

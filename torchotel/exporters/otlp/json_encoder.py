@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from torchotel import _semconv
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
-from torchotel.exporters.sanitize import finite, is_int64, own_attributes, own_events
+from torchotel.exporters.sanitize import drop_nonfinite, is_int64, own_attributes, own_events
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 REST_SPANS = 64
@@ -76,7 +76,9 @@ def _template(template: SpanTemplate) -> tuple[str, str]:
 
 def _attributes(attributes: Attributes) -> str:
     """Write KeyValue objects, each after a comma, so that groups of them can be put together."""
-    return "".join(f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in finite(attributes).items())
+    return "".join(
+        f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in drop_nonfinite(attributes).items()
+    )
 
 
 def _any_value(value: AttributeValue) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import Receiver
-from torchotel.exporters.base import ExportStats, MetricsOutlet
+from torchotel.config.otlp_endpoint import OtlpEndpoint
+from torchotel.exporters.base import ExportStats, MetricExporter
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender, make_transport
 from torchotel.exporters.otlp.transport import METRICS
 from torchotel.exporters.sdk.meter_provider import ProviderInstruments
-from torchotel.metrics.store import MOST_MODULES, Metrics
+from torchotel.metrics.store import MAX_MODULES, Metrics
 from torchotel.tracing.span import Attributes
 
 THREAD_NAME = "torchotel-metrics"
@@ -46,7 +46,7 @@ class Pushing(NamedTuple):
         )
 
 
-class OtlpMetricsOutlet(MetricsOutlet):
+class OtlpMetricExporter(MetricExporter):
     """Push metrics at an interval, and once more at the end; the SDK collects, our sender sends.
 
     The SDK's own exporters can't be told to end, tell failures to their log alone, and try for their whole timeout.
@@ -63,7 +63,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
 
     def __init__(
         self,
-        receiver: Receiver,
+        receiver: OtlpEndpoint,
         pushing: Pushing,
         *,
         resource: Attributes,
@@ -126,7 +126,7 @@ class OtlpMetricsOutlet(MetricsOutlet):
 
         self._transport.prepare()
         # More than the SDK's 2000 series of an instrument would be added up under no name.
-        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MOST_MODULES}
+        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MAX_MODULES}
         try:
             views = [View(instrument_name="torch.module.*", **limit)]
         except TypeError:  # a version without a limit, before 1.45.2

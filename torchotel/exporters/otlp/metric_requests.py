@@ -15,7 +15,7 @@ from opentelemetry.sdk.resources import Resource
 from torchotel import _semconv as names
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES
-from torchotel.exporters.sanitize import speakable
+from torchotel.exporters.sanitize import otlp_safe
 from torchotel.tracing.span import Attributes
 
 # https://opentelemetry.io/docs/specs/otel/metrics/sdk_exporters/otlp/#additional-environment-variable-configuration
@@ -53,7 +53,7 @@ class SenderMetricExporter(MetricExporter):
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
         """Hand the requests over; what becomes of them is the sender's to count."""
-        resource = Resource(speakable(self._resource), names.SCHEMA_URL)
+        resource = Resource(otlp_safe(self._resource), names.SCHEMA_URL)
         ours = [
             replace(one, resource=resource, schema_url=resource.schema_url) for one in metrics_data.resource_metrics
         ]

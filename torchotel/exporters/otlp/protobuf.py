@@ -7,7 +7,7 @@ https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/pr
 import struct
 from functools import cache, lru_cache
 
-from torchotel.exporters.sanitize import finite, is_int64
+from torchotel.exporters.sanitize import drop_nonfinite, is_int64
 from torchotel.tracing.span import Attributes, AttributeValue
 
 # Wire types: https://protobuf.dev/programming-guides/encoding/#structure
@@ -119,7 +119,7 @@ def any_value(value: AttributeValue) -> bytes:
 
 def attributes_field(field: int, attributes: Attributes) -> bytes:
     """Write a repeated KeyValue field, without non-finite numbers."""
-    return b"".join([_attribute(field, key, value) for key, value in finite(attributes).items()])
+    return b"".join([_attribute(field, key, value) for key, value in drop_nonfinite(attributes).items()])
 
 
 def _attribute(field: int, key: str, value: AttributeValue) -> bytes:

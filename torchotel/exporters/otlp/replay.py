@@ -13,7 +13,7 @@ from torchotel.exporters.otlp.transport import Reply, Transport
 
 
 @dataclass
-class Resend:
+class Replay:
     """Bring requests of OTLP/JSON to an endpoint, one after the other, until one cannot be delivered.
 
     Nobody trains meanwhile, so nothing is dropped to save time: a request that the endpoint asks to send again is sent

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from torchotel.config.otlp_endpoint import Receiver
+from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.transport import TRACES, Reply, Signal, Transport
 from torchotel.tracing.context import suppressed
 
 
-def make_transport(receiver: Receiver, signal: Signal, *, version: str) -> Transport:
+def make_transport(receiver: OtlpEndpoint, signal: Signal, *, version: str) -> Transport:
     """Make the way of a signal to its receiver; nothing is loaded, and nobody called, before it is used."""
     if receiver.protocol == "grpc":
         from torchotel.exporters.otlp.grpc import GrpcTransport  # noqa: PLC0415  # what is used is loaded
@@ -115,7 +115,7 @@ _ADVICE_ON_WORDS = {
 _logger = logging.getLogger("torchotel")
 
 
-class OutageLog:
+class FailureLog:
     """Log the beginning and the end of an outage of one endpoint; on one thread.
 
     Args:
@@ -233,7 +233,7 @@ class Sender:
         self._max_bytes = max_bytes
         self._retry = retry
         self._signal = signal
-        self._outage = OutageLog(transport.endpoint, signal, retry.max_elapsed_s)
+        self._outage = FailureLog(transport.endpoint, signal, retry.max_elapsed_s)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from torchotel._utils.gil import Sliced
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.encoder import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
@@ -100,7 +100,7 @@ class RequestExporter(TraceExporter):
     ) -> None:
         self.stats = stats or ExportStats()
         self._rest = rest
-        self._limiter = Limiter(limits, Sliced(rest))
+        self._limiter = Limiter(limits, GilYielder(rest))
         self._encoder = SpanEncoder(rest)
         self._resource, self._version = resource, version
         self._transport = transport

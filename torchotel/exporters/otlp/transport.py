@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, Protocol
 
-from torchotel.config.otlp_endpoint import Receiver
+from torchotel.config.otlp_endpoint import OtlpEndpoint
 
 MAX_RETRY_AFTER_S = 3600.0
 """Longest wait that an endpoint may ask for: a date by a wrong clock must not end the export for good."""
@@ -44,7 +44,7 @@ class Transport(Protocol):
         """Let go of connections."""
 
 
-def taken(content: bytes, receiver: Receiver) -> Reply:
+def taken(content: bytes, receiver: OtlpEndpoint) -> Reply:
     """Look for what the endpoint took the request without; a plain success has no content."""
     if not content:
         return Reply()

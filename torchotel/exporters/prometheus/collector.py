@@ -14,9 +14,9 @@ from prometheus_client.samples import Exemplar as PrometheusExemplar
 from prometheus_client.utils import floatToGoString
 
 from torchotel._utils.faults import Guard
-from torchotel.exporters.base import MetricsOutlet
+from torchotel.exporters.base import MetricExporter
 from torchotel.exporters.prometheus.exposition import target_labels
-from torchotel.metrics.aggregation import Distribution, Exemplar, Family
+from torchotel.metrics.aggregation import Exemplar, HistogramDataPoint, MetricData
 from torchotel.metrics.instruments import TABLE, Instrument
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
@@ -64,7 +64,7 @@ _detached: WeakKeyDictionary[CollectorRegistry, MetricsCollector] = WeakKeyDicti
 """What a forked child has of its parent's: it keeps the names in the registry until a session here wants them."""
 
 
-class RegistryOutlet(MetricsOutlet):
+class RegistryMetricExporter(MetricExporter):
     """Metrics in a registry of the user's.
 
     Args:
@@ -119,7 +119,7 @@ def _described(instrument: Instrument) -> Metric:
     return Metric(instrument.prometheus_name, instrument.description, instrument.kind, instrument.prometheus_unit)
 
 
-def _metric(family: Family) -> Metric:
+def _metric(family: MetricData) -> Metric:
     instrument = family.instrument
     if instrument.kind == "histogram":
         return _histogram(instrument, family.distributions)
@@ -131,7 +131,7 @@ def _metric(family: Family) -> Metric:
     return metric
 
 
-def _histogram(instrument: Instrument, distributions: Iterable[Distribution]) -> Metric:
+def _histogram(instrument: Instrument, distributions: Iterable[HistogramDataPoint]) -> Metric:
     metric = HistogramMetricFamily(
         instrument.prometheus_name,
         instrument.description,

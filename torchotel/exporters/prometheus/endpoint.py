@@ -19,10 +19,10 @@ from torchotel._types import ConfigError
 from torchotel._utils.distributed import own_port
 from torchotel._utils.faults import Guard
 from torchotel.config.otlp_endpoint import is_loopback
-from torchotel.exporters.base import MetricsOutlet
+from torchotel.exporters.base import MetricExporter
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.sanitize import speakable_text
+from torchotel.exporters.sanitize import otlp_safe_text
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
@@ -102,7 +102,7 @@ def _read_own(path: Path) -> Any:
 def job_of(resource: Attributes) -> str:
     """Name the job as Prometheus names that of metrics which are pushed to it: the service, after its namespace."""
     names = (resource.get(f"service.{name}") for name in ("namespace", "name"))
-    return speakable_text("/".join(str(name) for name in names if name))
+    return otlp_safe_text("/".join(str(name) for name in names if name))
 
 
 _TAKEN = {errno.EADDRINUSE, errno.EACCES, errno.EPERM}
@@ -110,7 +110,7 @@ _TAKEN = {errno.EADDRINUSE, errno.EACCES, errno.EPERM}
 _logger = logging.getLogger("torchotel")
 
 
-class EndpointOutlet(MetricsOutlet):
+class PrometheusMetricExporter(MetricExporter):
     """A scrape endpoint and its target file.
 
     Args:

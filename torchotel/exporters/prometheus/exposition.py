@@ -11,15 +11,15 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, islice
 
-from torchotel.exporters.sanitize import speakable_text
-from torchotel.metrics.aggregation import Distribution, Exemplar, Family, Labels
+from torchotel.exporters.sanitize import otlp_safe_text
+from torchotel.metrics.aggregation import Exemplar, HistogramDataPoint, Labels, MetricData
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-MOST_HEADS = 50_000
+MAX_HEADS = 50_000
 SLICE_LINES = 256
 """Lines that are written without a rest, about half a millisecond: the training thread gets the GIL in between."""
 
@@ -40,7 +40,7 @@ class Exposition:
 
     def write(self, openmetrics: bool) -> bytes:  # noqa: FBT001  # a callback of two formats
         """Return a whole answer to a scrape."""
-        if len(self._heads) > MOST_HEADS:
+        if len(self._heads) > MAX_HEADS:
             self._heads.clear()
         name, kind = ("target", "info") if openmetrics else ("target_info", "gauge")
         target = _braces([_pair(*item) for item in sorted(target_labels(self._resource).items())])
@@ -54,7 +54,7 @@ class Exposition:
             lines.append("# EOF\n")
         return "".join(lines).encode()
 
-    def _family(self, family: Family, *, openmetrics: bool) -> Iterator[str]:
+    def _family(self, family: MetricData, *, openmetrics: bool) -> Iterator[str]:
         instrument = family.instrument
         name, unit = instrument.prometheus_name, instrument.prometheus_unit
         if instrument.kind == "counter" and not openmetrics:
@@ -76,7 +76,7 @@ class Exposition:
         return head
 
 
-def _histogram(instrument: Instrument, one: Distribution, *, openmetrics: bool) -> Iterator[str]:
+def _histogram(instrument: Instrument, one: HistogramDataPoint, *, openmetrics: bool) -> Iterator[str]:
     name, pairs = instrument.prometheus_name, _pairs(instrument, one.labels)
     bounds = [*map(repr, instrument.bounds), "+Inf"]
     totals = list(accumulate(one.counts))
@@ -113,7 +113,7 @@ def target_labels(resource: Attributes) -> dict[str, str]:
     labels: dict[str, str] = {}
     for name in sorted(resource):
         value = resource[name]
-        text = speakable_text(value) if isinstance(value, str) else json.dumps(value)
+        text = otlp_safe_text(value) if isinstance(value, str) else json.dumps(value)
         safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # two underscores at the start are Prometheus's own
         safe = f"key_{safe}" if safe[0].isdecimal() else safe
         labels[safe] = f"{labels[safe]};{text}" if safe in labels else text

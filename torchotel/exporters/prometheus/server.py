@@ -56,9 +56,9 @@ POLL_S = 0.1
 """How long `close` waits for the loop to see it."""
 REQUEST_S = 10.0
 """A client whose request and answer take longer, all in all, is cut off."""
-MOST_CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 """Each is a thread. Beyond that, the connection that has waited longest without a whole request is closed."""
-MOST_HEADER = 1000
+MAX_HEADER = 1000
 """Characters of an Accept or Accept-Encoding header that are read."""
 PATHS = ("/metrics", "/")
 METHODS = ("GET", "HEAD")
@@ -104,14 +104,14 @@ def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIA
                 status, [server, ("Content-Type", "text/plain; charset=utf-8"), ("Allow", ", ".join(METHODS))]
             )
             return [text.encode()]
-        openmetrics = wants_openmetrics(environ.get("HTTP_ACCEPT", "")[:MOST_HEADER])
+        openmetrics = wants_openmetrics(environ.get("HTTP_ACCEPT", "")[:MAX_HEADER])
         with one_at_a_time:
             body = write(openmetrics)
         if body is None:
             start_response("500 Internal Server Error", [server])
             return []
         headers = [server, ("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
-        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")[:MOST_HEADER]):
+        if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")[:MAX_HEADER]):
             body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
@@ -164,7 +164,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._since_s) >= MOST_CONNECTIONS and not self._evict():
+        if len(self._since_s) >= MAX_CONNECTIONS and not self._evict():
             self.shutdown_request(request)
             return
         self._since_s[request] = time.monotonic()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_ROOM = 512
 """Room that is assumed in a processor that can't be looked into; the SDK's own queue is 2,048 long."""
-MOST_ROOM = 8192
+MAX_ROOM = 8192
 """Where nothing queues there is no limit, but spans are counted when they are flushed."""
 
 
@@ -30,7 +30,7 @@ def slice_spans(provider: TracerProvider) -> int:
     full queue of the SDK's throws its oldest spans away.
     """
     active = getattr(provider, "_active_span_processor", None)
-    return max(1, min((_room(processor) for processor in _flat(active)), default=MOST_ROOM) // 2)
+    return max(1, min((_room(processor) for processor in _flat(active)), default=MAX_ROOM) // 2)
 
 
 def _flat(processor: object) -> Iterator[object]:
@@ -45,12 +45,12 @@ def _flat(processor: object) -> Iterator[object]:
 
 def _room(processor: object) -> int:
     if isinstance(processor, SimpleSpanProcessor):
-        return MOST_ROOM
+        return MAX_ROOM
     batch = getattr(processor, "_batch_processor", processor)
     size, queue = getattr(batch, "_max_queue_size", None), getattr(batch, "_queue", None)
     if not isinstance(size, int) or not isinstance(queue, Sized):
         return UNKNOWN_ROOM
-    return min(MOST_ROOM, size - len(queue))
+    return min(MAX_ROOM, size - len(queue))
 
 
 MAX_AGE_S = 5.0

@@ -16,9 +16,9 @@ from opentelemetry.trace import (
 from torchotel import _semconv
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import Receiver, host_without_proxy
+from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
 from torchotel.exporters.base import ExportStats
-from torchotel.exporters.sanitize import speakable
+from torchotel.exporters.sanitize import otlp_safe
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
 
@@ -114,7 +114,7 @@ def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
 
     from torchotel.exporters.sdk.tracer_provider import OwnRandomIds  # noqa: PLC0415  # as above
 
-    attributes = {**speakable(resource), _semconv.SDK_NAME: "opentelemetry", _semconv.SDK_VERSION: __version__}
+    attributes = {**otlp_safe(resource), _semconv.SDK_NAME: "opentelemetry", _semconv.SDK_VERSION: __version__}
     length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
     limits = SpanLimits(  # without arguments it reads the variables itself, and raises of those that are malformed
         max_events=config.event_count_limit,
@@ -143,7 +143,7 @@ def _make_exporter(config: Config) -> "SpanExporter":
     return _over_grpc(receiver) if receiver.protocol == "grpc" else _over_http(receiver)
 
 
-def _over_http(receiver: Receiver) -> "SpanExporter":
+def _over_http(receiver: OtlpEndpoint) -> "SpanExporter":
     import requests  # noqa: PLC0415  # see above
     from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # as above
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
@@ -162,7 +162,7 @@ def _over_http(receiver: Receiver) -> "SpanExporter":
     )
 
 
-def _over_grpc(receiver: Receiver) -> "SpanExporter":
+def _over_grpc(receiver: OtlpEndpoint) -> "SpanExporter":
     import grpc  # noqa: PLC0415  # see above
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
 

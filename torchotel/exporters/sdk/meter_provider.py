@@ -11,7 +11,7 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider
 from opentelemetry.metrics import Observation as OtelObservation
 
 from torchotel import _semconv as names
-from torchotel.exporters.base import MetricsOutlet
+from torchotel.exporters.base import MetricExporter
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.metrics.aggregation import Labels
 from torchotel.metrics.instruments import TABLE, Instrument
@@ -124,7 +124,7 @@ class ProviderInstruments:
             )
 
 
-class ProviderOutlet(MetricsOutlet):
+class MeterProviderExporter(MetricExporter):
     """Metrics through a provider of the user's, which is flushed and never shut down.
 
     Args:

@@ -28,15 +28,15 @@ from opentelemetry.trace import Span as LiveSpan
 from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
 from torchotel.exporters.base import ExportStats, TemplateCache
-from torchotel.exporters.sanitize import own_attributes, own_events, speakable, speakable_text
+from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.tracing.context import baggage_context
 from torchotel.tracing.ids import context_of, own_random, random_span_id, random_trace_id, span_context_of
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanLink, SpanStarter, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace, TraceExporter
 
-MOST_STARTED = 4096
+MAX_STARTED = 4096
 """Spans of open steps whose context was asked for; what is older belongs to records that were dropped."""
-MOST_WAITING = 50_000
+MAX_WAITING = 50_000
 """While the worker is behind, those of records that it has not come to are there as well."""
 
 
@@ -52,8 +52,8 @@ class StartedSpans:
         ids = span.get_span_context()
         with self._lock:
             self._spans[ids.trace_id, ids.span_id] = span, context
-        if len(self._spans) > MOST_WAITING:
-            self.end_oldest(MOST_WAITING)
+        if len(self._spans) > MAX_WAITING:
+            self.end_oldest(MAX_WAITING)
 
     def get(self, trace_id: int, span_id: int) -> tuple[LiveSpan, Context] | None:
         """Return a span that is kept, and keep it."""
@@ -66,7 +66,7 @@ class StartedSpans:
         with self._lock:
             return self._spans.pop((trace_id, span_id), None)
 
-    def end_oldest(self, keep: int = MOST_STARTED) -> None:
+    def end_oldest(self, keep: int = MAX_STARTED) -> None:
         """End all but the newest as they are; they say that nobody saw their end."""
         with self._lock:
             ids = list(self._spans)
@@ -109,7 +109,7 @@ def get_tracer(provider: TracerProvider, version: str) -> Tracer:
 
 REST_SPANS = 16
 """Spans that are replayed without a rest, about 0.2 ms."""
-MOST_RENAMED = 64
+MAX_RENAMED = 64
 ROOT_IDENTITY = (names.RANK, names.WORLD_SIZE, names.RUN_ID)
 """Attributes of our resource that roots carry, since the provider's resource lacks them."""
 
@@ -121,7 +121,7 @@ class _Lost(NonRecordingSpan):
     """Stands for a span that a sampler or processor of the user's raised at; it has the context of its parent."""
 
 
-class SdkEngine(TraceExporter, SpanStarter):
+class TracerProviderExporter(TraceExporter, SpanContextSource):
     """Replay traces through the Tracer API, so that the provider's ids, sampler, limits and processors apply.
 
     Ids in a trace are the provider's where `start` gave them out; all others only say who is whose parent, and the
@@ -156,7 +156,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         self._tracer = self._get_tracer()
         self._delivery = Delivery(provider, self.stats)
         self._started = StartedSpans()
-        self._known = TemplateCache(lambda template: speakable(template.attributes))
+        self._known = TemplateCache(lambda template: otlp_safe(template.attributes))
         self._renamed: dict[tuple[int, int], SpanContext] = {}
         """Roots that nobody started by the ids that others link to: `torch.run`."""
         self._complained = False
@@ -177,7 +177,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         above = None if parent is None else self._started.get(parent.trace_id, parent.span_id)
         try:
             outer = _outer(parent, baggage) if above is None else set_span_in_context(*above)
-            live = self._begin(name, outer, speakable(attributes or {}), None, start_ns)
+            live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
         except Exception as error:  # noqa: BLE001  # of the user's sampler or processors, on their training thread
@@ -198,7 +198,7 @@ class SdkEngine(TraceExporter, SpanStarter):
         if not self._delivery.take(len(trace.spans)):
             return
         below = _below(trace.spans)
-        common = speakable(trace.attributes)
+        common = otlp_safe(trace.attributes)
         todo: list[tuple[Span, LiveSpan | None, Context]] = [(trace.root, None, _above(trace))]
         while todo and not self._delivery.closed:
             span, live, context = todo.pop()
@@ -230,19 +230,19 @@ class SdkEngine(TraceExporter, SpanStarter):
     ) -> LiveSpan:
         if isinstance(self._tracer, ProxyTracer):  # by now the global provider may be set
             self._tracer = self._get_tracer()
-        return self._tracer.start_span(speakable_text(name), context, SpanKind.INTERNAL, attributes, links, start_ns)
+        return self._tracer.start_span(otlp_safe_text(name), context, SpanKind.INTERNAL, attributes, links, start_ns)
 
     def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> tuple[LiveSpan, Context]:
         """Return the span, begun, and the context that it began in."""
         plain = span.attributes is None and span.error is None
-        own = {} if plain else speakable(own_attributes(span))
+        own = {} if plain else otlp_safe(own_attributes(span))
         attributes = {**self._known[span.template], **common, **own}
         if span is trace.root:
             attributes |= self._identity()
         live, context = self._started.take(trace.trace_id, span.span_id) or (None, context)
         try:
             if live is not None:
-                live.update_name(speakable_text(span.template.name))
+                live.update_name(otlp_safe_text(span.template.name))
                 live.set_attributes(attributes)
                 for link in span.links:
                     live.add_link(*self._linked(link))
@@ -270,9 +270,9 @@ class SdkEngine(TraceExporter, SpanStarter):
         try:
             if span.events or span.error is not None:
                 for event in own_events(span):
-                    live.add_event(event.name, speakable(event.attributes), event.time_ns)
+                    live.add_event(event.name, otlp_safe(event.attributes), event.time_ns)
             if span.error is not None:
-                live.set_status(StatusCode.ERROR, speakable_text(span.error.message))
+                live.set_status(StatusCode.ERROR, otlp_safe_text(span.error.message))
             live.end(span.end_ns)
         except Exception as error:  # noqa: BLE001  # of the user's processors
             self._failed(error)
@@ -286,17 +286,17 @@ class SdkEngine(TraceExporter, SpanStarter):
 
     def _identity(self) -> dict[str, AttributeValue]:
         found = {name: self._resource.get(name) for name in ROOT_IDENTITY}
-        return speakable({name: value for name, value in found.items() if value is not None})
+        return otlp_safe({name: value for name, value in found.items() if value is not None})
 
     def _rename(self, trace: Trace, live: LiveSpan) -> None:
-        if len(self._renamed) >= MOST_RENAMED:
+        if len(self._renamed) >= MAX_RENAMED:
             del self._renamed[next(iter(self._renamed))]
         self._renamed[trace.trace_id, trace.root.span_id] = live.get_span_context()
 
     def _linked(self, link: SpanLink) -> tuple[SpanContext, Attributes]:
         reference = SpanReference(link.trace_id, link.span_id, link.sampled, link.remote, link.state)
         context = self._renamed.get((link.trace_id, link.span_id)) or span_context_of(reference)
-        return context, speakable(link.attributes)
+        return context, otlp_safe(link.attributes)
 
     def _failed(self, error: Exception) -> None:
         self.stats.error(type(error).__name__)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchotel import _semconv as names
 from torchotel.runs.compare import WARM_UP_STEPS
-from torchotel.runs.reader import Run, SpanLine, UnitLine
+from torchotel.runs.reader import RecordLine, Run, SpanLine
 from torchotel.runs.summary import PHASES, Summary, summarise
 from torchotel.runs.value_ranges import COUNTED, FIRST, LayerId, layer_names
 
-MOST_LAYERS = 4_000
-MOST_LOGGED = 12
+MAX_LAYERS = 4_000
+MAX_LOGGED = 12
 NEAR_MEDIAN = 0.1
 """Relative distance of a step's time up to which it is called a median step."""
 MISSING, NONFINITE = math.nan, math.inf
@@ -63,7 +63,7 @@ class Series:
         named = layer_names(self.layer_norms)
         return {named[layer]: row for layer, row in self.layer_norms.items()}
 
-    def add(self, unit: UnitLine) -> None:
+    def add(self, unit: RecordLine) -> None:
         """Take in a step; evaluations have no place on the axis of steps."""
         if unit.kind == "evaluation":
             return
@@ -77,7 +77,7 @@ class Series:
         if unit.gradient_norms:
             self._add_norms(unit)
 
-    def _add_norms(self, unit: UnitLine) -> None:
+    def _add_norms(self, unit: RecordLine) -> None:
         looked_at = len(self.norm_steps)
         self.norm_steps.append(unit.number)
         for model, norms in unit.gradient_norms.items():
@@ -85,14 +85,14 @@ class Series:
                 layer = LayerId(model, path)
                 row = self.layer_norms.get(layer)
                 if row is None:
-                    if len(self.layer_norms) >= MOST_LAYERS:
+                    if len(self.layer_norms) >= MAX_LAYERS:
                         self.layers_left_out += 1
                         continue
                     row = self.layer_norms[layer] = array("f")
                 row.extend([MISSING] * (looked_at - len(row)))
                 row.append(NONFINITE if norm is None else norm)
 
-    def _add_logged(self, unit: UnitLine) -> None:
+    def _add_logged(self, unit: RecordLine) -> None:
         values = [(name, value) for name, value in unit.values.items() if name not in COUNTED]
         if unit.gradient_norm is not None:
             values.append(("gradient norm", unit.gradient_norm))
@@ -100,7 +100,7 @@ class Series:
             # Epochs only count up, and truths are no numbers.
             if isinstance(value, bool) or not isinstance(value, int | float) or name == "epoch":
                 continue
-            if name not in self.logged and len(self.logged) >= MOST_LOGGED:
+            if name not in self.logged and len(self.logged) >= MAX_LOGGED:
                 continue
             numbers, known = self.logged.setdefault(name, (array("q"), array("d")))
             numbers.append(unit.number)
@@ -138,8 +138,8 @@ def middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-_MOST_DEVICES = 64
-_MOST_SPANS = 20_000
+_MAX_DEVICES = 64
+_MAX_SPANS = 20_000
 """Of one trace; torchotel writes 2,000 by default, a stranger any number."""
 
 
@@ -181,9 +181,9 @@ class Traces:
         if self._open and self._open[0].trace_id != span.trace_id:
             self.close()
         device = span.attributes.get(names.DEVICE)
-        if isinstance(device, str) and len(self.devices) < _MOST_DEVICES:
+        if isinstance(device, str) and len(self.devices) < _MAX_DEVICES:
             self.devices.add(device)
-        if len(self._open) < _MOST_SPANS:
+        if len(self._open) < _MAX_SPANS:
             self._open.append(span)
 
     def close(self) -> None:

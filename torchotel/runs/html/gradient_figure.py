@@ -11,7 +11,7 @@ from torchotel.runs.html.style import ALARM, LINE, ON_DARK, PAPER, Section, coun
 from torchotel.runs.summary import quantile
 
 MOST_COLUMNS, MOST_CELLS = 300, 100_000
-_MOST_MARKS = 500
+_MAX_MARKS = 500
 _ROW_PX = 13
 _LEAST_PX, _MOST_PX = 260, 760
 _LABELLED = 60
@@ -145,7 +145,7 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
         for part in columns
         for layer, row in enumerate(series.norms.values())
         if any(map(math.isinf, row[part[0] : part[-1] + 1]))
-    ][:_MOST_MARKS]
+    ][:_MAX_MARKS]
     if not found:
         return None
     return go.Scatter(

@@ -107,7 +107,7 @@ def _bounded(found: Sequence[Sector], most: int) -> Sequence[Sector]:
     return [one for one in found if one.id in kept] + rest
 
 
-MOST_SECTORS = 2_000
+MAX_SECTORS = 2_000
 """Modules of one direction that are in the figure; the smaller ones stand together."""
 AT_ONCE = 300
 """Of them, those that are drawn before anybody goes in; at least three levels are."""
@@ -126,7 +126,7 @@ def section(content: Content) -> Section | None:
     drawn = {name: layers for name, layers in directions.items() if layers}
     if not drawn:
         return None
-    trees = {name: sectors(layers, MOST_SECTORS) for name, layers in drawn.items()}
+    trees = {name: sectors(layers, MAX_SECTORS) for name, layers in drawn.items()}
     heights = [_height(found) for found in trees.values()]
     icicles, above, whole = [], 0, sum(heights)
     for (name, found), height in zip(trees.items(), heights, strict=True):

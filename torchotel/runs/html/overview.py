@@ -12,8 +12,8 @@ from torchotel.runs.html.style import count, cut, duration, percent, rate, shown
 from torchotel.runs.summary import PHASES
 from torchotel.runs.value_ranges import NOT_FINITE
 
-_MOST_ADVICE = 8
-_MOST_MODELS = 5
+_MAX_ADVICE = 8
+_MAX_MODELS = 5
 
 
 class Tile(NamedTuple):
@@ -44,7 +44,7 @@ def overview(content: Content) -> Mapping[str, Any]:
         "tiles": _tiles(content),
         "shares": _shares(steps),
         "left_out": len(content.series.steps) - len(steps),
-        "advice": advise(content)[:_MOST_ADVICE],
+        "advice": advise(content)[:_MAX_ADVICE],
         "broken": BROKEN,
         "unchecked": "" if summary.tracked.onset else summary.tracked.partly_checked(summary.steps),
         "settings": conditions(content.info, content.traces.devices),
@@ -82,8 +82,8 @@ def _sentence(content: Content) -> str:
         held = count(modules, "module") if isinstance(modules, int) else ""
         layers = [*summary.forward, *summary.backward]
         further = sorted({one.model for one in layers if not one.is_root} - {model["name"]})
-        names = ", ".join(f"<b>{shown(name)}</b>" for name in further[:_MOST_MODELS])
-        others = f" and {names}" + (f" and {len(further) - _MOST_MODELS} more" if len(further) > _MOST_MODELS else "")
+        names = ", ".join(f"<b>{shown(name)}</b>" for name in further[:_MAX_MODELS])
+        others = f" and {names}" + (f" and {len(further) - _MAX_MODELS} more" if len(further) > _MAX_MODELS else "")
         what += f" ran <b>{shown(model['name'])}</b> ({held}{known}){others if further else ''}"
     if not summary.steps:
         return f"{what}: no training step, {count(summary.evaluations, 'evaluation')}."

@@ -15,7 +15,7 @@ COLUMNS = 400
 """Bars that a screen can tell apart."""
 
 _HEADROOM = 1.25
-_MOST_TICKS = 5
+_MAX_TICKS = 5
 
 
 def section(content: Content) -> Section | None:
@@ -62,9 +62,9 @@ def _ticks(found: Sequence[Bucket], factor: float) -> Sequence[float]:
     for digits in ((1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in powers for digit in digits]
         inside = [tick for tick in ticks if low <= tick <= high]
-        if len(inside) <= _MOST_TICKS:
+        if len(inside) <= _MAX_TICKS:
             return inside or ticks
-    return inside[:: math.ceil(len(inside) / _MOST_TICKS)]
+    return inside[:: math.ceil(len(inside) / _MAX_TICKS)]
 
 
 def _lead(found: Sequence[Bucket], cut_off: int) -> str:

@@ -25,7 +25,7 @@ from torchotel.runs.html.style import (
 )
 from torchotel.runs.reader import SpanLine
 
-MOST_BARS = 1_500
+MAX_BARS = 1_500
 """Spans of one step that are drawn: the longest."""
 
 _DEEPEST = 24
@@ -76,7 +76,7 @@ def section(content: Content) -> Section | None:
 def bars(step: StepTrace) -> Sequence[Bar]:
     """Put the longest spans of a step into lanes, each below the span that it stands in."""
     by_id = {span.span_id: span for span in step.spans}
-    longest = sorted(step.spans, key=lambda span: span.start_ns - span.end_ns)[:MOST_BARS]
+    longest = sorted(step.spans, key=lambda span: span.start_ns - span.end_ns)[:MAX_BARS]
     found = []
     for span in longest:
         above = _above(span, by_id, step.root.span_id)
@@ -210,8 +210,8 @@ def _lead(chosen: Sequence[tuple[str, StepTrace]]) -> str:
         "Each bar is a span: the step, its phases, and the module calls inside them. Each step has a scale of its own."
     )
     most = max(len(step.spans) for _, step in chosen)
-    if most > MOST_BARS:
-        lead += f" The longest {MOST_BARS:,} of up to {count(most, 'span')} are drawn."
+    if most > MAX_BARS:
+        lead += f" The longest {MAX_BARS:,} of up to {count(most, 'span')} are drawn."
     if not all(step.detailed for _, step in chosen):
         lead += f" {HAVE_MODULES}"
     return lead
