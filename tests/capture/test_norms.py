@@ -229,7 +229,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
-from torchotel.capture.tensor_norms import norms_later
+from torchotel.capture.tensor_norms import norms_async
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -237,7 +237,7 @@ mesh = init_device_mesh("cpu", (2,))
 local = torch.arange(6.0)
 gradient = DTensor.from_local(local, mesh, [Shard(0)])
 with CommDebugMode() as collectives:
-    norms = norms_later([gradient])
+    norms = norms_async([gradient])
 print(json.dumps([norms.values(), [local.norm().item()], collectives.get_total_counts()]))
 """
 
@@ -259,12 +259,12 @@ tensors = [torch.randn(3, 4), torch.full((100,), 60000.0).half(), torch.zeros(0)
 fused = [n.item() for t in tensors for n in torch._foreach_norm([t], 2, dtype=torch.float32)]
 del torch._foreach_norm, torch._C._DisableTorchDispatch
 from torch.utils.flop_counter import FlopCounterMode
-from torchotel.capture.tensor_norms import norms_later
-from torchotel.capture.async_readback import read_later
-single = norms_later(tensors).values()
+from torchotel.capture.tensor_norms import norms_async
+from torchotel.capture.async_readback import read_async
+single = norms_async(tensors).values()
 with FlopCounterMode(display=False):
-    seen = [norms_later(tensors) is None, read_later([torch.ones(())]).values()]
-print(json.dumps([fused, single, seen, norms_later(tensors).values()]))
+    seen = [norms_async(tensors) is None, read_async([torch.ones(())]).values()]
+print(json.dumps([fused, single, seen, norms_async(tensors).values()]))
 """
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import torchotel
 from torchotel.runs import open_run
 from torchotel.runs.html import Content, document, gather
-from torchotel.runs.html.advice import HOOKS_S, advise, later, phase_shares
+from torchotel.runs.html.advice import HOOKS_S, OUTERMOST_HOOKS_S, advise, later, phase_shares
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -298,14 +298,15 @@ def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
 
 def test_a_small_model_is_not_outside_of_modules(tmp_path: Path) -> None:
     """torchotel's hooks around the model's call, and a slow first loss, are no reason for advice."""
-    model = net(nn.Linear(8, 8), nn.Linear(8, 8))
+    content = recorded(tmp_path, lambda: train(net(nn.Linear(8, 8)), 6), detail="all")
 
-    def loss(step: int, output: Tensor) -> Tensor:
-        time.sleep(0.0 if step else 0.5)
-        return output.mean()
+    def advised(*forward_s: float) -> Any:
+        step = content.summary.module_steps[0]._replace(outermost_s=0.0, outermost_calls=1)
+        steps = [step._replace(forward_s=one) for one in forward_s]
+        return advice(replace(content, summary=replace(content.summary, module_steps=steps)), "outside of modules")
 
-    content = recorded(tmp_path, lambda: train(model, 12, loss=loss), detail="all")
-    assert advice(content, "outside of modules") is None
+    assert advised(0.5, OUTERMOST_HOOKS_S, OUTERMOST_HOOKS_S) is None
+    assert advised(0.5, 100 * OUTERMOST_HOOKS_S, 100 * OUTERMOST_HOOKS_S) is not None
 
 
 def test_steps_that_become_slower(tmp_path: Path) -> None:
