@@ -155,7 +155,7 @@ class _Recording:
             elif self.finished:
                 _note(
                     "no training step and no evaluation was seen, so nothing was recorded; to record processes that "
-                    "the program starts, run it as opentelemetry-instrument python …"
+                    "the program starts, set TORCHOTEL_RECORD and run it as opentelemetry-instrument python …"
                 )
             return
         if not self._quiet:
