@@ -169,10 +169,10 @@ def test_a_program_that_ends_without_shutdown(tmp_path: Path) -> None:
 
 
 def test_instrumenting_loads_what_is_used() -> None:
-    """`instrument()` loads neither Dynamo, nor ways out that are not used, nor a framework."""
+    """`instrument()` loads neither Dynamo, nor exporters that are not used, nor a framework."""
     script = (
         "import sys, torch, torchotel\n"
-        "handle = torchotel.instrument(prometheus_port=0)\n"
+        "handle = torchotel.instrument(prometheus_port=None)\n"
         "unused = {'torch._dynamo', 'prometheus_client', 'grpc', 'torchotel.exporters.sdk.tracer_provider'}\n"
         "unused |= {'transformers', 'accelerate', 'lightning', 'pytorch_lightning'}\n"
         "print((unused | {'opentelemetry.sdk.trace'}) & set(sys.modules))\n"
