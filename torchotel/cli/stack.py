@@ -52,7 +52,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _up(*, native: bool, small: bool) -> int:
-    from torchotel.stack import manager, paths  # noqa: PLC0415 - as above
+    from torchotel.stack import manager, paths  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
     kind = manager.Kind(native=native, small=small)
     ready = manager.bring_up(kind, _print)
@@ -77,14 +77,14 @@ def _up(*, native: bool, small: bool) -> int:
 
 
 def _down() -> int:
-    from torchotel.stack import manager  # noqa: PLC0415 - as above
+    from torchotel.stack import manager  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
     _print(f"The stack that was up {manager.take_down()} is down. Its data is kept.")
     return 0
 
 
 def _status() -> int:
-    from torchotel.stack import manager  # noqa: PLC0415 - as above
+    from torchotel.stack import manager  # noqa: PLC0415 - `torchotel --help` must not wait for it
 
     states = manager.states()
     for state in states:
