@@ -10,9 +10,6 @@ class Nowhere:
 
     endpoint = "nowhere"
 
-    def prepare(self) -> None:
-        """Do nothing: there is nothing to load."""
-
     def pack(self, body: bytes) -> bytes:
         """Leave it as it is."""
         return body

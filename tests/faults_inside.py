@@ -89,7 +89,6 @@ ONCE = (
     "capture.torch_internals.after_scaling",
     "capture.torch_internals.around_compilation",
     "exporters.factory.MetricExporters.__init__",
-    "exporters.factory.MetricExporters.prepare",
     "exporters.factory.MetricExporters.shutdown",
     "_session.Session.stats",
 )
@@ -111,7 +110,6 @@ WORKER = (
     "tracing.trace_builder.TraceBuilder.build",
     "exporters.run_file.unit_line",
     "exporters.factory._make_otlp",
-    "exporters.otlp.trace_exporter.RequestExporter.prepare",
     "exporters.otlp.encoder.SpanEncoder.slices",
     "exporters.otlp.encoder.Envelope.wrap",
     "exporters.otlp.http.HttpTransport.pack",

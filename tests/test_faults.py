@@ -23,8 +23,8 @@ from torch import Tensor
 
 import torchotel
 from torchotel._session import Stats
-from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.worker.buffer import Buffer
+from torchotel.worker.thread import Worker
 
 LIMIT_S = 3.0
 """Given to `shutdown`."""
@@ -121,7 +121,8 @@ def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkey
     """The loop ends while the worker is held; the oldest steps make room and are counted, the newest arrive."""
     may_work = threading.Event()
     monkeypatch.setattr("torchotel._session.Buffer", lambda: Buffer(limit=200))
-    monkeypatch.setattr(RequestExporter, "prepare", lambda _: may_work.wait())
+    drain = Worker._drain
+    monkeypatch.setattr(Worker, "_drain", lambda worker: (may_work.wait(), drain(worker)))
     outcome = run(fault_loops.train, server.url.removesuffix("/v1/traces"), messages, may_work.set)
     outcome.check()
     assert 0 < outcome.stats["spans_dropped"] < outcome.stats["spans_recorded"]
@@ -144,6 +145,18 @@ def test_flush_says_that_spans_were_lost(server: Receiver) -> None:
     assert handle.flush()
     handle.shutdown()
     assert 0 < handle.stats()["spans_dropped"] < handle.stats()["spans_recorded"]
+
+
+def test_spans_of_an_exporter_that_cannot_be_created_are_dropped(messages: Callable[[], list[str]]) -> None:
+    """The program is not told but by the log; the spans are counted, and `flush` returns False."""
+    with faults_inside.breaking("exporters.factory._make_otlp", 0):
+        handle = torchotel.instrument(detail="all", prometheus_port=None, metrics_exporter="none")
+    fault_loops.train()
+    assert not handle.flush()
+    assert handle.flush(), "nothing was dropped since the last flush"
+    handle.shutdown()
+    assert 0 < handle.stats()["spans_recorded"] == handle.stats()["spans_dropped"]
+    assert len(messages()) == 1
 
 
 INSIDE = [

@@ -146,7 +146,7 @@ class Session:
     ) -> None:
         config = self._config
         if exporters is None:
-            exporters = make_exporters(config, self._resource, self._stats, self._record)
+            exporters = make_exporters(config, self._resource, self._stats, self._record, self._guard)
         self._exporters = list(exporters)
         starters = [
             exporter for exporter in self._exporters if isinstance(exporter, SpanContextSource)
@@ -299,7 +299,6 @@ class Session:
             "torchotel.tracing.trace_builder",
         ):
             import_module(name)
-        self._publisher.prepare()
 
     def _identify(self) -> Identity:
         return identify(os.environ, self._config.run_id, own_run.current())

@@ -24,9 +24,6 @@ class Held:
         self.sent: list[bytes] = []
         self.context: object = None
 
-    def prepare(self) -> None:
-        pass
-
     def pack(self, body: bytes) -> bytes:
         return body
 

@@ -136,9 +136,6 @@ class Late(HttpTransport):
         super().__init__(OtlpReceiver(url, compression="none", timeout_s=30.0), version="1.2")
         self.opened = threading.Event()
 
-    def prepare(self) -> None:
-        pass
-
     def pack(self, body: bytes) -> bytes:
         self.opened.wait()
         return body

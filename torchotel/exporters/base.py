@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from torchotel.tracing.span import SpanTemplate
+from torchotel.tracing.span import SpanTemplate, Trace, TraceExporter
 
 
 class MetricExporter(Protocol):
     """A way out of metrics: from its constructor to `shutdown` it shows or sends what they say."""
-
-    def prepare(self) -> None:
-        """Load what is slow to load; called on the worker before there is anything to count."""
 
     def first_step(self) -> None:
         """Begin what had to wait until this process trains; called on the worker."""
@@ -89,6 +86,35 @@ class ExportStats:
             return ExportCounts(
                 self._exported, self._dropped, dict(self._errors), self._sampled_out, self._dropped_queue
             )
+
+
+class DroppingExporter(TraceExporter):
+    """Stand for an exporter that could not be created: count its spans as dropped.
+
+    Args:
+        stats: Where spans are counted.
+    """
+
+    def __init__(self, stats: ExportStats) -> None:
+        self._stats = stats
+        self._lost = False
+        """Whether spans were dropped since the last flush."""
+
+    def export(self, trace: Trace) -> None:
+        """Drop one trace."""
+        self._stats.dropped(len(trace.spans))
+        self._lost = True
+
+    def push(self) -> None:
+        """Do nothing: no trace is kept."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Return False if spans were dropped since the last flush."""
+        lost, self._lost = self._lost, False
+        return not lost
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Do nothing: there are no threads, sockets or files."""
 
 
 MAX_TEMPLATES = 20_000

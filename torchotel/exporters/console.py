@@ -36,9 +36,6 @@ class ConsoleExporter(TraceExporter):
         self._stats = stats
         self._complained = False
 
-    def prepare(self) -> None:
-        """Do nothing: all is there."""
-
     def export(self, trace: Trace) -> None:
         """Print one trace; where that fails it is counted, and told once."""
         out = sys.stdout  # looked up each time: programs redirect it

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
 
@@ -15,16 +13,20 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.state_dir import stack_targets
 from torchotel._utils.version import package_version
 from torchotel.config.config import Config
-from torchotel.exporters.base import ExportStats, MetricExporter
+from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter
+from torchotel.exporters.console import ConsoleExporter
+from torchotel.exporters.otlp.sender import make_transport
+from torchotel.exporters.otlp.trace_exporter import RequestExporter
+from torchotel.exporters.otlp.transport import TRACES
+from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
+from torchotel.exporters.run_file import RunFile
+from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, set_provider, user_spans
+from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
 from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.resource import ProcessResource
-from torchotel.tracing.span import Attributes, Trace, TraceExporter
-
-if TYPE_CHECKING:
-    from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
-    from torchotel.exporters.run_file import RunFile
+from torchotel.tracing.span import Attributes, TraceExporter
 
 
 class MetricExporters:
@@ -63,24 +65,11 @@ class MetricExporters:
         if "prometheus" in config.metrics_exporter:
             self._serve(config, resource, environ, rest, wait=wait)
         if config.meter_provider is not None:
-            from torchotel.exporters.sdk.meter_provider import MeterProviderExporter  # noqa: PLC0415  # what is used is loaded
-
             made = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]
         if "otlp" in config.metrics_exporter:
-            from torchotel.exporters.otlp.metric_exporter import OtlpMetricExporter, Pushing  # noqa: PLC0415  # as above
-
-            self._outlets.append(
-                OtlpMetricExporter(
-                    config.receiver("metrics"),
-                    Pushing.of(config),
-                    resource=resource,
-                    metrics=metrics,
-                    version=version,
-                    stats=stats,
-                    wait=wait,
-                )
-            )
+            pushed = self.guard.guarded(_push_metrics)(config, metrics, resource, version, stats, wait=wait)
+            self._outlets += [] if pushed is None else [pushed]
 
     def _serve(
         self,
@@ -92,14 +81,12 @@ class MetricExporters:
         wait: bool,
     ) -> None:
         if config.prometheus_registry is not None:
-            from torchotel.exporters.prometheus.collector import RegistryMetricExporter  # noqa: PLC0415  # as above
+            from torchotel.exporters.prometheus.collector import RegistryMetricExporter  # noqa: PLC0415  # a registry is given rarely
 
             self._outlets.append(
                 RegistryMetricExporter(config.prometheus_registry, self._metrics, resource, self.guard)
             )
         elif config.prometheus_port is not None:
-            from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter  # noqa: PLC0415  # as above
-
             self._endpoint = PrometheusMetricExporter(
                 config.prometheus_host,
                 config.prometheus_port,
@@ -116,11 +103,6 @@ class MetricExporters:
     def port(self) -> int | None:
         """The port of the scrape endpoint that is really bound, or None."""
         return None if self._endpoint is None else self._endpoint.port
-
-    def prepare(self) -> None:
-        """Load what is slow to load; called on the worker before there is anything to count."""
-        for outlet in self._outlets:
-            self.guard.guarded(outlet.prepare)()
 
     def begin(self) -> None:
         """Begin what had to wait until there is something to tell; called on the worker."""
@@ -148,48 +130,23 @@ class MetricExporters:
                 outlet.detach()
 
 
-class LateExporter(TraceExporter):
-    """Make an exporter when it is prepared, and be it from then on.
+def _push_metrics(
+    config: Config, metrics: Metrics, resource: Attributes, version: str, stats: ExportStats, *, wait: bool
+) -> MetricExporter:
+    from torchotel.exporters.otlp.metric_exporter import (  # noqa: PLC0415  # loads the SDK's metrics
+        OtlpMetricExporter,
+        Pushing,
+    )
 
-    Args:
-        make: Called once; what it raises is for the caller of `prepare`.
-        stats: Where spans and failures are counted while there is none.
-    """
-
-    def __init__(self, make: Callable[[], TraceExporter], stats: ExportStats) -> None:
-        self._make, self._stats = make, stats
-        self._made: TraceExporter | None = None
-        self._lost = False
-        """Spans were lost since the last flush."""
-
-    def prepare(self) -> None:
-        """Make it, and have it load what it needs."""
-        if self._made is None:
-            self._made = self._make()
-        self._made.prepare()
-
-    def export(self, trace: Trace) -> None:
-        """Take one trace; without an exporter it is lost."""
-        if self._made is None:
-            self._stats.dropped(len(trace.spans))
-            self._lost = True
-        else:
-            self._made.export(trace)
-
-    def push(self) -> None:
-        """Send what was taken on its way, without waiting."""
-        if self._made is not None:
-            self._made.push()
-
-    def flush(self, deadline_s: float) -> bool:
-        """Bring out what was taken; False where it could not be by `deadline_s`, or was lost."""
-        lost, self._lost = self._lost, False
-        return not lost if self._made is None else self._made.flush(deadline_s)
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Flush and let go of threads, sockets and files, where there are any."""
-        if self._made is not None:
-            self._made.shutdown(deadline_s)
+    return OtlpMetricExporter(
+        config.receiver("metrics"),
+        Pushing.of(config),
+        resource=resource,
+        metrics=metrics,
+        version=version,
+        stats=stats,
+        wait=wait,
+    )
 
 
 REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
@@ -203,8 +160,6 @@ def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -
     """
     if config.record is None:
         return None
-    from torchotel.exporters.run_file import RunFile  # noqa: PLC0415  # what is used is loaded
-
     return RunFile(
         own_folder(config.record, resource.identity),
         resource=resource,
@@ -216,38 +171,40 @@ def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -
 
 
 def make_exporters(
-    config: Config, resource: Attributes, stats: ExportStats, record: RunFile | None
+    config: Config, resource: Attributes, stats: ExportStats, record: RunFile | None, guard: Guard
 ) -> list[TraceExporter]:
-    """Return the engine for the provider that there is or for none, and the run file last."""
+    """Create the exporters of traces, the run file last.
+
+    Args:
+        config: Which exporters are wanted.
+        resource: Attributes of the resource.
+        stats: Where spans and failures are counted.
+        record: The run file, if there is one.
+        guard: Logs and counts an exporter that cannot be created; its spans are counted as dropped.
+    """
     records: list[TraceExporter] = [] if record is None else [record]
     if config.traces_exporter == "none":
         return records
     provider = find_provider(config.tracer_provider)
     if config.set_global_provider:
         set_provider(config, resource)
-    return [_make_engine(config, resource, stats, provider), *user_spans(stats), *records]
+    engine = guard.guarded(_make_engine)(config, resource, stats, provider) or DroppingExporter(stats)
+    return [engine, *user_spans(stats), *records]
 
 
 def _make_engine(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
 ) -> TraceExporter:
     if provider is not None:
-        from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # as above
+        from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # loads the SDK's traces
 
         return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
     if config.traces_exporter == "console":
-        from torchotel.exporters.console import ConsoleExporter  # noqa: PLC0415  # as above
-
         return ConsoleExporter(stats)
-    return LateExporter(partial(_make_otlp, config, resource, stats), stats)
+    return _make_otlp(config, resource, stats)
 
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
-    from torchotel.exporters.otlp.sender import make_transport  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.trace_exporter import RequestExporter  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.transport import TRACES  # noqa: PLC0415  # as above
-    from torchotel.exporters.sanitize import SpanLimits  # noqa: PLC0415  # on the worker: a tenth of `instrument()`
-
     version = package_version()
     transport = make_transport(config.receiver("traces"), TRACES, version=version)
     limits = SpanLimits(

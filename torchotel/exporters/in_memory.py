@@ -20,9 +20,6 @@ class InMemoryExporter(TraceExporter):
         self._stats = stats
         return [self]
 
-    def prepare(self) -> None:
-        """Do nothing."""
-
     def export(self, trace: Trace) -> None:
         """Keep it."""
         self.traces.append(trace)

@@ -131,9 +131,6 @@ class RunFile(TraceExporter):
         self.folder, self._metrics = _claim(folder.absolute())  # the program may change its working directory
         self._attempt(self._write_run, None)
 
-    def prepare(self) -> None:
-        """Do nothing: the files are open."""
-
     def export(self, trace: Trace) -> None:
         """Write one trace as a line, or as several if it has more than `MAX_LINE_SPANS` spans."""
         for part in _parts(trace):

@@ -116,9 +116,6 @@ class SpanContextSource(Protocol):
 class TraceExporter(Protocol):
     """Where finished traces go. Every method is called on the worker thread, never on a training thread."""
 
-    def prepare(self) -> None:
-        """Load what is slow to load, before there is anything to export."""
-
     def export(self, trace: Trace) -> None:
         """Take one trace."""
 

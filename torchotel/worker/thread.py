@@ -109,8 +109,6 @@ class Worker:
     def _run(self) -> None:
         with self._loading:
             self._on_start()
-            for exporter in self._exporters:
-                self.guard.guarded(exporter.prepare)()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)

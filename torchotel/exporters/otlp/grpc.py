@@ -1,17 +1,17 @@
 """OTLP over gRPC: the same bytes, as one unary call."""
 
+from __future__ import annotations
+
 import logging
 import queue
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import grpc
 
 from torchotel.config.otlp_endpoint import OtlpEndpoint, address_of, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Signal, Transport, taken
-
-if TYPE_CHECKING:
-    import grpc
-
 
 # https://opentelemetry.io/docs/specs/otlp/#otlpgrpc-response
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
@@ -40,7 +40,7 @@ class Target(NamedTuple):
 
 
 class GrpcTransport(Transport):
-    """Call with grpcio, which opentelemetry-exporter-otlp brings along; it is loaded on the worker.
+    """Call with grpcio, which opentelemetry-exporter-otlp requires.
 
     Args:
         receiver: Where to, and how; its timeout is a deadline for the whole call.
@@ -55,10 +55,6 @@ class GrpcTransport(Transport):
         self._metadata = tuple(metadata(receiver.headers))
         self._channel: grpc.Channel | None = None
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] | None = None
-
-    def prepare(self) -> None:
-        """Load `grpc`."""
-        import grpc  # noqa: F401, PLC0415  # 100 ms
 
     def pack(self, body: bytes) -> bytes:
         """Leave it as it is: gRPC compresses each message itself."""
@@ -83,9 +79,7 @@ class GrpcTransport(Transport):
         if channel is not None:
             channel.close()
 
-    def _open(self) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
-        import grpc  # noqa: PLC0415  # 100 ms, and only where something is sent
-
+    def _open(self) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
         gzip = self._receiver.compression == "gzip"
         compression = grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression
         # A pool of its own: a channel of the user's to the same address must not share our failures.
@@ -123,9 +117,8 @@ def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
             yield name.lower(), value
 
 
-def credentials(receiver: OtlpEndpoint) -> "grpc.ChannelCredentials":
+def credentials(receiver: OtlpEndpoint) -> grpc.ChannelCredentials:
     """Read the certificates of a receiver with TLS."""
-    import grpc  # noqa: PLC0415  # see above
 
     def read(file: str | None) -> bytes | None:
         return None if file is None else Path(file).read_bytes()
@@ -135,9 +128,7 @@ def credentials(receiver: OtlpEndpoint) -> "grpc.ChannelCredentials":
     return grpc.ssl_channel_credentials(read(receiver.certificate), key, certificate)
 
 
-def _failure(error: Exception, receiver: OtlpEndpoint, channel: "grpc.Channel | None") -> Reply:
-    import grpc  # noqa: PLC0415  # see above
-
+def _failure(error: Exception, receiver: OtlpEndpoint, channel: grpc.Channel | None) -> Reply:
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
         return Reply(type(error).__name__, f"{type(error).__name__}: {receiver.quote(error)}", answered=False)
     code = error.code().name
@@ -151,17 +142,15 @@ def _failure(error: Exception, receiver: OtlpEndpoint, channel: "grpc.Channel | 
     )
 
 
-def _is_answer(code: str, details: str, channel: "grpc.Channel | None") -> bool:
+def _is_answer(code: str, details: str, channel: grpc.Channel | None) -> bool:
     """Tell whether a status is the server's own word."""
     if code != _UNREACHED:
         return code != _SILENT
     return not details.startswith(_NO_CONNECTION) and _connects(channel)
 
 
-def _connects(channel: "grpc.Channel | None") -> bool:
+def _connects(channel: grpc.Channel | None) -> bool:
     """Tell whether a call that just failed had a connection: the channel has it still, or has lost it since."""
-    import grpc  # noqa: PLC0415  # see above
-
     if channel is None:
         return False
     states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
@@ -179,12 +168,11 @@ def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
     details = dict(trailers).get(_DETAILS)
     if not isinstance(details, bytes):
         return None
-    from google.rpc.error_details_pb2 import RetryInfo  # noqa: PLC0415  # slow, and rare
-    from google.rpc.status_pb2 import Status  # noqa: PLC0415  # as above
+    from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415  # sending does not need protobuf
 
-    info = RetryInfo()
+    info = error_details_pb2.RetryInfo()
     try:
-        if not any(detail.Unpack(info) for detail in Status.FromString(details).details):
+        if not any(detail.Unpack(info) for detail in status_pb2.Status.FromString(details).details):
             return None
     except Exception:  # noqa: BLE001  # whatever an endpoint writes there; the status is what counts
         return None

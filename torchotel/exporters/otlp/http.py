@@ -128,9 +128,6 @@ class HttpTransport(Transport):
             # Read also what is not looked at: only a connection that was read to its end is used again.
             return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer, deadline_s))
 
-    def prepare(self) -> None:
-        """Do nothing: `requests` is loaded with this module."""
-
     def _connect(self) -> _Connected:
         """Look up once what each request would look up again, a third of its time, holding the GIL."""
         session = requests.Session()
@@ -175,7 +172,7 @@ def error_message(answer: Answer) -> str:
     """
     kind = answer.headers.get("Content-Type", "")
     if kind.startswith(_PROTOBUF):
-        from google.rpc.status_pb2 import Status  # noqa: PLC0415  # loads protobuf, which sending does not need
+        from google.rpc.status_pb2 import Status  # noqa: PLC0415  # sending does not need protobuf
 
         with suppress(Exception):  # the status is what counts
             return str(Status.FromString(answer.content).message)

@@ -9,9 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from opentelemetry.sdk import metrics as sdk
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.view import View
+from opentelemetry.sdk.resources import Resource
+
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats, MetricExporter
+from torchotel.exporters.otlp.metric_requests import SenderMetricExporter
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender, make_transport
 from torchotel.exporters.otlp.transport import METRICS
 from torchotel.exporters.sdk.meter_provider import ProviderInstruments
@@ -78,19 +84,16 @@ class OtlpMetricExporter(MetricExporter):
         self._sender = Sender(
             self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=pushing.export_timeout_s)
         )
-        self._wait, self._ended = wait, False
+        self._ended = False
         self._instruments: ProviderInstruments | None = None
         self._pusher: _Pusher | None = None
         self._close: Callable[[], None] | None = None
-
-    def prepare(self) -> None:
-        """Load the SDK's metrics and begin; it takes some tenths of a second, so not on the training thread."""
-        if not self._wait:
+        if not wait:
             self._begin()
 
     def first_step(self) -> None:
         """Begin, where that had to wait."""
-        if self._wait and not self._ended:
+        if self._pusher is None and not self._ended:
             self._begin()
 
     def flush(self, deadline_s: float) -> bool:
@@ -117,14 +120,6 @@ class OtlpMetricExporter(MetricExporter):
             self._instruments.detach()
 
     def _begin(self) -> None:
-        from opentelemetry.sdk import metrics as sdk  # noqa: PLC0415  # slow to load: see prepare()
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415  # as above
-        from opentelemetry.sdk.metrics.view import View  # noqa: PLC0415  # as above
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # as above
-
-        from torchotel.exporters.otlp.metric_requests import SenderMetricExporter  # noqa: PLC0415  # as above
-
-        self._transport.prepare()
         # More than the SDK's 2000 series of an instrument would be added up under no name.
         limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MAX_MODULES}
         try:

@@ -1,4 +1,4 @@
-"""The SDK's metrics as OTLP requests, handed to a sender of ours; imported on the worker, with the SDK."""
+"""The SDK's metrics as OTLP requests, handed to torchotel's sender."""
 
 from collections.abc import Iterator
 from dataclasses import replace

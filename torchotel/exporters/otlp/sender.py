@@ -17,12 +17,12 @@ from torchotel.tracing.context import suppressed
 
 
 def make_transport(receiver: OtlpEndpoint, signal: Signal, *, version: str) -> Transport:
-    """Make the way of a signal to its receiver; nothing is loaded, and nobody called, before it is used."""
+    """Create the transport of a signal to its receiver; it connects when the first request is sent."""
     if receiver.protocol == "grpc":
-        from torchotel.exporters.otlp.grpc import GrpcTransport  # noqa: PLC0415  # what is used is loaded
+        from torchotel.exporters.otlp.grpc import GrpcTransport  # noqa: PLC0415  # grpc is not needed for HTTP
 
         return GrpcTransport(receiver, signal, version=version)
-    from torchotel.exporters.otlp.http import HttpTransport  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp.http import HttpTransport  # noqa: PLC0415  # requests is not needed for gRPC
 
     return HttpTransport(receiver, version=version)
 

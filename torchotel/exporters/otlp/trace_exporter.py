@@ -113,14 +113,6 @@ class RequestExporter(TraceExporter):
         self._lost = False
         """Whether spans were lost to an error since the last `flush`."""
 
-    def prepare(self) -> None:
-        """Load the transport's library now.
-
-        At the interpreter's end it would be too late for the exit code: Python forgets there, when a module is
-        loaded that runs generated code, that Ctrl-C ended the program.
-        """
-        self._transport.prepare()
-
     def export(self, trace: Trace) -> None:
         """Take one trace; one that is too large for a request goes in several."""
         taken = 0

@@ -26,13 +26,10 @@ class Reply(NamedTuple):
 
 
 class Transport(Protocol):
-    """A way to an endpoint. Every method but `prepare` is called on the sender's thread."""
+    """A way to an endpoint. Every method is called on the sender's thread."""
 
     endpoint: str
     """Where it leads, for a log line: without credentials."""
-
-    def prepare(self) -> None:
-        """Load what is slow to load."""
 
     def pack(self, body: bytes) -> bytes:
         """Make of a request what `send` takes, once for all its attempts."""
@@ -48,7 +45,7 @@ def taken(content: bytes, receiver: OtlpEndpoint) -> Reply:
     """Look for what the endpoint took the request without; a plain success has no content."""
     if not content:
         return Reply()
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: PLC0415  # slow, and rare
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: PLC0415  # sending does not need protobuf
         ExportTraceServiceResponse,
     )
 

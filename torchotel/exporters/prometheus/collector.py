@@ -91,9 +91,6 @@ class RegistryMetricExporter(MetricExporter):
                 error,
             )
 
-    def prepare(self) -> None:
-        """Do nothing: all is there."""
-
     def first_step(self) -> None:
         """Do nothing: all is there."""
 

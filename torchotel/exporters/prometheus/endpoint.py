@@ -141,6 +141,7 @@ class PrometheusMetricExporter(MetricExporter):
     ) -> None:
         self._host, self._first_port, self._resource = host, port, resource
         self._file = _open(folder, job_of(resource))
+        self._guarded = guard.guarded
         self._write = guard.guarded(Exposition(metrics, resource, rest).write)
         self._listener: Listener | None = None
         self._ended = False
@@ -153,23 +154,6 @@ class PrometheusMetricExporter(MetricExporter):
         listener = self._listener
         return None if listener is None else listener.port
 
-    def prepare(self) -> None:
-        """Load what answers who scrapes, and answer those who wait.
-
-        Loaded also where the port waits for the first step: that may come at the interpreter's end, where it would be
-        too late for the exit code (see `RequestExporter.prepare`).
-        """
-        from torchotel.exporters.prometheus import server  # noqa: F401, PLC0415  # what is slow to load
-
-        listener = self._listener
-        if listener is None:
-            return
-        try:
-            listener.serve(self._write)
-        except Exception:
-            self._close()
-            raise
-
     def first_step(self) -> None:
         """Begin, where that had to wait."""
         if self._listener is None and not self._ended:
@@ -177,7 +161,6 @@ class PrometheusMetricExporter(MetricExporter):
                 self._begin()
             except ConfigError as error:
                 _logger.warning("No scrape endpoint in this process: %s", error)
-            self.prepare()
 
     def flush(self, deadline_s: float) -> bool:
         """Do nothing: a scrape reads the present state."""
@@ -223,6 +206,14 @@ class PrometheusMetricExporter(MetricExporter):
             listener.close()
             raise _unusable(self._file.path.parent if self._file else None, error) from error
         self._listener = listener
+        self._guarded(self._serve)(listener)
+
+    def _serve(self, listener: Listener) -> None:
+        try:
+            listener.serve(self._write)
+        except Exception:
+            self._close()  # otherwise clients would wait for an answer
+            raise
 
     def _listen(self) -> Listener:
         local_rank = self._resource.get(names.LOCAL_RANK)

@@ -226,7 +226,7 @@ WAITING = 5
 
 
 class Listener:
-    """Listen on a port; who comes before `serve` waits, since what knows HTTP takes a while to load.
+    """Listen on a port; a client that connects before `serve` waits.
 
     Args:
         host: Address that is listened on.
@@ -250,7 +250,7 @@ class Listener:
         self._lock = threading.Lock()
 
     def serve(self, write: Callable[[bool], bytes | None]) -> None:
-        """Answer from now on; called on the worker.
+        """Answer from now on.
 
         Args:
             write: Gives the whole answer, as OpenMetrics or as text, or None where it can't.
@@ -259,8 +259,6 @@ class Listener:
             RuntimeError: No thread can be started; not where the program ends, for nobody is to be answered any more.
             OSError: There are too many open files.
         """
-        # what is slow to load
-
         with self._lock:
             if self._closed:
                 return

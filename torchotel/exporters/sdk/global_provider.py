@@ -190,9 +190,6 @@ class UserSpans(TraceExporter):
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
         self._flush = ProviderFlush(provider, stats)
 
-    def prepare(self) -> None:
-        """Do nothing."""
-
     def export(self, trace: Trace) -> None:
         """Do nothing: traces leave by our own exporter."""
 

@@ -137,9 +137,6 @@ class MeterProviderExporter(MetricExporter):
         self._instruments = ProviderInstruments(provider, metrics, version)
         self._flush = ProviderFlush(provider)
 
-    def prepare(self) -> None:
-        """Do nothing: all is there."""
-
     def first_step(self) -> None:
         """Do nothing: all is there."""
 

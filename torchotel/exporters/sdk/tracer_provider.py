@@ -190,9 +190,6 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         state = context.trace_state.to_header() if context.trace_state else ""
         return SpanReference(context.trace_id, context.span_id, sampled, state=state)
 
-    def prepare(self) -> None:
-        """Do nothing: what the provider needs is loaded."""
-
     def export(self, trace: Trace) -> None:
         """Replay one trace; waits for a flush where the provider's queues would overflow."""
         if not self._delivery.take(len(trace.spans)):
