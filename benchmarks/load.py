@@ -32,7 +32,7 @@ from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
-from torchotel.worker.pipeline import OrLost, Pipeline
+from torchotel.worker.pipeline import Pipeline
 from torchotel.worker.thread import Worker
 
 SPANS_PER_S = 30_000
@@ -144,23 +144,20 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 
 
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
-    def pipeline(guard: Guard, or_lost: OrLost) -> Pipeline:
-        sliced = GilYielder(rest)
-        return Pipeline(
-            TraceBuilder(Templates(), None, None, sliced),
-            [exporter],
-            IdGenerator("always_on"),
-            Metrics(dict, dict, sliced=GilYielder(rest)),
-            sliced,
-            on_step=lambda *_: None,
-            on_line=None,
-            on_first=lambda _: None,
-            or_lost=or_lost,
-            guard=guard,
-            warn=Warn(),
-        )
-
-    return Worker(buffer, [exporter], pipeline, on_start=lambda: None, on_record=None, warn=Warn())
+    sliced, guard, warn = GilYielder(rest), Guard("the worker"), Warn()
+    pipeline = Pipeline(
+        TraceBuilder(Templates(), None, sliced),
+        [exporter],
+        IdGenerator("always_on"),
+        Metrics(dict, dict, sliced=GilYielder(rest)),
+        sliced,
+        on_step=lambda *_: None,
+        on_line=None,
+        on_first=lambda _: None,
+        guard=guard,
+        warn=warn,
+    )
+    return Worker(buffer, [exporter], pipeline, on_record=None, guard=guard, warn=warn)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Builder:
 
     def __init__(self) -> None:
         sliced = GilYielder()
-        self._traces, self._timer = TraceBuilder(Templates(), 2000, None, sliced), CallTimer(sliced)
+        self._traces, self._timer = TraceBuilder(Templates(), 2000, sliced), CallTimer(sliced)
         self._identities = IdGenerator("always_on")
 
     def build(self, unit: StepRecord) -> Trace:

@@ -90,6 +90,7 @@ ONCE = (
     "capture.torch_internals.around_compilation",
     "exporters.factory.MetricExporters.__init__",
     "exporters.factory.MetricExporters.shutdown",
+    "_session.Session._make_pipeline",
     "_session.Session.stats",
 )
 """What is called once, most of it by `instrument()`, `flush()`, `shutdown()` and `stats()`."""
@@ -97,8 +98,6 @@ ONCE = (
 WORKER = (
     "worker.thread.Worker._drain",
     "worker.thread.Worker._answer_flushes",
-    "_session.Session._prepare",
-    "_session.Session._make_pipeline",
     "_session.Session._first",
     "_session.Session._weigh",
     "tracing.evaluation_folding.EvaluationFold.quiet",

@@ -64,7 +64,8 @@ def export(units: Sequence[StepRecord], exporter: TraceExporter, starter: SpanCo
     """Build and export as the worker does."""
     sliced = GilYielder()
     timer, fold = CallTimer(sliced), EvaluationFold()
-    builder = TraceBuilder(Templates(), max_spans, RUN, sliced)
+    builder = TraceBuilder(Templates(), max_spans, sliced)
+    builder.link_steps_to(RUN)
     exporter.export(run_trace(RUN, 10**18, ModelInfo("Net", 3, 400), {"detail": "all"}, {"torch.version": "2.9"}))
     ready = [unit for record in copy.deepcopy(list(units)) for unit in fold.take(record)]
     for unit in [*ready, *fold.rest()]:

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import torch
 from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
-from torchotel._records import Record, StepRecord
+from torchotel._records import Log, Record, StepRecord
 from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
@@ -36,11 +35,11 @@ from torchotel.tracing.context import current_baggage, current_span, make_curren
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource, describe_process
 from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
+from torchotel.tracing.span_templates import Templates
+from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
+from torchotel.worker.pipeline import Pipeline
 from torchotel.worker.thread import Worker
-
-if TYPE_CHECKING:
-    from torchotel.worker.pipeline import OrLost, Pipeline
 
 
 class Stats(TypedDict):
@@ -153,7 +152,11 @@ class Session:
         ]  # the user's provider
         self._starter = starters[0] if starters else IdGenerator(config.sampler, config.sampler_ratio)
         buffer, self._warn = Buffer(), Warn()
-        self._worker = Worker(buffer, self._exporters, self._make_pipeline, self._prepare, on_record, self._warn)
+        worker_guard = Guard("the worker", limit=1000)
+        self._pipeline = self._make_pipeline(worker_guard)
+        self._worker = Worker(
+            buffer, self._exporters, self._pipeline, on_record=on_record, guard=worker_guard, warn=self._warn
+        )
         self._capture = Capture(
             buffer.put,
             self._detail,
@@ -291,15 +294,6 @@ class Session:
         if self._record is not None:
             self._record.discard()
 
-    def _prepare(self) -> None:
-        """Load what the worker needs; called on the worker, so that `instrument()` need not wait for it."""
-        for name in (
-            "torchotel.worker.pipeline",
-            "torchotel.tracing.span_templates",
-            "torchotel.tracing.trace_builder",
-        ):
-            import_module(name)
-
     def _identify(self) -> Identity:
         return identify(os.environ, self._config.run_id, own_run.current())
 
@@ -313,26 +307,21 @@ class Session:
     def _open_late_record(self) -> None:
         """Open a run file that waited for the first record."""
         if self._records_late and get_worker_info() is None:
+            self._records_late = False
             try:
                 self._record = open_record(self._config, self._resource, self._stats)
             except ConfigError as error:
                 _logger.warning("This process is not recorded: %s", error)
             if self._record is not None:
                 self._exporters.append(self._record)
+                self._pipeline.record_to(self._record)
 
-    def _make_pipeline(self, guard: Guard, or_lost: OrLost) -> Pipeline:
-        """Make what the worker does with records; called on the worker with the first record."""
-        from torchotel.tracing.span_templates import Templates  # noqa: PLC0415  # as above
-        from torchotel.tracing.trace_builder import TraceBuilder  # noqa: PLC0415  # as above
-        from torchotel.worker.pipeline import Pipeline  # noqa: PLC0415  # on the worker: `instrument()` need not wait for it
-
-        self._open_late_record()
+    def _make_pipeline(self, guard: Guard) -> Pipeline:
         config, sliced = self._config, GilYielder(rest)
-        identity = self._resource.identity
-        self._run = run_reference(identity.run_id, identity.generation)
         templates = Templates(config.include, config.exclude, config.max_depth)
+        self._builder = TraceBuilder(templates, config.max_spans, sliced)
         return Pipeline(
-            TraceBuilder(templates, config.max_spans, self._run, sliced),
+            self._builder,
             self._exporters,
             self._starter,
             self._metrics,
@@ -340,7 +329,6 @@ class Session:
             on_step=self._weigh,
             on_line=None if self._record is None else self._record.step,
             on_first=self._first,
-            or_lost=or_lost,
             guard=guard,
             warn=self._warn,
         )
@@ -355,17 +343,24 @@ class Session:
             "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
         }
 
-    def _first(self, unit: StepRecord) -> Trace | None:
-        """Do what waited for the first unit of a kind; give what is to be sent beside the first step."""
+    def _first(self, record: Record) -> Trace | None:
+        """Do what waited for the first record of a kind; return the trace of the run before the first step."""
+        self._open_late_record()
+        if isinstance(record, Log):
+            return None
+        unit = record
         if unit.kind == "step" or not is_child():  # a loader's worker may evaluate, too
             self._publisher.begin()
         if unit.kind != "step":
             return None
         self._describe(finished=False)
-        if self._resource.identity.rank != 0:
+        identity = self._resource.identity
+        run = run_reference(identity.run_id, identity.generation)
+        self._builder.link_steps_to(run)
+        if identity.rank != 0:
             return None  # its ids are the same on all ranks
         time_ns = unit.start_ns + unit.unix_offset_ns
-        return run_trace(self._run, time_ns, self._capture.model, self._config.public(), versions())
+        return run_trace(run, time_ns, self._capture.model, self._config.public(), versions())
 
     def _weigh(self, step: StepRecord, worked_ns: int) -> None:
         """Measure what detail costs, and steer how often a step has it."""

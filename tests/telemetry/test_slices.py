@@ -61,7 +61,7 @@ def lines_between_rests(unit: StepRecord, max_spans: int | None) -> list[int]:
 
     sliced = GilYielder(rest)
     timer, metrics = CallTimer(sliced), Metrics(dict, dict, sliced=GilYielder(rest))
-    builder = TraceBuilder(Templates(), max_spans, None, sliced)
+    builder = TraceBuilder(Templates(), max_spans, sliced)
     limiter, encoder = Limiter(DEFAULT_LIMITS, sliced), SpanEncoder(rest)
 
     def work() -> None:

@@ -143,7 +143,6 @@ class TraceBuilder:
         templates: What spans have in common, and which modules are shown.
         max_spans: Most spans of a trace, which evaluations of one request share; deeper modules fold into their
             parents. None: no limit.
-        run: The span that every step links to.
         sliced: Works through calls and spans.
     """
 
@@ -151,14 +150,17 @@ class TraceBuilder:
         self,
         templates: Templates,
         max_spans: int | None,
-        run: SpanReference | None,
         sliced: GilYielder,
     ) -> None:
         self.templates, self._max_spans = templates, max_spans
-        self._to_run = () if run is None else (_link_to(run),)
+        self._to_run: tuple[SpanLink, ...] = ()
         self._sliced = sliced
         self._room = TraceSpanBudget(max_spans)
         self._optimizers: dict[str, SpanTemplate] = {}
+
+    def link_steps_to(self, run: SpanReference) -> None:
+        """Link every step from now on to the span of the run."""
+        self._to_run = (_link_to(run),)
 
     def build(self, unit: StepRecord, timed: Timed, root: SpanReference, attributes: Attributes) -> Trace:
         """Return the trace of a step or an evaluation: parents before children, children inside their parents.

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchotel._records import Log, Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
-from torchotel._utils.fork_guard import Loading
 from torchotel._utils.gil import GilYielder
-from torchotel.exporters.run_file import log_line, unit_line
+from torchotel.exporters.run_file import RunFile, log_line, unit_line
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.tail import TailSampler
 from torchotel.tracing.call_tree import CallTimer
@@ -18,12 +17,9 @@ from torchotel.tracing.evaluation_folding import EvaluationFold
 from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
-OrLost = Callable[[Callable[[StepRecord], None], StepRecord], None]
-"""Calls a function with a unit, and counts that as lost where it fails."""
-
 
 class Pipeline:
-    """Take records one after the other; made on the worker, for what it needs takes a while to load.
+    """Process records one after the other, on the worker.
 
     Args:
         builder: Makes traces.
@@ -33,10 +29,9 @@ class Pipeline:
         sliced: Works through calls.
         on_step: Gets each step, and what it took of the worker's time.
         on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
-        on_first: Called before the first unit of each kind; before the first step it returns the trace of the run, on
+        on_first: Called before the first record of each kind; before the first step it returns the trace of the run, on
             the rank that sends it.
-        or_lost: Builds what waits to be folded.
-        guard: Takes what goes wrong elsewhere.
+        guard: Counts internal errors.
         warn: Called with what the user is to know.
     """
 
@@ -50,12 +45,11 @@ class Pipeline:
         *,
         on_step: Callable[[StepRecord, int], None],
         on_line: Callable[[Mapping[str, object]], None] | None,
-        on_first: Callable[[StepRecord], Trace | None],
-        or_lost: OrLost,
+        on_first: Callable[[Record], Trace | None],
         guard: Guard,
         warn: Warn,
     ) -> None:
-        self._builder, self._starter, self._or_lost = builder, starter, or_lost
+        self._builder, self._starter, self._guard = builder, starter, guard
         self._on_line, self._on_first = on_line, on_first
         self._export_to = [guard.guarded(exporter.export) for exporter in exporters]
         self._measure = guard.guarded(metrics.add)  # what can't be counted is sent all the same
@@ -63,25 +57,32 @@ class Pipeline:
         self._look = guard.guarded(BlindSpotDiagnostics(warn, builder.templates.includes).look)
         self._on_step = guard.guarded(on_step)
         self._seen: set[str] = set()
-        """Kinds of units."""
+        """Kinds of records."""
         self._fold, self._timer, self._keeper = EvaluationFold(), CallTimer(sliced), TailSampler()
         self.spans_recorded = 0
         """What was sent or sampled out."""
         self.spans_sampled_out = 0
+        self.spans_dropped = 0
+        """Spans of records that were dropped before an exporter got them; they are not in `spans_recorded`."""
+
+    def record_to(self, run_file: RunFile) -> None:
+        """Export to a run file, too, that was opened with the first record."""
+        self._export_to.append(self._guard.guarded(run_file.export))
+        self._on_line = run_file.step
 
     def take(self, record: Record) -> None:
         """Bring a record to all that read it."""
+        kind = "log" if isinstance(record, Log) else record.kind
+        if kind not in self._seen:
+            self._seen.add(kind)
+            run = self._on_first(record)
+            if run is not None and not self._starter.off:
+                self._send(run)
         if isinstance(record, Log):
             self._measure_log(record)
             if self._on_line is not None:
                 self._on_line(log_line(record))
             return
-        if record.kind not in self._seen:
-            self._seen.add(record.kind)
-            with Loading():
-                run = self._on_first(record)
-            if run is not None and not self._starter.off:
-                self._send(run)
         for unit in self._fold.take(record):
             began_ns = time.thread_time_ns()
             self._build(unit)
@@ -98,7 +99,16 @@ class Pipeline:
 
     def _build_each(self, units: Iterable[StepRecord]) -> None:
         for unit in units:
-            self._or_lost(self._build, unit)
+            try:
+                self._build(unit)
+            except Exception:  # noqa: BLE001  # the next unit may be good
+                self._guard.fault()
+                self.drop(unit.span_estimate())
+
+    def drop(self, spans: int) -> None:
+        """Count spans of a record that was dropped; without an exporter there are none."""
+        if self._export_to:
+            self.spans_dropped += spans
 
     def _build(self, unit: StepRecord) -> None:
         timed = self._timer.time(unit)

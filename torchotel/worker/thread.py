@@ -8,19 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
 
 from torchotel._records import Record, Recordable, StepRecord
 from torchotel._utils.faults import Guard, Warn
-from torchotel._utils.fork_guard import Loading
 from torchotel.tracing.span import TraceExporter
 from torchotel.worker.buffer import Buffer
-
-if TYPE_CHECKING:
-    from torchotel.worker.pipeline import OrLost, Pipeline
-
-
-Kind = TypeVar("Kind", bound=Recordable)
+from torchotel.worker.pipeline import Pipeline
 
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
@@ -45,9 +38,9 @@ class Worker:
     Args:
         buffer: Where finished steps wait.
         exporters: Where traces go.
-        make_pipeline: Makes what records go through, on the thread, when there is the first record.
-        on_start: Called first, on the thread.
-        on_record: Gets each record; None: nobody wants it.
+        pipeline: Processes each record.
+        on_record: Called with each record; None: not called.
+        guard: Counts internal errors.
         warn: Called with what the user is to know.
     """
 
@@ -55,21 +48,17 @@ class Worker:
         self,
         buffer: Buffer,
         exporters: Sequence[TraceExporter],
-        make_pipeline: Callable[[Guard, OrLost], Pipeline],
-        on_start: Callable[[], None],
+        pipeline: Pipeline,
+        *,
         on_record: Callable[[Record], None] | None,
+        guard: Guard,
         warn: Warn,
     ) -> None:
-        self._buffer, self._exporters, self._make_pipeline = buffer, exporters, make_pipeline
+        self._buffer, self._exporters, self._pipeline = buffer, exporters, pipeline
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
-        self.guard = Guard("the worker", limit=1000)
-        self._on_start, self._on_record, self._warn = self.guard.guarded(on_start), on_record, warn
-        self._pipeline: Pipeline | None = None
-        self._began = False
-        """Whether there was a record."""
+        self.guard, self._on_record, self._warn = guard, on_record, warn
         self._ended = False
         self._deadline_s = math.inf
-        self.spans_dropped = 0
         self._dropped_by_flush = 0  # by the last one
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
@@ -78,16 +67,20 @@ class Worker:
     @property
     def spans_recorded(self) -> int:
         """All spans, those that were dropped among them."""
-        return self.spans_dropped + (0 if self._pipeline is None else self._pipeline.spans_recorded)
+        return self.spans_dropped + self._pipeline.spans_recorded
+
+    @property
+    def spans_dropped(self) -> int:
+        """Spans of records that were dropped before an exporter got them."""
+        return self._pipeline.spans_dropped
 
     @property
     def spans_sampled_out(self) -> int:
         """Spans that a sampler left out."""
-        return 0 if self._pipeline is None else self._pipeline.spans_sampled_out
+        return self._pipeline.spans_sampled_out
 
     def start(self) -> None:
         """Start the thread."""
-        self._loading = Loading()
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
@@ -107,30 +100,20 @@ class Worker:
         self._thread.join(timeout_s + LAST_RECORD_S)
 
     def _run(self) -> None:
-        with self._loading:
-            self._on_start()
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)
             drain()
             answer()
         drain()
-        self.guard.guarded(self._send_folded)()
+        self.guard.guarded(self._pipeline.send_folded)()
         answer()
-
-    def _send_folded(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.send_folded()
-
-    def _send_quiet(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.send_quiet()
 
     def _answer_flushes(self) -> None:
         while not self._flushes.empty():
             request = self._flushes.get()
             self.guard.guarded(self._drain)()  # what was handed over before it was asked for
-            self.guard.guarded(self._send_folded)()
+            self.guard.guarded(self._pipeline.send_folded)()
             complete = [self.guard.guarded(exporter.flush)(request.deadline_s) for exporter in self._exporters]
             request.complete = all(complete) and self.spans_dropped == self._dropped_by_flush
             self._dropped_by_flush = self.spans_dropped
@@ -138,30 +121,22 @@ class Worker:
 
     def _drain(self) -> None:
         while (handed := self._buffer.take()) is not None:
-            self._or_lost(self._export if time.monotonic() < self._deadline_s else self._leave_out, handed)
-        self.guard.guarded(self._send_quiet)()
+            try:
+                self._export(handed) if time.monotonic() < self._deadline_s else self._leave_out(handed)
+            except Exception:  # noqa: BLE001  # the next record may be good
+                self.guard.fault()
+                self._pipeline.drop(handed.span_estimate())
+        self.guard.guarded(self._pipeline.send_quiet)()
         pushed_out = self._buffer.take_dropped()
         if pushed_out:
-            self._lost(pushed_out)
+            self._pipeline.drop(pushed_out)
             self._warn(BEHIND, pushed_out)
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()
 
-    def _or_lost(self, export: Callable[[Kind], None], handed: Kind) -> None:
-        """Export what was handed over; what can't be must not end the thread."""
-        try:
-            export(handed)
-        except Exception:  # noqa: BLE001  # whatever it was, the next may be good
-            self.guard.fault()
-            self._lost(handed.span_estimate())
-
-    def _lost(self, spans: int) -> None:
-        if self._exporters:
-            self.spans_dropped += spans
-
     def _leave_out(self, handed: Recordable) -> None:
         self._count(handed)
-        self._lost(handed.span_estimate())
+        self._pipeline.drop(handed.span_estimate())
 
     def _export(self, handed: Recordable) -> None:
         record = handed.record()
@@ -169,14 +144,7 @@ class Worker:
             self._on_record(record)
         if isinstance(record, StepRecord) and (record.kind == "step" or record.counts_as_evaluation):
             self._count(handed)
-        if not self._began:
-            self._began = True
-            with Loading():
-                self._pipeline = self.guard.guarded(self._make_pipeline)(self.guard, self._or_lost)
-        if self._pipeline is None:  # it could not be made, which is counted as an error
-            self._lost(handed.span_estimate())
-        else:
-            self._pipeline.take(record)
+        self._pipeline.take(record)
 
     def _count(self, handed: Recordable) -> None:
         if handed.kind in self.counts:
