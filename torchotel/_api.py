@@ -99,19 +99,16 @@ def instrument(
         ConfigError: A value is bad. Nothing is installed.
     """
     given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
-    from torchotel._utils.gc_pause import uncollected  # noqa: PLC0415  # importing torchotel must stay free
+    zero_code = sys.modules.get("torchotel._auto_instrument")
+    if zero_code is not None or "torch" not in sys.modules:
+        from torchotel.config.config import Config  # noqa: PLC0415  # importing torchotel must stay free
 
-    with uncollected():  # modules and classes come by the hundred, and stay
-        zero_code = sys.modules.get("torchotel._auto_instrument")
-        if zero_code is not None or "torch" not in sys.modules:
-            from torchotel.config.config import Config  # noqa: PLC0415  # importing torchotel must stay free
+        Config.read(given, os.environ)  # a bad value is told before torch is loaded, or zero code starts
+    from torchotel import _handle  # noqa: PLC0415  # imports torch, after settings are checked
 
-            Config.read(given, os.environ)  # a bad value is told before torch is loaded, or zero code starts
-        from torchotel import _handle  # noqa: PLC0415  # brings in torch, after settings are checked
-
-        if zero_code is not None:  # it may be waiting for torch, and its settings hold where none are given here
-            zero_code.start_now()
-        return _handle.start(given, model)
+    if zero_code is not None:  # it may be waiting for torch, and its settings hold where none are given here
+        zero_code.start_now()
+    return _handle.start(given, model)
 
 
 def uninstrument() -> None:
