@@ -168,12 +168,19 @@ def test_a_program_that_ends_without_shutdown(tmp_path: Path) -> None:
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def test_instrumenting_loads_what_is_used() -> None:
-    """`instrument()` loads neither Dynamo, nor exporters that are not used, nor a framework."""
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ("prometheus_port=0", set()),
+        ("prometheus_port=None, traces_exporter='none'", {"prometheus_client", "requests"}),
+    ],
+)
+def test_instrumenting_loads_what_is_used(settings: str, unused: set[str]) -> None:
+    """`instrument()` loads neither Dynamo nor a framework, and only the exporters that its settings name."""
     script = (
         "import sys, torch, torchotel\n"
-        "handle = torchotel.instrument(prometheus_port=None)\n"
-        "unused = {'torch._dynamo', 'prometheus_client', 'grpc', 'torchotel.exporters.sdk.tracer_provider'}\n"
+        f"handle = torchotel.instrument({settings})\n"
+        f"unused = {{'torch._dynamo', 'grpc', 'torchotel.exporters.sdk.tracer_provider', *{unused}}}\n"
         "unused |= {'transformers', 'accelerate', 'lightning', 'pytorch_lightning'}\n"
         "print((unused | {'opentelemetry.sdk.trace'}) & set(sys.modules))\n"
         "handle.shutdown()\n"

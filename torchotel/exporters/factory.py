@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
 
@@ -18,7 +19,6 @@ from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES
-from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
 from torchotel.exporters.run_file import RunFile
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, set_provider, user_spans
@@ -27,6 +27,9 @@ from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.resource import ProcessResource
 from torchotel.tracing.span import Attributes, TraceExporter
+
+if TYPE_CHECKING:
+    from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
 
 
 class MetricExporters:
@@ -80,14 +83,16 @@ class MetricExporters:
         *,
         wait: bool,
     ) -> None:
-        if config.prometheus_registry is not None:
-            from torchotel.exporters.prometheus.collector import RegistryMetricExporter  # noqa: PLC0415  # a registry is given rarely
+        if config.prometheus_registry is None and config.prometheus_port is None:
+            return
+        from torchotel.exporters.prometheus import collector, endpoint  # noqa: PLC0415  # load prometheus_client
 
+        if config.prometheus_registry is not None:
             self._outlets.append(
-                RegistryMetricExporter(config.prometheus_registry, self._metrics, resource, self.guard)
+                collector.RegistryMetricExporter(config.prometheus_registry, self._metrics, resource, self.guard)
             )
         elif config.prometheus_port is not None:
-            self._endpoint = PrometheusMetricExporter(
+            self._endpoint = endpoint.PrometheusMetricExporter(
                 config.prometheus_host,
                 config.prometheus_port,
                 self._metrics,
