@@ -1,87 +1,40 @@
-"""A process that is forked while torchotel's worker loads a library."""
+"""A fork never comes in the middle of an import by torchotel: its threads import nothing."""
 
 from pathlib import Path
 
 import pytest
 from commands import python
+from grpc_receiver import GrpcReceiver, grpc_receiver
+from receiver import receiver
 
-STARTED = """
-import os, sys, threading
-import torchotel
+PROGRAM = """
+import sys, threading, torch, torchotel
 
-under_way = threading.Event()
+imported = []
 
-class Slow:
+class Watch:
     def find_spec(self, name, path=None, target=None):
-        if name == "requests" and threading.current_thread() is not threading.main_thread():
-            under_way.set()
-            threading.Event().wait(0.3)  # a slow disk
+        if threading.current_thread().name.startswith("torchotel"):
+            imported.append(name)
 
-sys.meta_path.insert(0, Slow())
-torchotel.instrument(endpoint="http://127.0.0.1:9")
-assert under_way.wait(60)
-child = os.fork()
-if child == 0:
-    import requests  # Python's lock of an import that is under way is never let go in a child
-    os._exit(7)
-threading.Timer(30, os.kill, (child, 9)).start()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-os._exit(0)
-"""
-OWN = """
-import os
-from torchotel._utils import fork_guard
-
-fork_guard.LONGEST_S = 1e6
-with fork_guard.Loading():
-    if os.fork() == 0:
-        os._exit(0)
-print("forked")
-"""
-TOO_LONG = """
-import os
-from torchotel._utils import fork_guard
-
-fork_guard.LONGEST_S = 0.01
-loading = fork_guard.Loading()
+sys.meta_path.insert(0, Watch())
+handle = torchotel.instrument(endpoint=sys.argv[1], protocol=sys.argv[2], metrics_exporter=sys.argv[3], detail="all")
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters())
 for _ in range(2):
-    if os.fork() == 0:
-        os._exit(0)
-    fork_guard.LONGEST_S = 1e6
-print("forked")
-"""
-INTERRUPTED = """
-import os, signal, threading
-
-os.register_at_fork(before=lambda: threading.Event().wait(0.5))  # longer than the pause before it comes again
-from torchotel._utils import fork_guard
-
-loading = fork_guard.Loading()
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-try:
-    if os.fork() == 0:
-        os._exit(0)
-    threading.Event().wait()  # only a real signal ends that
-except KeyboardInterrupt:
-    print("interrupted")
+    net(torch.randn(1, 2)).sum().backward()
+    optimizer.step()
+torchotel.log(loss=1.0)
+assert handle.flush(60), handle.stats()
+print(imported)
 """
 
 
-def test_a_child_may_load_what_the_worker_was_loading(tmp_path: Path) -> None:
-    """A DataLoader's workers are forked soon after the start, and may load the same library."""
-    done = python("-c", STARTED, cwd=tmp_path)
-    assert done.stdout == "7\n", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("program", "printed"),
-    [
-        pytest.param(OWN, "forked\n", id="a library forks while it is loaded"),
-        pytest.param(TOO_LONG, "forked\n", id="what takes too long is waited for once"),
-        pytest.param(INTERRUPTED, "interrupted\n", id="an interrupt meanwhile comes after the fork"),
-    ],
-)
-def test_a_fork_waits_no_longer_than_it_must(program: str, printed: str, tmp_path: Path) -> None:
-    """A loader forks many times; and what is raised before a fork Python only prints, and forks all the same."""
-    done = python("-c", program, cwd=tmp_path)
-    assert done.stdout == printed, done.stderr
+@pytest.mark.parametrize("metrics", ["prometheus", "otlp", "prometheus,otlp"])
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_threads_import_nothing(protocol: str, metrics: str, tmp_path: Path) -> None:
+    """In a child that is forked during another thread's import, Python never releases the lock of that import."""
+    with grpc_receiver() if protocol == "grpc" else receiver() as server:
+        url = server.endpoint if isinstance(server, GrpcReceiver) else server.url.removesuffix("/v1/traces")
+        done = python("-c", PROGRAM, url, protocol, metrics, cwd=tmp_path, OTEL_EXPORTER_PROMETHEUS_PORT="0")
+    assert done.stdout == "[]\n", done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ import grpc
 
 from torchotel.config.otlp_endpoint import OtlpEndpoint, address_of, host_without_proxy
 from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Signal, Transport, taken
+
+with suppress(ImportError):  # private; grpc.insecure_channel() would import it on the sender's thread
+    import grpc._channel
 
 # https://opentelemetry.io/docs/specs/otlp/#otlpgrpc-response
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
