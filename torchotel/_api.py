@@ -104,11 +104,18 @@ def instrument(
         from torchotel.config.config import Config  # noqa: PLC0415  # importing torchotel must stay free
 
         Config.read(given, os.environ)  # a bad value is told before torch is loaded, or zero code starts
-    from torchotel import _handle  # noqa: PLC0415  # imports torch, after settings are checked
-
     if zero_code is not None:  # it may be waiting for torch, and its settings hold where none are given here
         zero_code.start_now()
-    return _handle.start(given, model)
+    return start_handle(given, model)
+
+
+def start_handle(
+    given: Mapping[str, object], model: Module | None, *, zero_code: bool = False, wait: bool = False
+) -> Handle:
+    """Import torch and call `_handle.start`."""
+    from torchotel import _handle  # noqa: PLC0415  # imports torch
+
+    return _handle.start(given, model, zero_code=zero_code, wait=wait)
 
 
 def uninstrument() -> None:

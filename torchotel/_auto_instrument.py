@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from torchotel._api import start_handle
 from torchotel._types import ConfigError
 from torchotel._utils.imports import after_import
 from torchotel._utils.process import is_being_spawned, when_given_a_task
@@ -72,9 +73,7 @@ def start_now() -> None:
     if waiting is None:
         return
     try:
-        from torchotel import _handle  # noqa: PLC0415  # needs torch
-
-        handle = _handle.start(waiting.given, None, zero_code=True, wait=waiting.wait)
+        handle = start_handle(waiting.given, None, zero_code=True, wait=waiting.wait)
     except ConfigError as error:
         waiting.failed(error)
     except Exception:

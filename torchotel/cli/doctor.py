@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from torchotel._utils.text import GREEN, RED, YELLOW, printable
 from torchotel.cli.options import add_options, read_options
 from torchotel.cli.terminal import Terminal
+from torchotel.doctor import runner
 
 if TYPE_CHECKING:
     from torchotel.doctor.result import Finding
@@ -60,8 +61,6 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
-    from torchotel.doctor import runner  # noqa: PLC0415 - `torchotel --help` must not wait for it
-
     return runner.examine(read_options(arguments), os.environ, arguments.model, arguments.input)
 
 

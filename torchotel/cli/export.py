@@ -112,16 +112,13 @@ def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
 
 
 def _send(run: Run, endpoint: str) -> int:
-    from torchotel.exporters.otlp.json_to_protobuf import FOREIGN  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.replay import Replay  # noqa: PLC0415  # as above
-    from torchotel.exporters.otlp.sender import make_transport  # noqa: PLC0415 - brings in OpenTelemetry
-    from torchotel.exporters.otlp.transport import TRACES  # noqa: PLC0415  # as above
+    from torchotel.exporters.otlp import json_to_protobuf, replay, sender, transport  # noqa: PLC0415  # load OpenTelemetry
 
     # Who asks for it by name means it, whatever is switched off for programs.
     environ = {name: value for name, value in os.environ.items() if name != _OFF}
     receiver = Config.read({"endpoint": endpoint}, environ).receiver("traces")
-    transport = make_transport(receiver, TRACES, version=package_version())
-    resend = Replay(transport)
+    connection = sender.make_transport(receiver, transport.TRACES, version=package_version())
+    resend = replay.Replay(connection)
     whole = True
     try:
         with Progress(run.size_bytes) as progress:
@@ -132,11 +129,11 @@ def _send(run: Run, endpoint: str) -> int:
                     break
                 progress.begin(f"sending {run.folder.name}, {resend.arrived:,} spans arrived")
             whole = whole and resend.push()
-    except FOREIGN as error:
+    except json_to_protobuf.FOREIGN as error:
         raise RunError(f"{run.folder}: holds a span that torchotel does not write ({error})") from error
     finally:
-        transport.close()
-    return _say(run, resend, transport.endpoint, whole=whole)
+        connection.close()
+    return _say(run, resend, connection.endpoint, whole=whole)
 
 
 def _say(run: Run, resend: Replay, endpoint: str, *, whole: bool) -> int:

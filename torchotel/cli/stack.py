@@ -23,6 +23,8 @@ from typing import TextIO
 from torchotel._utils.text import printable
 from torchotel.cli.parser import Parser
 from torchotel.cli.terminal import Terminal
+from torchotel.stack import manager, paths
+from torchotel.stack.services import StackError
 
 
 def add_arguments(parser: Parser) -> None:
@@ -40,8 +42,6 @@ def add_arguments(parser: Parser) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     """Run the action, or print the error that stopped it."""
-    from torchotel.stack.services import StackError  # noqa: PLC0415 - `torchotel --help` must not wait for it
-
     try:
         if arguments.action == "up":
             return _up(native=arguments.native, small=arguments.small)
@@ -52,8 +52,6 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _up(*, native: bool, small: bool) -> int:
-    from torchotel.stack import manager, paths  # noqa: PLC0415 - `torchotel --help` must not wait for it
-
     kind = manager.Kind(native=native, small=small)
     ready = manager.bring_up(kind, _print)
     _print(f"The stack is up {kind}:")
@@ -77,15 +75,11 @@ def _up(*, native: bool, small: bool) -> int:
 
 
 def _down() -> int:
-    from torchotel.stack import manager  # noqa: PLC0415 - `torchotel --help` must not wait for it
-
     _print(f"The stack that was up {manager.take_down()} is down. Its data is kept.")
     return 0
 
 
 def _status() -> int:
-    from torchotel.stack import manager  # noqa: PLC0415 - `torchotel --help` must not wait for it
-
     states = manager.states()
     for state in states:
         word = "healthy" if state.healthy else "unhealthy" if state.runs else "down"

@@ -3,7 +3,7 @@
 import logging
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from importlib import import_module
 
 from opentelemetry.trace import (
     NoOpTracerProvider,
@@ -13,18 +13,11 @@ from opentelemetry.trace import (
     set_tracer_provider,
 )
 
-from torchotel import _semconv
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
 from torchotel.exporters.base import ExportStats
-from torchotel.exporters.sanitize import otlp_safe
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
 
 _logger = logging.getLogger("torchotel")
 _ours: TracerProvider | None = None
@@ -46,7 +39,7 @@ def import_despite_limit() -> None:
     del os.environ[_LIMIT_VARIABLE]
     try:
         with suppress(ImportError):
-            import opentelemetry.sdk.trace  # noqa: F401, PLC0415  # 0.1 s, and only for a malformed variable
+            import_module("opentelemetry.sdk.trace")
     finally:
         os.environ[_LIMIT_VARIABLE] = text
 
@@ -94,7 +87,9 @@ def set_provider(config: Config, resource: Attributes) -> None:
         )
         return
     try:
-        _ours = _make_provider(config, resource)
+        from torchotel.exporters.sdk.user_provider import make_provider  # noqa: PLC0415  # loads the SDK's exporters
+
+        _ours = make_provider(config, resource)
     except Exception as error:  # noqa: BLE001  # a malformed OTEL_* variable, or OTEL_PYTHON_METER_PROVIDER's entry point
         _logger.warning(
             "The SDK made no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
@@ -103,80 +98,6 @@ def set_provider(config: Config, resource: Attributes) -> None:
         )
         return
     set_tracer_provider(_ours)
-
-
-def _make_provider(config: Config, resource: Attributes) -> TracerProvider:
-    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  # 0.1 s, and only on request
-    from opentelemetry.sdk.trace import SpanLimits  # noqa: PLC0415  # 0.1 s, and only on request
-    from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider  # noqa: PLC0415  # as above
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  # as above
-    from opentelemetry.sdk.version import __version__  # noqa: PLC0415  # the SDK is loaded on request only
-
-    from torchotel.exporters.sdk.tracer_provider import OwnRandomIds  # noqa: PLC0415  # as above
-
-    attributes = {**otlp_safe(resource), _semconv.SDK_NAME: "opentelemetry", _semconv.SDK_VERSION: __version__}
-    length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
-    limits = SpanLimits(  # without arguments it reads the variables itself, and raises of those that are malformed
-        max_events=config.event_count_limit,
-        max_links=config.link_count_limit,
-        max_attributes=SpanLimits.UNSET,  # the three below hold
-        max_span_attributes=config.attribute_count_limit,
-        max_event_attributes=config.event_attribute_count_limit,
-        max_link_attributes=config.link_attribute_count_limit,
-        max_attribute_length=SpanLimits.UNSET if event_length is None else event_length,
-        max_span_attribute_length=SpanLimits.UNSET if length is None else length,
-    )
-    provider = SdkTracerProvider(
-        resource=Resource(attributes, _semconv.SCHEMA_URL), id_generator=OwnRandomIds(), span_limits=limits
-    )
-    provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
-    return provider
-
-
-def _make_exporter(config: Config) -> "SpanExporter":
-    """Make the SDK's exporter to where our own spans go."""
-    from opentelemetry.sdk.trace.export import ConsoleSpanExporter  # noqa: PLC0415  # see above
-
-    receiver = config.receiver("traces")
-    if config.traces_exporter == "console":
-        return ConsoleSpanExporter()
-    return _over_grpc(receiver) if receiver.protocol == "grpc" else _over_http(receiver)
-
-
-def _over_http(receiver: OtlpEndpoint) -> "SpanExporter":
-    import requests  # noqa: PLC0415  # see above
-    from opentelemetry.exporter.otlp.proto.http import Compression  # noqa: PLC0415  # as above
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
-
-    session = requests.Session()
-    session.trust_env = host_without_proxy(receiver.endpoint) is None  # else the environment's proxies are used
-    return OTLPSpanExporter(
-        receiver.endpoint,
-        session=session,
-        certificate_file=receiver.certificate,
-        client_certificate_file=receiver.client_certificate,
-        client_key_file=receiver.client_key,
-        headers=dict(receiver.headers),
-        timeout=receiver.timeout_s,
-        compression=Compression.Gzip if receiver.compression == "gzip" else Compression.NoCompression,
-    )
-
-
-def _over_grpc(receiver: OtlpEndpoint) -> "SpanExporter":
-    import grpc  # noqa: PLC0415  # see above
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  # as above
-
-    from torchotel.exporters.otlp.grpc import credentials, metadata, read_target  # noqa: PLC0415  # as above
-
-    target = read_target(receiver.endpoint, insecure=receiver.insecure)
-    return OTLPSpanExporter(
-        target.address,
-        insecure=not target.secure,
-        credentials=credentials(receiver) if target.secure else None,
-        headers=dict(metadata(receiver.headers)),
-        timeout=receiver.timeout_s,
-        compression=grpc.Compression.Gzip if receiver.compression == "gzip" else grpc.Compression.NoCompression,
-    )
 
 
 def user_spans(stats: ExportStats) -> list[TraceExporter]:

@@ -1,0 +1,75 @@
+"""Create the SDK's tracer provider for the program's own spans, with `set_global_provider=True`."""
+
+import grpc
+import requests
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.version import __version__
+
+from torchotel import _semconv
+from torchotel.config.config import Config
+from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
+from torchotel.exporters.otlp.grpc import credentials, metadata, read_target
+from torchotel.exporters.sanitize import otlp_safe
+from torchotel.exporters.sdk.tracer_provider import OwnRandomIds
+from torchotel.tracing.span import Attributes
+
+
+def make_provider(config: Config, resource: Attributes) -> TracerProvider:
+    """Create a provider that exports to the endpoint of torchotel's own spans."""
+    attributes = {**otlp_safe(resource), _semconv.SDK_NAME: "opentelemetry", _semconv.SDK_VERSION: __version__}
+    length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
+    limits = SpanLimits(  # without arguments it reads the variables itself, and raises of those that are malformed
+        max_events=config.event_count_limit,
+        max_links=config.link_count_limit,
+        max_attributes=SpanLimits.UNSET,  # the three below hold
+        max_span_attributes=config.attribute_count_limit,
+        max_event_attributes=config.event_attribute_count_limit,
+        max_link_attributes=config.link_attribute_count_limit,
+        max_attribute_length=SpanLimits.UNSET if event_length is None else event_length,
+        max_span_attribute_length=SpanLimits.UNSET if length is None else length,
+    )
+    provider = TracerProvider(
+        resource=Resource(attributes, _semconv.SCHEMA_URL), id_generator=OwnRandomIds(), span_limits=limits
+    )
+    provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
+    return provider
+
+
+def _make_exporter(config: Config) -> SpanExporter:
+    """Make the SDK's exporter to where our own spans go."""
+    receiver = config.receiver("traces")
+    if config.traces_exporter == "console":
+        return ConsoleSpanExporter()
+    return _over_grpc(receiver) if receiver.protocol == "grpc" else _over_http(receiver)
+
+
+def _over_http(receiver: OtlpEndpoint) -> SpanExporter:
+    session = requests.Session()
+    session.trust_env = host_without_proxy(receiver.endpoint) is None  # else the environment's proxies are used
+    return HttpSpanExporter(
+        receiver.endpoint,
+        session=session,
+        certificate_file=receiver.certificate,
+        client_certificate_file=receiver.client_certificate,
+        client_key_file=receiver.client_key,
+        headers=dict(receiver.headers),
+        timeout=receiver.timeout_s,
+        compression=Compression.Gzip if receiver.compression == "gzip" else Compression.NoCompression,
+    )
+
+
+def _over_grpc(receiver: OtlpEndpoint) -> SpanExporter:
+    target = read_target(receiver.endpoint, insecure=receiver.insecure)
+    return GrpcSpanExporter(
+        target.address,
+        insecure=not target.secure,
+        credentials=credentials(receiver) if target.secure else None,
+        headers=dict(metadata(receiver.headers)),
+        timeout=receiver.timeout_s,
+        compression=grpc.Compression.Gzip if receiver.compression == "gzip" else grpc.Compression.NoCompression,
+    )
