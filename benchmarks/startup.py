@@ -37,8 +37,8 @@ def part() -> Part:
     return Part(
         "startup",
         "Startup",
-        "In new processes, all files compiled and in the system's cache; torch has been imported where `instrument()`"
-        " is called. The exporters' own imports go on beside it on the worker; the thread's CPU time is without them.",
+        "In new processes, all files compiled and in the system's cache; torch has been imported when `instrument()`"
+        " is called. `instrument()` imports the libraries of the exporters before it returns.",
         _measure,
     )
 
