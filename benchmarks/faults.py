@@ -25,7 +25,7 @@ from benchmarks import workloads
 from torchotel._session import Stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from faults_outside import FAULTS, Fault, faulty
+from support.endpoint_faults import FAULTS, Fault, faulty
 
 SHUTDOWN_S = 2.0
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import backend_binaries
 import pytest
 import torch
 import torch.utils.data.dataloader as data_loader
-from receiver import Receiver, receiver
+from support import server_binaries
+from support.otlp_http_receiver import Receiver, receiver
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
@@ -68,7 +68,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Take the tests' own variables out, since torchotel warns of what it does not know; a stack is left alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        for name in backend_binaries.VARIABLES:
+        for name in server_binaries.VARIABLES:
             patch.delenv(name, raising=False)
         yield
 

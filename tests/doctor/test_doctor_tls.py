@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from looked_at import only
-from receiver import receiver
+from support.doctor_results import only
+from support.otlp_http_receiver import receiver
 
 from torchotel.config.config import Config
 from torchotel.doctor import endpoint

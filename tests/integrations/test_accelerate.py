@@ -4,18 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from scrapes import scrape
+from support.framework_loops.logged_values import EPOCH, LOSS, STEP, of_steps
+from support.framework_loops.model_and_data import BATCHES, EPOCHS, Net, Setting, loader
+from support.scraped_metrics import scrape
 from torch import distributed
 
 import torchotel
-from integrations.told import EPOCH, LOSS, STEP, of_steps
-from integrations.trained import BATCHES, EPOCHS, Net, Setting, loader
 from torchotel import _semconv as names
 from torchotel.capture.logged_values import MAX_NAMES
 from torchotel.testing import capture
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")
-loop = pytest.importorskip("integrations.accelerate_loop", reason="accelerate is missing")
+loop = pytest.importorskip("support.framework_loops.accelerate_loop", reason="accelerate is missing")
 
 
 def test_what_is_logged_with_the_accelerator_is_the_steps() -> None:

@@ -4,15 +4,15 @@ from importlib import import_module
 
 import pytest
 import torch
+from support.framework_loops.logged_values import EPOCH, LOSS, RATE, STEP, all_of, of_steps
+from support.framework_loops.model_and_data import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
 from torch import Tensor, nn
 
-from integrations.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
-from integrations.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
 from torchotel import _semconv as names
 from torchotel.integrations.lightning import LightningEvents
 from torchotel.testing import capture
 
-loop = pytest.importorskip("integrations.lightning_loop", reason="lightning is missing")
+loop = pytest.importorskip("support.framework_loops.lightning_loop", reason="lightning is missing")
 lightning = import_module("lightning.pytorch")
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 

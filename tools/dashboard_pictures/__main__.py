@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from PIL import Image
-from prometheus_server import Prometheus, binary
+from support.prometheus_server import Prometheus, binary
 
 from tools.dashboard_pictures.browser import MODULES, Problem, bundle, draw
 from tools.dashboard_pictures.recorded import recorded

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import chromium
+from support import browser
 
 FOLDER = Path(__file__).parent
 MODULES = FOLDER / "node_modules"
@@ -54,10 +54,10 @@ def draw(data: Mapping[str, Any], picture: Path, bundled: Path, *, width: int, t
     script = json.dumps(data).replace("<", "\\u003c")
     page.write_text(_PAGE.format(icons=f"{(MODULES / '@grafana/ui/dist/public').as_uri()}/", data=script))
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in data["dashboard"]["panels"])
-    flags = [flag for flag in chromium.FLAGS if flag != "--dump-dom"]
+    flags = [flag for flag in browser.FLAGS if flag != "--dump-dom"]
     size = f"--window-size={width},{rows * _CELL + _AROUND}"
     command = [
-        chromium.BINARY or "chromium", *flags, _LOCAL_FILES, "--hide-scrollbars", size, f"--screenshot={picture}",
+        browser.BINARY or "chromium", *flags, _LOCAL_FILES, "--hide-scrollbars", size, f"--screenshot={picture}",
         f"--user-data-dir={bundled / 'profile'}", f"{page.as_uri()}?theme={theme}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prometheus_server import Prometheus
+from support.prometheus_server import Prometheus
 
 from tools.dashboard_pictures.scenarios import SCRAPE_S
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from commands import environment
-from prometheus_server import Prometheus, prometheus_server, until
-from receiver import Answer, receiver
+from support.commands import environment
+from support.otlp_http_receiver import Answer, receiver
+from support.prometheus_server import Prometheus, prometheus_server, until
 
 SCRAPE_S = 1
 _ENDS_WITHIN_S = 60

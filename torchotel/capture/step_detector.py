@@ -1,7 +1,7 @@
 """Find training steps and evaluations among four kinds of events: fetch, forward, backward, optimizer step.
 
 Knows neither torch nor the clock: each event brings its time. One machine serves one thread. The rule and the
-programs that it must get right are tabled in the documentation; `tests/capture/test_steps.py` holds every row.
+programs that it must get right are tabled in the documentation; `tests/capture/test_step_detector.py` holds every row.
 """
 
 from collections.abc import Callable, Hashable

@@ -2,7 +2,7 @@
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/ and
 https://opentelemetry.io/docs/specs/otel/protocol/exporter/, read in 2026. `docs/environment.md` is made of this, and
-`tests/test_variables_*.py` sets each of them.
+`tests/config/test_otel_variables_*.py` sets each of them.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,0 +1,19 @@
+"""Another program's server on a port: it answers whatever it is asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from threading import Thread
+
+from support.fake_container_engine import Fine
+
+
+@contextmanager
+def stranger(port: str) -> Iterator[None]:
+    """Run one."""
+    with ThreadingHTTPServer(("127.0.0.1", int(port)), Fine) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        yield
+        server.shutdown()
+        serving.join()
