@@ -15,7 +15,7 @@ BAD = failed(Key("torch.nn, lazy", "LazyConv2d"), "ValueError: no")
 
 def test_a_line_says_what_was_checked() -> None:
     """Numbers, trace, norms and times of a small subject each have their cell."""
-    line = command.line_of(Key("torch.nn, normalizing", "GroupNorm"))
+    line = command.line_of(Key("torch.nn, normalization", "GroupNorm"))
     assert line[3:7] == (8, 16, "yes", "right")
     assert line.norm is not None
     assert 0 < line.norm < 1e-6

@@ -172,7 +172,7 @@ def test_a_new_baseline_is_held_against_the_old_one(tmp_path: Path) -> None:
 def test_says_where_the_baseline_is_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another machine, or another hour of the same, explains more than most changes do."""
     main(["--read", str(_figures(tmp_path, "now", 0.1)), "--baseline", str(_figures(tmp_path, "then", 0.1))])
-    assert "### Beside the baseline\n\nThen: then\n" in capsys.readouterr().out
+    assert "### Comparison with the baseline\n\nThen: then\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_says_where_a_figure_can_not_tell(
 
 @pytest.mark.parametrize(("alone_ms", "met"), [(0.3, False), (4.0, None)])
 def test_what_the_machine_does_by_itself_is_not_held_against_a_figure(alone_ms: float, met: object) -> None:
-    rows = {load.NOBODY: alone_ms, load.OURS: 6.0}
+    rows = {load.NO_SPANS: alone_ms, load.OURS: 6.0}
     sure = {name: Spread(median=ms, low=ms, high=ms, count=10) for name, ms in rows.items()}
     figures: Table = {name: {load.OFFERED: 30_000.0, load.LOST: 0.0, load.STALL: one} for name, one in sure.items()}
     (found,) = [one for one in reached({"load": figures}) if one.target.column == load.STALL]
