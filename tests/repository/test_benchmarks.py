@@ -107,7 +107,7 @@ def test_the_page_takes_no_part_of_the_figures(words: list[str], capsys: pytest.
     with pytest.raises(SystemExit) as caught:
         main([*words, "--write"])
     assert caught.value.code == 2
-    assert "--write takes all parts" in capsys.readouterr().err
+    assert "--write needs all parts" in capsys.readouterr().err
 
 
 def test_bounds_are_those_of_the_binomial() -> None:
@@ -201,7 +201,7 @@ def test_without_a_baseline_nothing_got_worse(
 ) -> None:
     monkeypatch.setattr("benchmarks.__main__.BASELINE", tmp_path / "none.json")
     assert main(["--read", str(_figures(tmp_path, "now", 0.1))]) == 0
-    assert f"there is no {tmp_path / 'none.json'} to compare with" in capsys.readouterr().out
+    assert f"no comparison: {tmp_path / 'none.json'} does not exist" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_without_a_baseline_nothing_got_worse(
         (["transfomer"], "there is no part transfomer; there are transformer, resnet18"),
         (["--baseline", "missing.json"], "missing.json has no figures"),
         (["--read", "broken.json"], "broken.json has no figures"),
-        (["--read", "few.json", "worker"], "none of these parts"),
+        (["--read", "few.json", "worker"], "none of the requested ones"),
         (["--json", "nowhere/now.json"], "there is no folder nowhere"),
-        (["--longer", "-1"], "--longer takes more than 0"),
+        (["--longer", "-1"], "--longer must be above 0"),
     ],
 )
 def test_bad_words_are_told_before_anything_is_measured(
