@@ -31,7 +31,7 @@ _WARM_UP_STEPS = 10
 _BATCH, _WIDTH = 16, 32
 
 PAUSED = "torchotel, paused"
-NO_LOADER, LOADER, AMID = "no loader", "with a DataLoader", "in a transformer"
+NO_LOADER, LOADER, IN_MODEL = "no loader", "with a DataLoader", "in a transformer"
 CPU = "CPU µs per step"
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -86,7 +86,7 @@ def _ways() -> Mapping[str, Train]:
     return {
         NO_LOADER: _training([(inputs, targets)] * count),
         LOADER: _training(DataLoader(rows, _BATCH)),
-        AMID: lambda: [_after(workload.step) for _ in range(count)],
+        IN_MODEL: lambda: [_after(workload.step) for _ in range(count)],
     }
 
 

@@ -57,7 +57,7 @@ def test_what_may_have_been_disturbed_is_checked_again(
     file.write_text(json.dumps(GOOD._replace(wrong=["far off"], times="not true")._asdict()) + "\n")
     monkeypatch.setattr(sys, "argv", ["fidelity", "LazyLinear", "--resume", str(file)])
     assert command.main() == 0
-    assert "1 whose times may have been disturbed" in capsys.readouterr().out
+    assert "1 subjects with doubtful times" in capsys.readouterr().out
     assert json.loads(file.read_text().splitlines()[-1])["times"] == "true"
 
 
