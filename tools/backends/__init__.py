@@ -100,7 +100,7 @@ def _repeat_module(work: Path, module: str, version: str) -> None:
 BUILDERS: Mapping[Backend, Builder] = {
     JAEGER: module_builder(
         "github.com/jaegertracing/jaeger",
-        # v2.13.0 is also a tag of v1; later versions cannot be downloaded as modules, because their path has no /v2.
+        # The last tag of v1 is the commit of v2.13.0; later versions are not valid modules: their path has no /v2.
         "v1.76.0",
         {"jaeger": "cmd/jaeger"},
         says=("github.com/jaegertracing/jaeger/internal/version.latestVersion", f"v{JAEGER.version}"),

@@ -1,4 +1,4 @@
-"""The page in a real browser without a network: its picture, and the problems that it finds in itself."""
+"""The page in a real browser without a network: its picture, and the problems that its script finds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAGE = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="mai
 
 
 class Problem(NamedTuple):
-    """Something wrong in a drawn panel."""
+    """A problem of a drawn panel."""
 
     panel: str
     problem: str
@@ -37,17 +37,17 @@ def bundle(folder: Path) -> None:
 
 
 def draw(data: Mapping[str, Any], picture: Path, bundled: Path, *, width: int, theme: str) -> list[Problem]:
-    """Draw a recorded dashboard into a PNG file; give its problems.
+    """Draw a recorded dashboard into a PNG file; return its problems.
 
     Args:
-        data: The dashboard with its answers.
+        data: The dashboard with the responses of Prometheus.
         picture: The file.
-        bundled: The folder with script and style; the page is written into it.
-        width: Of the window, in pixels.
+        bundled: Folder of script and style, to which the page is written.
+        width: Width of the window in pixels.
         theme: `dark` or `light`.
 
     Raises:
-        RuntimeError: If the page was not checked to its end.
+        RuntimeError: The check of the page did not finish.
     """
     page = bundled / "page.html"
     # "<" is escaped, so that no name of a run or a module ends the script.

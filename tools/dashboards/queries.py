@@ -43,13 +43,13 @@ def of_chosen(expr: str, *labels: str) -> str:
 
 
 def by(labels: Iterable[str], how: str, expr: str) -> str:
-    """Aggregate over the chosen processes, apart by labels; the host's name may be one."""
+    """Aggregate over the chosen processes by labels, which may include the host's name."""
     kept = tuple(labels)
     return f"{how} by ({', '.join(kept)}) {of_chosen(expr, *_of_process(kept))}"
 
 
 def by_run(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks of each run, apart by further labels."""
+    """Aggregate over the chosen ranks of each run, by further labels."""
     return by(("torch_run_id", *labels), how, expr)
 
 
@@ -59,17 +59,17 @@ def by_rank(how: str, expr: str, *labels: str) -> str:
 
 
 def grown(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks what counters grew by in the whole range that is shown."""
+    """Aggregate the growth of counters in the whole range over the chosen ranks."""
     return _each_run(how, f"increase({_shown(expr, labels)})", labels)
 
 
 def latest(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks the last that gauges were in the whole range that is shown."""
+    """Aggregate the last values of gauges in the whole range over the chosen ranks."""
     return _each_run(how, f"last_over_time({_shown(expr, labels)})", labels)
 
 
 def against_median(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks how the last that gauges were compares with their medians of the whole range."""
+    """Aggregate the ratio of the last values of gauges to their medians in the whole range over the chosen ranks."""
     shown = _shown(expr, labels)
     return _each_run(how, ratio(f"last_over_time({shown})", f"quantile_over_time(0.5, {shown})"), labels)
 
@@ -112,7 +112,7 @@ def least(count: int, expr: str) -> str:
 
 
 def most_at_end(count: int, expr: str) -> str:
-    """Keep the series whose last values in the range that is shown are the largest, from its start to its end.
+    """Keep the series with the largest last values in the range, for the whole range.
 
     `topk` alone selects series at each point separately, so more than `count` series would appear and disappear.
     """
@@ -120,7 +120,7 @@ def most_at_end(count: int, expr: str) -> str:
 
 
 def least_at_end(count: int, expr: str) -> str:
-    """Keep the series whose last values in the range that is shown are the smallest, from its start to its end."""
+    """Keep the series with the smallest last values in the range, for the whole range."""
     return f"{expr} and {least(count, _last(expr))}"
 
 
