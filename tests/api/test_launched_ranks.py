@@ -69,7 +69,7 @@ def _recorded(folder: Path) -> dict[str, tuple[Any, ...]]:
     for path in sorted(folder.glob("run*")):
         resource = _resource(path)
         of = (resource.get(f"torch.{name}") for name in ("rank", "local_rank", "world_size"))
-        found[path.name] = (*of, len(list(open_run(path).units())))
+        found[path.name] = (*of, len(list(open_run(path).records())))
     return found
 
 

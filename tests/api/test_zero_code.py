@@ -133,7 +133,7 @@ def test_lets_the_program_say_otherwise_before_its_first_step(folder: Path, impo
     assert (done.returncode, _said(done)) == (0, "")
     assert not (folder / "theirs").exists()
     run = open_run(folder / "mine")
-    assert [(unit.kind, unit.detailed) for unit in run.units()] == [("step", False)] * 3
+    assert [(unit.kind, unit.detailed) for unit in run.records()] == [("step", False)] * 3
     assert run.info["run_id"] == "seven"
 
 
@@ -206,7 +206,7 @@ def test_instruments_the_ranks_of_torchrun_and_not_the_launcher(folder: Path) ->
     assert done.stdout == "trained []\n" * 2
     assert sorted(path.name for path in folder.glob("run*")) == ["run-rank0", "run-rank1"]
     for rank in (0, 1):
-        assert len(list(open_run(folder / f"run-rank{rank}").units())) == 3
+        assert len(list(open_run(folder / f"run-rank{rank}").records())) == 3
 
 
 SPAWNS = """
@@ -227,7 +227,7 @@ def test_records_what_multiprocessing_spawns(folder: Path, processes: int) -> No
     done = _instrument(folder, "spawns.py", str(processes), TORCHOTEL_RECORD="run")
     assert done.returncode == 0, done.stderr
     runs = [open_run(path) for path in folder.glob("run*")]
-    assert [len(list(run.units())) for run in runs] == [3] * processes
+    assert [len(list(run.records())) for run in runs] == [3] * processes
     assert len({run.info["run_id"] for run in runs}) == 1
 
 
@@ -266,7 +266,7 @@ def test_instruments_and_stops_when_called_by_the_program(folder: Path) -> None:
     done = commands.python("calls.py", cwd=folder, **commands.SILENT)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (folder / "never").exists()
-    assert len(list(open_run(folder / "some").units())) == 2
+    assert len(list(open_run(folder / "some").records())) == 2
 
 
 @pytest.mark.parametrize("model", [None, torch.nn.Linear(1, 1)], ids=["no model", "a model"])

@@ -37,7 +37,7 @@ def test_learns_the_digits_and_shows_the_run(tmp_path: Path, closed_port: int) -
     assert "\nrecorded in here\n  torchotel report here " in done.stdout
     run = open_run(tmp_path / "here")
     assert run.info["model"] == {"name": "ResNet", "modules": 68, "parameters": 11_181_642}
-    steps = [unit for unit in run.units() if unit.kind == "step"]
+    steps = [unit for unit in run.records() if unit.kind == "step"]
     assert len(steps) == 88
     assert sum(step.detailed for step in steps) == 11
 

@@ -69,7 +69,7 @@ def test_records_a_program_with_loader_workers(folder: Path, method: str) -> Non
     done = commands.torchotel("run", "train.py", method, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     run = _only_run(folder)
-    assert [unit.kind for unit in run.units()] == ["step"] * 3
+    assert [unit.kind for unit in run.records()] == ["step"] * 3
     assert run.info["finished"] is True
     assert run.info["service_name"] == "train"
     paths = {span.attributes.get("torch.module.path") for span in run.spans()}
@@ -83,7 +83,7 @@ def test_runs_a_module_and_takes_its_options_before_it(folder: Path) -> None:
     done = commands.torchotel("run", "--detail", "off", "--record", "here", "-m", "train", "plain", cwd=folder)
     assert done.returncode == 0
     run = open_run(folder / "here")
-    assert [unit.detailed for unit in run.units()] == [False] * 3
+    assert [unit.detailed for unit in run.records()] == [False] * 3
     assert "no step was recorded in detail" in done.stdout
 
 
@@ -124,7 +124,7 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
     quiet = ["run", "--quiet", "--record"]
     done = commands.torchotel(*quiet, "well", "train.py", "plain", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "epoch\n", "")
-    assert len(list(open_run(folder / "well").units())) == 3
+    assert len(list(open_run(folder / "well").records())) == 3
     with receiver() as server:
         server.answers.extend([Answer(400)] * 10)
         endpoint = server.url.removesuffix("/v1/traces")
@@ -159,7 +159,7 @@ def test_says_which_flags_the_program_overruled(folder: Path) -> None:
     told = "the program's call of instrument() overrides options: headers over --headers, detail='off' over --detail"
     assert (done.returncode, done.stderr) == (0, f"torchotel: {told}\n")
     assert "\nrecorded in mine\n  torchotel report mine " in done.stdout
-    assert [unit.detailed for unit in open_run(folder / "mine").units()] == [False] * 3
+    assert [unit.detailed for unit in open_run(folder / "mine").records()] == [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,6 @@ def test_metric_and_summary_count_the_same_evaluations(tmp_path: Path) -> None:
         assert handle.flush()
         series = scrape(handle.prometheus_port).series
     run = open_run(tmp_path / "run")
-    summary = summarise(run.units(), run.spans())
+    summary = summarise(run.records(), run.spans())
     assert summary.evaluations == value(series, "torch_evaluations_total") == handle.stats()["evaluations"] == 2
     assert summary.evaluation_s == pytest.approx(value(series, "torch_evaluation_time_seconds_total"))

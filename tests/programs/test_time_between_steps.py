@@ -68,7 +68,7 @@ def test_rates_are_by_the_wall_clock(tmp_path: Path) -> None:
             training.step(load())
             torchotel.log(samples=4)
     run = open_run(tmp_path / "run")
-    units = list(run.units())
+    units = list(run.records())
     summary = summarise(units, run.spans())
     assert summary.samples_per_second is not None
     assert summary.steps_per_second is not None
@@ -129,7 +129,7 @@ def test_validation_amid_a_step_is_in_none_of_its_phases(tmp_path: Path, *, grad
         with torch.set_grad_enabled(grad):
             validate()
         training.step(torch.randn(4, 4))
-    units = list(open_run(tmp_path / "run").units())
+    units = list(open_run(tmp_path / "run").records())
     steps = [unit for unit in units if unit.kind == "step"]
     evaluated_s = sum(unit.duration_s for unit in units if unit.kind == "evaluation")
     assert len(steps) == 2

@@ -105,7 +105,7 @@ def test_digits_resnet(tmp_path: Path) -> None:
     lines = run(tmp_path, "digits_resnet.py", *sizes, OTEL_TRACES_EXPORTER="none", TORCHOTEL_RECORD="run")
     assert 0 <= float(lines[-1].removeprefix("test accuracy ").removesuffix("%")) <= 100
     recorded = open_run(tmp_path / "run")
-    units = list(recorded.units())
+    units = list(recorded.records())
     assert Counter(unit.kind for unit in units) == {"step": 5, "evaluation": 3, "log": 1}
     assert {"loss", "lr", "accuracy", "epoch", "samples"} == set(units[0].values)
     assert set(units[-1].values) == {"test_accuracy"}

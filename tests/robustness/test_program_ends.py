@@ -85,4 +85,4 @@ def test_end(end: End, tmp_path: Path) -> None:
         spans = info["spans"]
         assert info["finished"]
         assert spans["spans_recorded"] == spans["spans_exported"] + spans["spans_dropped"] > 0
-    assert list(open_run(folder).units())
+    assert list(open_run(folder).records())

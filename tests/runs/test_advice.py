@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import torchotel
 from torchotel.runs import open_run
 from torchotel.runs.html import Content, document, gather
-from torchotel.runs.html.advice import HOOKS_S, OUTERMOST_HOOKS_S, advise, later, phase_shares
+from torchotel.runs.html.advice import HOOKS_S, ROOT_CALL_HOOKS_S, advise, after_warm_up, phase_shares
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -132,7 +132,7 @@ def test_one_step_decides_no_advice_on_a_phase(tmp_path: Path) -> None:
     content = recorded(
         tmp_path, lambda: loop(net(Busy(0.01)), torch.rand(STEPS, 4, 8), lambda: time.sleep(next(pause)))
     )
-    assert phase_shares(later(content))["other"] > 0.5
+    assert phase_shares(after_warm_up(content))["other"] > 0.5
     assert advice(content, "of the time is in no phase") is None
     assert advice(content, "1 step took more than") is not None
     assert "of its time goes to <b>forward</b>" in document(content)
@@ -301,12 +301,12 @@ def test_a_small_model_is_not_outside_of_modules(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(net(nn.Linear(8, 8)), 6), detail="all")
 
     def advised(*forward_s: float) -> Any:
-        step = content.summary.module_steps[0]._replace(outermost_s=0.0, outermost_calls=1)
+        step = content.summary.module_steps[0]._replace(root_calls_s=0.0, root_calls=1)
         steps = [step._replace(forward_s=one) for one in forward_s]
         return advice(replace(content, summary=replace(content.summary, module_steps=steps)), "outside of modules")
 
-    assert advised(0.5, OUTERMOST_HOOKS_S, OUTERMOST_HOOKS_S) is None
-    assert advised(0.5, 100 * OUTERMOST_HOOKS_S, 100 * OUTERMOST_HOOKS_S) is not None
+    assert advised(0.5, ROOT_CALL_HOOKS_S, ROOT_CALL_HOOKS_S) is None
+    assert advised(0.5, 100 * ROOT_CALL_HOOKS_S, 100 * ROOT_CALL_HOOKS_S) is not None
 
 
 def test_steps_that_become_slower(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_tells_no_change_from_a_run_that_is_too_short_to_show_one(tmp_path: Path
 
 def test_says_how_many_cannot_be_told(tmp_path: Path) -> None:
     diff = _diff(tmp_path, {"steps": 20}, {"steps": 20})
-    untold = [row.name for row in (*diff.steps, *diff.layers) if row.verdict(LIMIT) == "can't tell"]
-    said = f"no regression beyond 5% that is more than noise; {len(untold)} of 8 can't be told without longer runs"
+    undecided = [row.name for row in (*diff.steps, *diff.layers) if row.verdict(LIMIT) == "can't tell"]
+    said = f"no regression beyond 5% that is more than noise; {len(undecided)} of 8 can't be told without longer runs"
     assert render_diff(diff, LIMIT).splitlines()[-1] == said
     assert "can't be told" not in render_diff(diff, 9.0)
 

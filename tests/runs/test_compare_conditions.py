@@ -9,7 +9,7 @@ from support import timed_runs
 
 from torchotel.cli import main
 from torchotel.runs import open_run
-from torchotel.runs.compare import Difference, conditions, differences, read_times
+from torchotel.runs.compare import Difference, differences, read_times, run_environment
 
 INFO: dict[str, Any] = {
     "service_name": "train.py",
@@ -22,7 +22,7 @@ INFO: dict[str, Any] = {
 
 
 def _differing(after: dict[str, Any], devices: tuple[str, ...] = ("cpu",)) -> list[Difference]:
-    return list(differences([conditions(INFO, ["cpu"])], [conditions({**INFO, **after}, devices)]))
+    return list(differences([run_environment(INFO, ["cpu"])], [run_environment({**INFO, **after}, devices)]))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_reads_the_devices_off_the_modules(tmp_path: Path) -> None:
     ran_on = {"torch.step.number": 0, "torch.device": "cuda:0"}
     lines = [folders.request([folders.span("forward conv", 2, 1, 0, 9, **module, **ran_on)])]
     run = open_run(folders.write(tmp_path / "run", segments=[lines]))
-    assert read_times(run).conditions == {"device": "cuda:0"}
+    assert read_times(run).run_environment == {"device": "cuda:0"}
 
 
 def test_sets_the_runs_of_a_side_against_those_of_the_other() -> None:
     """Where both sides ran on the same two hosts, these do not differ."""
-    one, two = (conditions({"resource": {"host.name": name}}, ()) for name in ("one", "two"))
+    one, two = (run_environment({"resource": {"host.name": name}}, ()) for name in ("one", "two"))
     assert differences([one, two], [two, one, one]) == []
     assert differences([one, two], [two]) == [("host", "one, two", "two")]
 

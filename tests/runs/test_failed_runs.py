@@ -11,7 +11,7 @@ from support.recorded_runs import advice, recorded, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from torchotel.runs import describe, ending, open_run, render, summarise
+from torchotel.runs import describe, open_run, render, run_failure, summarise
 
 MESSAGE = "addmm: mat1 and mat2 shapes cannot be multiplied (4x6 and 8x8)"
 
@@ -31,7 +31,7 @@ def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
         tmp_path, lambda: train(_net(), 30, batch=_too_narrow_at(20)), raises=RuntimeError, detail=detail
     )
     summary = content.summary
-    failure = ending(summary, content.info)
+    failure = run_failure(summary, content.info)
     assert failure is not None
     assert failure._asdict() == {
         "type": "RuntimeError",
@@ -56,7 +56,7 @@ def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
 
 def test_a_forward_that_fails_at_once(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(_net(), 1, batch=_too_narrow_at(0)), raises=RuntimeError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert describe(failure) == "RuntimeError at step 0, in layer 1.0"
     found = advice(content, "The run ended with")
@@ -73,7 +73,7 @@ def test_an_evaluation_that_ends_the_run(tmp_path: Path) -> None:
             net(torch.rand(4, 6))
 
     content = recorded(tmp_path, program, raises=RuntimeError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert describe(failure) == "RuntimeError at evaluation 1, after step 4, in layer 1.0"
     assert content.summary.evaluations == 2
@@ -89,7 +89,7 @@ def test_a_request_with_gradients_on_is_no_step(tmp_path: Path, steps: int) -> N
         net.eval()(torch.rand(4, 6))
 
     content = recorded(tmp_path, program, raises=RuntimeError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert (failure.kind, failure.number, failure.last_step) == ("evaluation", 0, steps - 1 if steps else None)
     assert (content.summary.steps, content.summary.evaluations) == (steps, 1)
@@ -105,7 +105,7 @@ def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
         return loss
 
     content = recorded(tmp_path, lambda: train(_net(), 5, loss=twice), raises=RuntimeError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert (describe(failure), failure.last_step) == ("RuntimeError at step 3, in the backward", 2)
     found = advice(content, "The run ended with RuntimeError at step 3, in the backward")
@@ -142,7 +142,7 @@ def test_an_optimizer_step_that_ends_the_run(tmp_path: Path, *, closure: bool) -
                 optimizer.step()
 
     content = recorded(tmp_path, program, raises=torch.OutOfMemoryError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     place = "torch.OutOfMemoryError at step 3, in the optimizer's step"
     assert (describe(failure), failure.last_step) == (place, 2)
@@ -172,7 +172,7 @@ def test_a_fetch_that_ends_the_run(tmp_path: Path, workers: int) -> None:
         train(_net(), 6, batch=lambda _: next(batches))
 
     content = recorded(tmp_path, program, raises=OSError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert describe(failure) == "OSError while fetching a batch, after step 3"
     caught = "Caught OSError in DataLoader worker process 0. OSError: "
@@ -194,7 +194,7 @@ def test_an_exception_of_the_programs_own_code(tmp_path: Path, steps: int, place
         raise ValueError("no such file")
 
     content = recorded(tmp_path, program, raises=ValueError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert (describe(failure), failure.message) == (f"ValueError {place}", "no such file")
     assert advice(content, f"The run ended with ValueError {place}") is not None
@@ -215,7 +215,7 @@ def test_an_exception_before_the_optimizer(tmp_path: Path, *, after: bool, text:
         raise KeyError("accuracy")
 
     content = recorded(tmp_path, program, raises=KeyError)
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert describe(failure) == text
     assert ("the last whole step before it is 1" in render(content.summary, content.info)) is not after
@@ -233,7 +233,7 @@ def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:
             net(torch.rand(4, 6))
 
     content = recorded(tmp_path, program)
-    assert ending(content.summary, content.info) is None
+    assert run_failure(content.summary, content.info) is None
     text = render(content.summary, content.info)
     assert "errors      2 RuntimeError\nfirst error RuntimeError at step 2, in layer 1.0\n" in text
     assert (content.summary.steps, content.summary.evaluations) == (5, 0)
@@ -244,7 +244,7 @@ def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:
 
 def test_a_run_without_a_failure(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(_net(), 3))
-    assert (ending(content.summary, content.info), content.summary.first_failure) == (None, None)
+    assert (run_failure(content.summary, content.info), content.summary.first_failure) == (None, None)
     assert advice(content, "failure") is None
     assert advice(content, "ended") is None
 
@@ -256,7 +256,7 @@ def test_the_run_file_has_as_much_of_the_text_as_is_allowed(tmp_path: Path, text
     )
     message = MESSAGE if text == "full" else ""
     assert content.info["error"]["message"] == message
-    failure = ending(content.summary, content.info)
+    failure = run_failure(content.summary, content.info)
     assert failure is not None
     assert (failure.message, failure.path) == (message, "1.0")
 
@@ -279,4 +279,4 @@ def test_run_ends_with_the_place(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "\nthe program ended with RuntimeError at step 4, in layer 0\nrecorded in here\n" in done.stdout
     run = open_run(tmp_path / "here")
-    assert summarise(run.units(), run.spans()).evaluations == 0
+    assert summarise(run.records(), run.spans()).evaluations == 0

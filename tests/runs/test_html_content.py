@@ -114,7 +114,7 @@ def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
         return {0: 5.0, 21: 2.0}.get(number, 0.1 + number / 1e6)
 
     traces = report_runs.content(report_runs.training(tmp_path / "run", 30, duration_s=duration_s)).traces
-    assert [(title, step.number) for title, step in traces.chosen()] == [
+    assert [(title, step.number) for title, step in otlp_traces.selected()] == [
         ("Slowest step", 0),
         ("Slowest step after the first 10", 21),
         ("Median step", 15),
@@ -126,14 +126,14 @@ def test_names_a_step_beside_the_median_as_what_it_is(tmp_path: Path) -> None:
     """Detailed steps of a small model take longer than the others."""
     folder = report_runs.training(tmp_path / "run", 30, duration_s=lambda number: 0.15 if number % 3 == 0 else 0.1)
     content = report_runs.content(folder)
-    assert [title for title, _ in content.traces.chosen()][-1] == "Detailed step nearest to the median"
+    assert [title for title, _ in content.traces.selected()][-1] == "Detailed step nearest to the median"
     section = timeline_figure.section(content)
     assert section is not None
     assert "<th>detailed step nearest to the median</th>" in section.after
 
 
 def test_puts_spans_below_the_ones_they_stand_in(tmp_path: Path) -> None:
-    (_, step), *_ = report_runs.content(report_runs.training(tmp_path / "run", 1)).traces.chosen()
+    (_, step), *_ = report_runs.content(report_runs.training(tmp_path / "run", 1)).traces.selected()
     placed = {(bar.span.name, bar.lane, bar.phase) for bar in timeline_figure.bars(step)}
     assert ("torch.step", 0, "other") in placed
     assert ("torch.data", 1, "data") in placed
@@ -152,7 +152,7 @@ def test_leaves_spans_out_that_stand_in_themselves(tmp_path: Path) -> None:
     folder = run_folders.write(
         tmp_path / "run", units=[run_folders.step(0, 1e-7)], segments=[[run_folders.request(spans)]]
     )
-    (_, step), *_ = report_runs.content(folder).traces.chosen()
+    (_, step), *_ = report_runs.content(folder).traces.selected()
     assert [bar.span.name for bar in timeline_figure.bars(step)] == ["torch.step"]
 
 
@@ -175,7 +175,7 @@ def test_bounds_the_cells_of_the_heatmap(tmp_path: Path) -> None:
     assert section is not None
     assert [trace.name for trace in section.figure.data] == ["largest", "median", "smallest"]
     assert len(section.figure.data[0].z) == 600
-    assert len(section.figure.data[0].z[0]) <= gradient_figure.MOST_CELLS // 600
+    assert len(section.figure.data[0].z[0]) <= gradient_figure.MAX_CELLS // 600
     assert "A column stands for 5 of them" in section.lead
 
 
@@ -354,4 +354,4 @@ def test_cuts_names_in_their_middle() -> None:
     assert style.cut("encoder.layers.11.attention.out_proj", 20) == "encoder.l…n.out_proj"
     assert len(style.cut("x" * 1_000_000)) == 60
     assert style.cut("a\u202eb\nc\ud800") == "a?b?c?"
-    assert style.shown("<b>$1$</b>") == "&lt;b&gt;&#36;1&#36;&lt;/b&gt;"
+    assert style.escaped("<b>$1$</b>") == "&lt;b&gt;&#36;1&#36;&lt;/b&gt;"

@@ -11,7 +11,7 @@ from support.recorded_runs import advice, recorded, train
 from support.run_folders import step, write
 from torch import nn
 
-from torchotel.runs import At, open_run, render, summarise
+from torchotel.runs import StepValue, open_run, render, summarise
 from torchotel.runs.html import document, gather
 
 BAD = 30
@@ -39,14 +39,14 @@ def _bad_batch(step: int) -> torch.Tensor:
 def test_a_bad_batch_is_found(tmp_path: Path) -> None:
     """The loss is NaN from that step on; gradient norms come with the next."""
     content = recorded(tmp_path, lambda: train(_net(), 45, batch=_bad_batch), detail="off")
-    tracked = content.summary.tracked
-    onset = tracked.onset
+    value_ranges = content.summary.value_ranges
+    onset = value_ranges.onset
     assert onset is not None
     assert (onset.kind, onset.number, onset.loss, onset.loss_here) == ("step", BAD, True, None)
     assert (onset.layers, onset.layers_step) == (["2", "0"], BAD + 1)
     assert onset.loss_before is not None
     assert onset.loss_before.step == BAD - 1
-    assert tracked.values[0].last is None
+    assert value_ranges.values[0].last is None
     found = advice(content, TITLE)
     assert found is not None
     assert found.title.endswith(f"began at step {BAD}")
@@ -130,7 +130,7 @@ def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
         return torch.rand(4, 8) * (0.0 if step == 5 else 1.0)
 
     content = recorded(tmp_path, lambda: train(model, 7, lr=1e-4, batch=batch), detail="all")
-    onset = content.summary.tracked.onset
+    onset = content.summary.value_ranges.onset
     assert onset is not None
     assert (onset.number, onset.loss, onset.layers) == (5, False, ["0"])
     assert onset.loss_here is not None
@@ -150,7 +150,7 @@ def test_no_figure_is_named_that_shows_nothing(tmp_path: Path) -> None:
 
 def test_a_loss_that_never_was_finite(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(_net(), 3, loss=lambda _, output: output.mean() * math.nan))
-    onset = content.summary.tracked.onset
+    onset = content.summary.value_ranges.onset
     assert onset is not None
     assert (onset.number, onset.loss_before, onset.gradient_norm_before) == (0, None, None)
     found = advice(content, TITLE)
@@ -166,26 +166,26 @@ def test_a_loss_that_is_finite_again_is_shown(tmp_path: Path) -> None:
         return output.pow(2).mean() + (math.inf if step == 3 else 0.0)
 
     content = recorded(tmp_path, lambda: train(_net(), 6, loss=loss))
-    tracked = content.summary.tracked
-    assert tracked.onset is not None
-    assert tracked.onset.number == 3
-    assert tracked.nonfinite["loss"] == 1
-    assert tracked.values[0].last is not None
-    assert f"<dd>{tracked.values[0].last:.4g}</dd>" in report_runs.head(content)
+    value_ranges = content.summary.value_ranges
+    assert value_ranges.onset is not None
+    assert value_ranges.onset.number == 3
+    assert value_ranges.nonfinite["loss"] == 1
+    assert value_ranges.values[0].last is not None
+    assert f"<dd>{value_ranges.values[0].last:.4g}</dd>" in report_runs.head(content)
 
 
 def test_a_loss_that_is_logged_late_counts(tmp_path: Path) -> None:
     """A line of the run file of its own has null for it."""
     late = {"kind": "log", "number": 1, "time_unix_nano": "1", "values": {"loss": None}}
     run = open_run(write(tmp_path / "run", units=[step(0, 0.1, values={"loss": 2.0}), step(1, 0.1), late]))
-    onset = summarise(run.units(), run.spans()).tracked.onset
+    onset = summarise(run.records(), run.spans()).value_ranges.onset
     assert onset is not None
-    assert (onset.kind, onset.number, onset.loss_before) == ("step", 1, At(0, 2.0))
+    assert (onset.kind, onset.number, onset.loss_before) == ("step", 1, StepValue(0, 2.0))
 
 
 @pytest.mark.parametrize("detail", ["all", "off"])
 def test_a_sound_run_has_none(tmp_path: Path, detail: str) -> None:
     content = recorded(tmp_path, lambda: train(_net(), 12), detail=detail, gradient_norms=True)
-    assert content.summary.tracked.onset is None
+    assert content.summary.value_ranges.onset is None
     assert advice(content, TITLE) is None
     assert "NaN" not in render(content.summary, content.info)

@@ -19,7 +19,7 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
     unit = folders.step(4, 0.5, error={"type": "ValueError", "message": "no"}, phases={"data": 0.5})
     run = open_run(folders.write(tmp_path / "run", info={"run_id": "r"}, units=[unit], segments=[lines]))
     assert run.info == {"run_id": "r"}
-    assert list(run.units()) == [
+    assert list(run.records()) == [
         RecordLine(
             kind="step",
             number=4,
@@ -49,14 +49,14 @@ def test_reads_what_was_written(tmp_path: Path) -> None:
 def test_reads_files_cut_short_up_to_their_last_whole_line(tmp_path: Path) -> None:
     folder = folders.net(tmp_path / "run")
     whole = open_run(folder)
-    spans, units = list(whole.spans()), list(whole.units())
+    spans, units = list(whole.spans()), list(whole.records())
     for name in ("metrics.jsonl", "trace-00002.jsonl"):
         path = folder / name
         with path.open("a") as stream:
             stream.write(path.read_text().splitlines()[-1][:-7])
     (folder / "run.json").write_text('{"run_id": "ru')
     cut = open_run(folder)
-    assert (list(cut.spans()), list(cut.units()), cut.info) == (spans, units, {})
+    assert (list(cut.spans()), list(cut.records()), cut.info) == (spans, units, {})
 
 
 @pytest.mark.parametrize("rest", ["\x00\x00\x00", "[1, 2]", '"text"', "\n\n"])
@@ -64,7 +64,7 @@ def test_takes_any_rest_of_a_crash(tmp_path: Path, rest: str) -> None:
     folder = folders.net(tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as stream:
         stream.write(rest)
-    assert len(list(open_run(folder).units())) == 3
+    assert len(list(open_run(folder).records())) == 3
 
 
 def test_names_a_bad_line_before_the_last(tmp_path: Path) -> None:
@@ -72,14 +72,14 @@ def test_names_a_bad_line_before_the_last(tmp_path: Path) -> None:
     path = folder / "metrics.jsonl"
     path.write_text("{bad\n" + path.read_text())
     with pytest.raises(RunError, match=r"metrics\.jsonl: line 1 is no JSON object"):
-        list(open_run(folder).units())
+        list(open_run(folder).records())
 
 
 def test_is_tolerant_of_absent_keys(tmp_path: Path) -> None:
     unit = {"kind": "step", "duration_s": None, "phases": {"data": None}}
     lines = ['{"resourceSpans":[{"scopeSpans":[{"spans":[{}]}]}]}', "{}"]
     run = open_run(folders.write(tmp_path / "run", units=[unit], segments=[lines]))
-    (read,) = run.units()
+    (read,) = run.records()
     assert (read.duration_s, read.phases, read.error_type) == (0.0, {"data": 0.0}, None)
     assert [span.name for span in run.spans()] == [""]
 
@@ -106,7 +106,7 @@ def test_says_how_far_it_has_read(tmp_path: Path) -> None:
     read: list[int] = []
     run = replace(open_run(folders.net(tmp_path / "run")), on_read=read.append)
     assert run.size_bytes > 0
-    assert (len(list(run.units())), len(list(run.spans()))) == (3, 7)
+    assert (len(list(run.records())), len(list(run.spans()))) == (3, 7)
     assert sum(read) == run.size_bytes
 
 
@@ -139,7 +139,7 @@ REFUSED_SPANS = [
 @pytest.mark.parametrize("line", TOLERATED_UNITS, ids=range(len(TOLERATED_UNITS)))
 def test_takes_only_finite_numbers_from_a_strangers_steps(tmp_path: Path, line: str) -> None:
     run = open_run(_with_unit(tmp_path, line))
-    phases = summarise(run.units(), ()).phases
+    phases = summarise(run.records(), ()).phases
     assert phases
     assert all(map(math.isfinite, (phase.mean_s for phase in phases)))
 
@@ -147,7 +147,7 @@ def test_takes_only_finite_numbers_from_a_strangers_steps(tmp_path: Path, line: 
 @pytest.mark.parametrize("line", REFUSED_UNITS, ids=range(len(REFUSED_UNITS)))
 def test_names_the_file_that_holds_steps_of_another_form(tmp_path: Path, line: str) -> None:
     with pytest.raises(RunError, match=r"metrics\.jsonl: "):
-        list(open_run(_with_unit(tmp_path, line)).units())
+        list(open_run(_with_unit(tmp_path, line)).records())
 
 
 @pytest.mark.parametrize("span", TOLERATED_SPANS, ids=range(len(TOLERATED_SPANS)))
@@ -179,11 +179,11 @@ def test_skips_lines_that_would_fill_the_memory(
 ) -> None:
     """The rest of the run is read, and a warning names the file."""
     folder = folders.net(tmp_path / "run")
-    before = list(open_run(folder).units())
+    before = list(open_run(folder).records())
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"number": 7, "padding": "' + "x" * 5000 + '"}\n{"number": 8}\n')
     monkeypatch.setattr(reader, "MAX_LINE_BYTES", 4000)
-    assert [unit.number for unit in open_run(folder).units()] == [*(unit.number for unit in before), 8]
+    assert [unit.number for unit in open_run(folder).records()] == [*(unit.number for unit in before), 8]
     assert [record.getMessage() for record in caplog.records] == [
         f"{folder / 'metrics.jsonl'}: skipped a line of more than 4,000 bytes"
     ]
@@ -196,7 +196,7 @@ def test_reads_regular_files_alone(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").unlink()
     os.mkfifo(folder / "metrics.jsonl")
     run = open_run(folder)
-    assert (list(run.spans()), list(run.units())) == (spans, [])
+    assert (list(run.spans()), list(run.records())) == (spans, [])
 
 
 def test_gives_the_lines_of_traces_as_they_are(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ Net    Net       1         0   0.0%  40.00 ms  40.00 ms"""
 
 def _summary(folder: Path) -> Summary:
     run = open_run(folder)
-    return summarise(run.units(), run.spans())
+    return summarise(run.records(), run.spans())
 
 
 def test_adds_up_steps_phases_and_layers(tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_says_how_many_calls_were_folded(tmp_path: Path) -> None:
 def test_needs_no_order_of_spans(tmp_path: Path) -> None:
     run = open_run(folders.net(tmp_path / "run"))
     spans = list(run.spans())
-    ordered = summarise(run.units(), spans)
-    assert summarise(run.units(), spans[::-1]) == ordered
-    assert summarise(run.units(), spans[3:] + spans[:3]) == ordered
+    ordered = summarise(run.records(), spans)
+    assert summarise(run.records(), spans[::-1]) == ordered
+    assert summarise(run.records(), spans[3:] + spans[:3]) == ordered
 
 
 def test_keeps_models_and_their_layers_apart(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support import run_folders as folders
 
-from torchotel.runs import Summary, Track, open_run, render, summarise
+from torchotel.runs import Summary, ValueRange, open_run, render, summarise
 from torchotel.runs.html import gather
 
 LAID_OUT = """\
@@ -64,17 +64,17 @@ def _summary(folder: Path) -> Summary:
         {"kind": "log", "number": 1, "time_unix_nano": "1", "values": {"accuracy": 0.75}},
     ]
     run = open_run(folders.write(folder, units=units))
-    return summarise(run.units(), run.spans())
+    return summarise(run.records(), run.spans())
 
 
 def test_follows_numbers_over_the_run(tmp_path: Path) -> None:
     """Texts and switches are left out, non-finite numbers are counted by name."""
-    tracked = _summary(tmp_path / "run").tracked
-    assert tracked.totals == {"samples": 8}
-    assert tracked.nonfinite == {"loss": 1, "gradient fc": 1}
-    assert tracked.gradient == Track("all parameters", 1, 5.0, None, 5.0, 5.0)
-    assert tracked.values[1] == Track("lr", 2, 0.5, 0.25, 0.25, 0.5)
-    assert [layer.name for layer in tracked.layers] == ["conv", "fc"]
+    value_ranges = _summary(tmp_path / "run").value_ranges
+    assert value_ranges.totals == {"samples": 8}
+    assert value_ranges.nonfinite == {"loss": 1, "gradient fc": 1}
+    assert value_ranges.gradient == ValueRange("all parameters", 1, 5.0, None, 5.0, 5.0)
+    assert value_ranges.values[1] == ValueRange("lr", 2, 0.5, 0.25, 0.25, 0.5)
+    assert [layer.name for layer in value_ranges.layers] == ["conv", "fc"]
 
 
 def test_lays_them_out(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_models_are_kept_apart(tmp_path: Path) -> None:
     norms = {"Generator": {"main.0": 1.0}, "Discriminator": {"main.0": 2.0}}
     folder = folders.write(tmp_path / "run", units=[folders.step(0, 0.1, gradient_norms=norms)])
     run = open_run(folder)
-    layers = summarise(run.units(), run.spans()).tracked.layers
+    layers = summarise(run.records(), run.spans()).value_ranges.layers
     assert [layer.name for layer in layers] == ["Discriminator: main.0", "Generator: main.0"]
 
 
@@ -96,9 +96,9 @@ def test_names_layers_by_the_models_of_the_whole_run(tmp_path: Path) -> None:
     steps = [{"G": {"0": 1.0}}, {"G": {"0": 3.0}, "D": {"0": 2.0}}, {"D": {"0": None}}]
     units = [folders.step(number, 0.1, gradient_norms=norms) for number, norms in enumerate(steps)]
     content = gather(open_run(folders.write(tmp_path / "run", units=units)))
-    assert content.summary.tracked.layers == [
-        Track("G: 0", 2, 1.0, 3.0, 1.0, 3.0),
-        Track("D: 0", 1, 2.0, None, 2.0, 2.0),
+    assert content.summary.value_ranges.layers == [
+        ValueRange("G: 0", 2, 1.0, 3.0, 1.0, 3.0),
+        ValueRange("D: 0", 1, 2.0, None, 2.0, 2.0),
     ]
     generator, discriminator = content.series.norms["G: 0"], content.series.norms["D: 0"]
     assert list(generator) == [1.0, 3.0]

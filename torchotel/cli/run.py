@@ -31,7 +31,7 @@ from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import default_endpoint
-from torchotel.runs import RunError, describe, ending, open_run, render, summarise
+from torchotel.runs import RunError, describe, run_failure, open_run, render, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
@@ -170,10 +170,10 @@ class _Recording:
 
     def _sum_up(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
         run = open_run(folder)
-        units = list(run.units())
+        units = list(run.records())
         summary = summarise(units, run.spans())
         print(f"\n{render(summary, run.info, output=Terminal())}\n")
-        failure = ending(summary, run.info)
+        failure = run_failure(summary, run.info)
         if failure is not None:
             print(f"the program ended with {describe(failure)}")
         print(f"recorded in {shown}")

@@ -22,7 +22,7 @@ def call(arguments: argparse.Namespace) -> int:
     """Print the summary."""
     folder = arguments.run or newest()
     run = open_run(folder)
-    print(render(summarise(run.units(), run.spans()), run.info, top=arguments.top, output=Terminal()))
+    print(render(summarise(run.records(), run.spans()), run.info, top=arguments.top, output=Terminal()))
     if arguments.run is None:
         print(f"\nread from {printable(str(folder))}")
     return 0

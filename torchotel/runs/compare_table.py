@@ -1,4 +1,4 @@
-"""A diff as plain aligned columns."""
+"""Render a diff as plain aligned columns."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,16 +13,16 @@ _COMPARED = {
 }
 _HEAD = ("A", "±", "B", "±", "change", "interval", "")
 _MANY = 10
-"""From ten times on a change is shown as a factor, and an end of its interval so far from it is unknown."""
+"""A change of ten times or more is shown as a factor; an interval end that is ten times away is shown as unknown."""
 _UNKNOWN = "?"
 _SPARE = ((2, 4), (1,))
-"""Columns that a narrow terminal does without: ± of both sides, then A, which B and the change give."""
+"""Columns that a narrow terminal leaves out: ± of both sides first, then A, which B and the change imply."""
 _COLOURS = {"REGRESSION": RED, "slower": YELLOW, "faster": GREEN}
 _PLAIN = Output()
 
 
 def render_diff(diff: Diff, limit: float, *, top: int = 10, output: Output = _PLAIN) -> str:
-    """Lay a diff out as text; beside the `top` layers that changed the most, all that fail are shown."""
+    """Return a diff as text: the `top` layers with the largest changes, and all regressions."""
     steps = diff.steps[0]
     compared = f"compared: {_counts(diff)} {_COMPARED[diff.compared]}; warm-up and failed steps left out"
     parts = [
@@ -30,7 +30,7 @@ def render_diff(diff: Diff, limit: float, *, top: int = 10, output: Output = _PL
         _wrapped([compared], output),
         _rows("median", [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps], limit, output),
     ]
-    shown = [row for place, row in enumerate(diff.layers) if place < top or row.verdict(limit) == "REGRESSION"]
+    shown = [row for rank, row in enumerate(diff.layers) if rank < top or row.verdict(limit) == "REGRESSION"]
     if shown:
         parts.append(_rows("layer, self time a step", [(row.name, row) for row in shown], limit, output))
     elif not diff.layers:
@@ -95,14 +95,15 @@ def _only(name: str, paths: Sequence[str], top: int) -> str:
 
 
 def _conclusion(diff: Diff, limit: float) -> str:
-    found, untold = diff.regressions(limit), len(diff.untold(limit))
-    said = f"no regression beyond {limit * 100:.6g}% that is more than noise"
-    if found:
-        names = ", ".join(f"{row.name} {_change(row)[0]}" for row in found)
-        said = f"{len(found):,} regression{'s' if len(found) > 1 else ''} beyond {limit * 100:.6g}%: {names}"
+    regressions, undecided = diff.regressions(limit), len(diff.undecided(limit))
+    conclusion = f"no regression beyond {limit * 100:.6g}% that is more than noise"
+    if regressions:
+        names = ", ".join(f"{row.name} {_change(row)[0]}" for row in regressions)
+        plural = "s" if len(regressions) > 1 else ""
+        conclusion = f"{len(regressions):,} regression{plural} beyond {limit * 100:.6g}%: {names}"
         if diff.runs == (1, 1):
-            said += "; compare several runs of each program, since one run may be slower because of the machine"
-    if untold:
+            conclusion += "; compare several runs of each program, since one run may be slower because of the machine"
+    if undecided:
         more = "longer" if diff.runs == (1, 1) else "more"
-        said += f"; {untold:,} of {len(diff.judged):,} can't be told without {more} runs"
-    return printable(said)
+        conclusion += f"; {undecided:,} of {len(diff.judged):,} can't be told without {more} runs"
+    return printable(conclusion)

@@ -1,4 +1,4 @@
-"""A run in pieces that Jaeger's upload page takes: whole lines of OTLP/JSON, of bounded number and size."""
+"""Split a run into files for Jaeger's upload page: whole lines of OTLP/JSON, limited in traces and bytes."""
 
 import json
 from collections.abc import Iterator
@@ -7,23 +7,23 @@ from typing import NamedTuple
 from torchotel.runs.reader import RequestLine, Run, RunError
 
 MAX_TRACES = 50
-"""In a file. The page shows all of them at once."""
+"""Traces in one file. Jaeger's page shows all of them at once."""
 MAX_BYTES = 20 * 1024 * 1024
-"""Of a file, but for a single line that is larger. The page reads it as one text."""
+"""Bytes of one file, unless a single line is larger. Jaeger's page reads the file as one string."""
 
 
 class Line(NamedTuple):
-    """A line with its break, and the number of its file, from 1."""
+    """A line with its line break, and the number of its file, from 1."""
 
     file: int
     text: bytes
 
 
 def lines(run: Run) -> Iterator[Line]:
-    """Give the lines of a run's traces in their order.
+    """Yield the lines of a run's traces in their order.
 
     Raises:
-        RunError: a line is no OTLP/JSON, which the page would refuse with all the others.
+        RunError: A line is not valid OTLP/JSON; Jaeger's page would refuse the whole file.
     """
     traces: frozenset[str] = frozenset()
     file = size = 0
@@ -41,6 +41,6 @@ def _text(run: Run, line: RequestLine) -> bytes:
     try:
         text = json.dumps(line.request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError as error:
-        # Python reads NaN and Infinity, which no other reader of JSON does.
+        # Python's json module reads NaN and Infinity, which JSON does not allow.
         raise RunError(f"{run.folder}: holds a line that torchotel does not write ({error})") from error
     return text.encode("utf-8", "replace") + b"\n"

@@ -1,27 +1,34 @@
-"""A summary as plain aligned columns."""
+"""Render a summary as plain aligned columns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchotel._utils.text import RED, YELLOW, Output, cut, duration, shortened
 from torchotel._utils.text import rate as per_second
-from torchotel.runs.summary import Failure, LayerTime, Summary, ending, has_several_models
-from torchotel.runs.value_ranges import NOT_FINITE, Onset, Track
+from torchotel.runs.summary import Failure, LayerTime, Summary, has_several_models, run_failure
+from torchotel.runs.value_ranges import NOT_FINITE, Onset, ValueRange
 
 MAX_CELL = 120
-"""Characters of a cell: names may be a stranger's."""
+"""Characters of a cell. The run file limits no name."""
 MAX_HEAD = 200
-"""The same of a line above the tables."""
+"""Characters of a line above the tables."""
 _PLAIN = Output()
 _NARROW = 20
-"""Characters of a text: before they are cut below that, columns that a table can do without are left out."""
+"""Characters of a text below which optional columns are left out instead of cutting it further."""
 _NARROWEST = 4
 _COLOURS = {"errors": RED, "first error": RED, "ended with": RED, "left out": YELLOW, "end": YELLOW}
-"""Of the lines above the tables, by their names."""
+"""Colours of the lines above the tables, by their names."""
 
 
 def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10, output: Output = _PLAIN) -> str:
-    """Lay a summary out as text; `info` is the run's, `top` how many layers each direction shows."""
+    """Return a summary as text.
+
+    Args:
+        summary: The numbers.
+        info: The run's `run.json`.
+        top: Layers to show in each direction.
+        output: Terminal or file that the text is written to.
+    """
     parts = [_head(summary, info, output)]
     if summary.phases:
         rows = [
@@ -35,11 +42,11 @@ def render(summary: Summary, info: Mapping[str, Any], *, top: int = 10, output: 
             for phase in summary.phases
         ]
         parts.append(table(("step time", "mean", "p50", "p95", "share"), rows, left=1, output=output))
-    parts += _tracked(summary, top, output)
-    where = "training steps" if summary.steps else "evaluations"
+    parts += _value_ranges(summary, top, output)
+    unit_name = "training steps" if summary.steps else "evaluations"
     for direction, layers in (("forward", summary.forward), ("backward", summary.backward)):
         if layers:
-            parts.append(f"slowest layers, {direction}, in {where}\n{_layers(layers, top, output)}")
+            parts.append(f"slowest layers, {direction}, in {unit_name}\n{_layers(layers, top, output)}")
     if summary.steps and not summary.forward:
         parts += output.wrap("no layer times: no step was recorded in detail")
     return "\n\n".join(parts)
@@ -59,10 +66,10 @@ def table(
     Args:
         head: Names of the columns.
         rows: Cells, as many as there are names.
-        left: How many columns are aligned to the left: texts, which are cut in the middle to fit. Numbers are not cut.
-        output: Where the table is written to.
-        spare: Groups of columns that are left out, the first group first, if there is too little room for the texts.
-        colours: Codes by the text of the last cell.
+        left: Columns that are aligned to the left: texts, which are cut in the middle to fit. Numbers are not cut.
+        output: Terminal or file that the table is written to.
+        spare: Groups of optional columns, which are left out in this order if the texts have too little space.
+        colours: Colour codes by the text of the last cell.
     """
     lines = [[cut(cell, MAX_CELL) for cell in line] for line in (head, *rows)]
     if output.width is not None:
@@ -71,8 +78,8 @@ def table(
     aligned = []
     for line in lines:
         *cells, last = (
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         code = (colours or {}).get(line[-1])
         aligned.append("  ".join([*cells, output.colour(last, code) if code else last]).rstrip())
@@ -80,25 +87,27 @@ def table(
 
 
 def _fitted(lines: Sequence[Sequence[str]], left: int, width: int, spare: Iterable[Sequence[int]]) -> list[list[str]]:
-    """Bring a table to a width: without spare columns where texts would become too short, and with shorter texts."""
+    """Fit a table into a width: optional columns are left out if texts become too short, then texts are cut."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    kept = list(range(len(widths)))
+    columns = list(range(len(widths)))
 
-    def room() -> int:
-        return width - 2 * (len(kept) - 1) - sum(widths[place] for place in kept if place >= left)
+    def text_width() -> int:
+        return width - 2 * (len(columns) - 1) - sum(widths[index] for index in columns if index >= left)
 
     needed = sum(min(text, _NARROW) for text in widths[:left])
     for group in spare:
-        if room() < needed:
-            kept = [place for place in kept if place not in group]
+        if text_width() < needed:
+            columns = [index for index in columns if index not in group]
     texts = widths[:left]
-    while sum(texts) > room() and max(texts) > _NARROWEST:
+    while sum(texts) > text_width() and max(texts) > _NARROWEST:
         texts[texts.index(max(texts))] -= 1
-    return [[shortened(line[place], texts[place]) if place < left else line[place] for place in kept] for line in lines]
+    return [
+        [shortened(line[index], texts[index]) if index < left else line[index] for index in columns] for line in lines
+    ]
 
 
 def _entries(rows: Iterable[tuple[str, str]], width: int, output: Output) -> Iterator[str]:
-    """Lay names and texts out in two columns, of which the first has a width."""
+    """Yield lines of two columns: names, padded to a width, and wrapped texts."""
     for name, text in rows:
         first, *further = output.wrap(f"{name:<{width}}{cut(text, MAX_HEAD)}", " " * width)
         code = _COLOURS.get(name)
@@ -119,7 +128,7 @@ def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
     in_all = f", {duration(summary.evaluation_s)} in all" if summary.evaluations else ""
     rows.append(("evaluations", f"{summary.evaluations:,}{in_all}"))
     rates = {"samples": summary.samples_per_second, "tokens": summary.tokens_per_second}
-    for name, total in summary.tracked.totals.items():
+    for name, total in summary.value_ranges.totals.items():
         rows.append((name, f"{total:,}{_rate(rates.get(name))}"))
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
@@ -142,13 +151,13 @@ def _rate(rate: float | None) -> str:
 
 
 def describe(failure: Failure) -> str:
-    """Name the exception, the step and the layer."""
+    """Return the exception, its step and its layer in one line."""
     layer = f", in layer {cut(failure.path)}" if failure.path else ""
     return f"{cut(failure.type)} {failure.place}{layer}"
 
 
 def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    end = ending(summary, info)
+    end = run_failure(summary, info)
     failure = end or summary.first_failure
     if failure is None:
         return []
@@ -160,23 +169,23 @@ def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]
     return rows
 
 
-def _tracked(summary: Summary, top: int, output: Output) -> list[str]:
-    """Lay out what was logged and the norms; what went NaN or infinite stands before them."""
-    tracked, parts = summary.tracked, []
-    if tracked.onset is not None:
-        parts.append(_onset(tracked.onset, tracked.partly_checked(summary.steps), output))
-    if tracked.nonfinite:
-        rows = [(name, f"{steps:,}") for name, steps in list(tracked.nonfinite.items())[: max(top, 10)]]
+def _value_ranges(summary: Summary, top: int, output: Output) -> list[str]:
+    """Return the tables of the first NaN, of logged values and of gradient norms."""
+    value_ranges, parts = summary.value_ranges, []
+    if value_ranges.onset is not None:
+        parts.append(_onset(value_ranges.onset, value_ranges.partly_checked(summary.steps), output))
+    if value_ranges.nonfinite:
+        rows = [(name, f"{steps:,}") for name, steps in list(value_ranges.nonfinite.items())[: max(top, 10)]]
         parts.append(table(("NaN or infinite", "steps"), rows, left=1, output=output))
-    if tracked.values:
-        parts.append(_tracks("logged", tracked.values, output))
-    if tracked.gradient is not None:
-        parts.append(_tracks("gradient norm", [tracked.gradient, *tracked.layers[:top]], output))
+    if value_ranges.values:
+        parts.append(_range_table("logged", value_ranges.values, output))
+    if value_ranges.gradient is not None:
+        parts.append(_range_table("gradient norm", [value_ranges.gradient, *value_ranges.layers[:top]], output))
     return parts
 
 
 def _onset(onset: Onset, partly_checked: str, output: Output) -> str:
-    """State the step at which NaN or infinity began, and the values before it."""
+    """Return the step of the first NaN or infinity, and the values before it."""
     rows = [("first in", "the loss" if onset.loss else "the gradients")]
     if onset.layers:
         rows.append(("first layers", f"{onset.first_layers()} (gradients of step {onset.layers_step:,})"))
@@ -194,7 +203,7 @@ def _onset(onset: Onset, partly_checked: str, output: Output) -> str:
     return "\n".join([title, *_entries([(f"  {name}", text) for name, text in rows], 16, output)])
 
 
-def _tracks(title: str, tracks: Sequence[Track], output: Output) -> str:
+def _range_table(title: str, tracks: Sequence[ValueRange], output: Output) -> str:
     head = (title, "first", "last", "smallest", "largest", "steps")
     rows = [(track.name, *(_number(value) for value in track[2:]), f"{track.steps:,}") for track in tracks]
     return table(head, rows, left=1, output=output)
