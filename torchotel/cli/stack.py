@@ -18,13 +18,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from torchotel._utils.text import printable
-from torchotel.cli.parser import Parser
 from torchotel.cli.terminal import Terminal
 from torchotel.stack import manager, paths
 from torchotel.stack.services import StackError
+
+if TYPE_CHECKING:
+    from torchotel.cli import Parser
 
 
 def add_arguments(parser: Parser) -> None:
