@@ -1,5 +1,6 @@
 """Lightning's Trainer tells what it knows of its steps, under either of its names."""
 
+import pickle
 from importlib import import_module
 
 import pytest
@@ -9,6 +10,7 @@ from support.framework_loops.model_and_data import BATCHES, EPOCHS, VALIDATION_B
 from torch import Tensor, nn
 
 from torchotel import _semconv as names
+from torchotel.integrations import lightning as events
 from torchotel.integrations.lightning import LightningEvents
 from torchotel.testing import capture
 
@@ -55,6 +57,13 @@ def test_a_loss_that_a_validation_logs_is_none_of_a_step() -> None:
     assert all_of(captured, "lr") == [0.1] * len(captured.steps)
     assert (set(all_of(captured, "val_loss")), set(all_of(captured, "val_epoch"))) == ({99.0}, {7.0})
     assert set(all_of(captured, "epoch_lr")) == {5.0}
+
+
+def test_the_callback_can_be_pickled() -> None:
+    """Strategies that start processes, such as ddp_spawn, pickle the Trainer with its callbacks."""
+    with capture():
+        (callback,) = events.lightning()
+    assert type(pickle.loads(pickle.dumps(callback))) is type(callback)  # noqa: S301  # our own bytes
 
 
 def test_a_trainer_of_a_program_without_torchotel_has_no_callback_of_ours() -> None:

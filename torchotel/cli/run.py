@@ -31,7 +31,7 @@ from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import default_endpoint
-from torchotel.runs import RunError, describe, run_failure, open_run, render, summarise
+from torchotel.runs import RunError, describe, open_run, render, run_failure, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
