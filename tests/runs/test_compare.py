@@ -10,9 +10,9 @@ from support import timed_runs
 
 from torchotel.runs import RunError, open_run
 from torchotel.runs.compare import CONFIDENCE, GATES, Diff, Gate, LayerKey, Row, RunTimes, compare, read_times, warm
-from torchotel.runs.compare_table import render_diff
 from torchotel.runs.reader import open_runs
 from torchotel.runs.statistics import ratio
+from torchotel.runs.tables import render_diff
 
 LIMIT = 0.05
 

@@ -48,15 +48,15 @@ def call(arguments: argparse.Namespace) -> int:
         return 1
     epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
     program = Program(str(find_example()), epochs)
-    said = read_options(arguments)
+    explicit = read_options(arguments)
     if not os.environ.get("TORCHOTEL_DETAIL"):
-        said.setdefault("detail", DETAIL)
-    config = settings(said, program)
+        explicit.setdefault("detail", DETAIL)
+    config = settings(explicit, program)
     silent = config.traces_exporter == "otlp" and not listens(config.receiver("traces"))
     if silent:
         print(_advice(config))
-        said["traces_exporter"] = "none"
-    return run_recorded(program, said, started=_say_where_metrics_are)
+        explicit["traces_exporter"] = "none"
+    return run_recorded(program, explicit, started=_say_where_metrics_are)
 
 
 def _say_where_metrics_are(handle: Handle) -> None:

@@ -33,8 +33,8 @@ from pathlib import Path
 from torchotel._utils.text import printable
 from torchotel.cli.terminal import Terminal
 from torchotel.runs.compare import GATES, compare, read_times
-from torchotel.runs.compare_table import render_diff
 from torchotel.runs.reader import open_runs
+from torchotel.runs.tables import render_diff
 
 MAX_REGRESSION = 0.05
 

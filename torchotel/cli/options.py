@@ -64,7 +64,7 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: One is bad; it names the flag.
     """
-    said: dict[str, Any] = {}
+    explicit: dict[str, Any] = {}
     for name, (_, setting) in _options().items():
         value = getattr(arguments, name, UNSET)
         if isinstance(value, str):  # read as the text of a variable is
@@ -73,8 +73,8 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
             kind = (TARGET if target else setting.kind)._replace(ours=all_of)  # a flag is for nobody else
             value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
-            said[name] = value
-    return said
+            explicit[name] = value
+    return explicit
 
 
 def flag_of(name: str) -> str:

@@ -42,20 +42,20 @@ RUNS = Path("torchotel-runs")
 """Where recordings go that were given no folder."""
 
 
-def settings(given: Mapping[str, Any], program: Program) -> Config:
+def settings(explicit: Mapping[str, Any], program: Program) -> Config:
     """Read the settings; what no option and no variable says is said here: a run is recorded.
 
     Raises:
         ConfigError: an option or a variable is bad.
     """
-    config = Config.read(given, os.environ)
+    config = Config.read(explicit, os.environ)
     # Absolute, since the program may change its working directory.
     return dataclasses.replace(config, record=(config.record or _new_folder(program.name)).absolute())
 
 
 def run_recorded(
     program: Program,
-    given: Mapping[str, Any],
+    explicit: Mapping[str, Any],
     started: Callable[[Handle], None] = lambda _: None,
     *,
     quiet: bool = False,
@@ -75,9 +75,9 @@ def run_recorded(
         SystemExit: The program's own.
         KeyboardInterrupt: The program was interrupted.
     """
-    recording = _Recording(settings(given, program), tuple(given), started, quiet=quiet)
+    recording = _Recording(settings(explicit, program), tuple(explicit), started, quiet=quiet)
     program.prepare()
-    start_with_torch({**given, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
+    start_with_torch({**explicit, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
     try:
         code = program.run()
     except SystemExit as error:
@@ -90,11 +90,11 @@ def run_recorded(
 class _Recording:
     """What is shown when the program has ended."""
 
-    def __init__(self, config: Config, said: Sequence[str], started: Callable[[Handle], None], *, quiet: bool) -> None:
+    def __init__(self, config: Config, explicit: Sequence[str], started: Callable[[Handle], None], *, quiet: bool) -> None:
         self.config = config
         self.finished = False
         """Whether the program came to a normal end."""
-        self._said = said
+        self._said = explicit
         self._started = started
         self._quiet = quiet
         self._process = os.getpid()

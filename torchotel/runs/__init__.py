@@ -2,7 +2,7 @@
 
 from torchotel.runs.reader import RecordLine, RequestLine, Run, RunError, SpanLine, open_run
 from torchotel.runs.summary import Failure, LayerTime, PhaseTime, Summary, run_failure, summarise
-from torchotel.runs.summary_table import describe, render
+from torchotel.runs.tables import describe, render
 from torchotel.runs.value_ranges import Onset, StepValue, ValueRange, ValueRanges
 
 __all__ = [

@@ -1,10 +1,11 @@
-"""Render a summary as plain aligned columns."""
+"""Render a summary or a comparison of runs as plain aligned columns."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchotel._utils.text import RED, YELLOW, Output, cut, duration, shortened
+from torchotel._utils.text import GREEN, RED, YELLOW, Output, cut, duration, printable, shortened
 from torchotel._utils.text import rate as per_second
+from torchotel.runs.compare import Diff, Row, Spread
 from torchotel.runs.summary import Failure, LayerTime, Summary, has_several_models, run_failure
 from torchotel.runs.value_ranges import NOT_FINITE, Onset, ValueRange
 
@@ -13,10 +14,10 @@ MAX_CELL = 120
 MAX_HEAD = 200
 """Characters of a line above the tables."""
 _PLAIN = Output()
-_NARROW = 20
+_MIN_TEXT_WIDTH = 20
 """Characters of a text below which optional columns are left out instead of cutting it further."""
-_NARROWEST = 4
-_COLOURS = {"errors": RED, "first error": RED, "ended with": RED, "left out": YELLOW, "end": YELLOW}
+_MIN_CUT_WIDTH = 4
+_HEAD_COLOURS = {"errors": RED, "first error": RED, "ended with": RED, "left out": YELLOW, "end": YELLOW}
 """Colours of the lines above the tables, by their names."""
 
 
@@ -94,12 +95,12 @@ def _fitted(lines: Sequence[Sequence[str]], left: int, width: int, spare: Iterab
     def text_width() -> int:
         return width - 2 * (len(columns) - 1) - sum(widths[index] for index in columns if index >= left)
 
-    needed = sum(min(text, _NARROW) for text in widths[:left])
+    needed = sum(min(text, _MIN_TEXT_WIDTH) for text in widths[:left])
     for group in spare:
         if text_width() < needed:
             columns = [index for index in columns if index not in group]
     texts = widths[:left]
-    while sum(texts) > text_width() and max(texts) > _NARROWEST:
+    while sum(texts) > text_width() and max(texts) > _MIN_CUT_WIDTH:
         texts[texts.index(max(texts))] -= 1
     return [
         [shortened(line[index], texts[index]) if index < left else line[index] for index in columns] for line in lines
@@ -110,7 +111,7 @@ def _entries(rows: Iterable[tuple[str, str]], width: int, output: Output) -> Ite
     """Yield lines of two columns: names, padded to a width, and wrapped texts."""
     for name, text in rows:
         first, *further = output.wrap(f"{name:<{width}}{cut(text, MAX_HEAD)}", " " * width)
-        code = _COLOURS.get(name)
+        code = _HEAD_COLOURS.get(name)
         yield output.colour(name, code) + first[len(name) :] if code else first
         yield from further
 
@@ -229,3 +230,110 @@ def _layers(layers: Sequence[LayerTime], top: int, output: Output) -> str:
         for layer in layers[:top]
     ]
     return table(head, rows, left=2, output=output, spare=[[head.index("mean")]])
+
+
+_COMPARED = {
+    "plain": "steps without detail",
+    "detailed": "detailed steps",
+    "all": "all steps, since there are too few of one kind: detail itself takes time",
+}
+_DIFF_COLUMNS = ("A", "±", "B", "±", "change", "interval", "")
+_FACTOR_FROM = 10
+"""A change of ten times or more is shown as a factor; an interval end that is ten times away is shown as unknown."""
+_UNKNOWN = "?"
+_OPTIONAL_COLUMNS = ((2, 4), (1,))
+"""Columns that a narrow terminal leaves out: ± of both sides first, then A, which B and the change imply."""
+_DIFF_COLOURS = {"REGRESSION": RED, "slower": YELLOW, "faster": GREEN}
+
+
+def render_diff(diff: Diff, limit: float, *, top: int = 10, output: Output = _PLAIN) -> str:
+    """Return a diff as text: the `top` layers with the largest changes, and all regressions."""
+    steps = diff.steps[0]
+    compared = f"compared: {_compared_steps(diff)} {_COMPARED[diff.compared]}; warm-up and failed steps left out"
+    step_rows = [(row.name if row is steps else f"  {row.name}", row) for row in diff.steps]
+    parts = [
+        *_differences(diff, output),
+        _wrapped([compared], output),
+        _diff_rows("median", step_rows, limit, output),
+    ]
+    shown = [row for rank, row in enumerate(diff.layers) if rank < top or row.verdict(limit) == "REGRESSION"]
+    if shown:
+        parts.append(_diff_rows("layer, self time a step", [(row.name, row) for row in shown], limit, output))
+    elif not diff.layers:
+        both = diff.only_before and diff.only_after
+        why = "no layer has the same name in both runs" if both else "no step was recorded in detail in both runs"
+        parts.append(_wrapped([f"no layers to compare: {why}"], output))
+    notes = [_only_in(name, paths, top) for name, paths in (("A", diff.only_before), ("B", diff.only_after)) if paths]
+    hidden = len(diff.layers) - len(shown)
+    if hidden:
+        notes.insert(0, f"{hidden:,} further layers, which changed less (--top shows more)")
+    if notes:
+        parts.append(_wrapped(notes, output))
+    conclusion = _wrapped([_conclusion(diff, limit)], output)
+    return "\n\n".join([*parts, output.colour(conclusion, RED) if diff.regressions(limit) else conclusion])
+
+
+def _wrapped(lines: Iterable[str], output: Output) -> str:
+    return "\n".join(piece for line in lines for piece in output.wrap(line))
+
+
+def _differences(diff: Diff, output: Output) -> Sequence[str]:
+    if not diff.differences:
+        return ()
+    title = output.colour("warning: more differs than the times", YELLOW)
+    return [f"{title}\n{table(('', 'A', 'B'), diff.differences, left=3, output=output)}"]
+
+
+def _compared_steps(diff: Diff) -> str:
+    steps = f"{diff.steps[0].before.steps:,} and {diff.steps[0].after.steps:,}"
+    if diff.runs == (1, 1):
+        return steps
+    return f"{diff.runs[0]:,} and {diff.runs[1]:,} runs of at least {steps}"
+
+
+def _diff_rows(title: str, rows: Sequence[tuple[str, Row]], limit: float, output: Output) -> str:
+    cells = [
+        (name, *_spread_cells(row.before), *_spread_cells(row.after), *_change_cells(row), row.verdict(limit))
+        for name, row in rows
+    ]
+    columns = (title, *_DIFF_COLUMNS)
+    return table(columns, cells, left=1, output=output, spare=_OPTIONAL_COLUMNS, colours=_DIFF_COLOURS)
+
+
+def _spread_cells(spread: Spread) -> tuple[str, str]:
+    return duration(spread.median_s), f"{spread.half_width:.1%}"
+
+
+def _change_cells(row: Row) -> tuple[str, str]:
+    change = row.change
+    if change is None:
+        return _UNKNOWN, ""
+    if row.after.median_s and not row.before.median_s:
+        return "from 0", ""
+    low = _relative_change(change.low) if change.low * _FACTOR_FROM > change.value else _UNKNOWN
+    high = _relative_change(change.high) if change.high < change.value * _FACTOR_FROM else _UNKNOWN
+    return _relative_change(change.value), f"{low} … {high}"
+
+
+def _relative_change(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}" if ratio < _FACTOR_FROM else f"x{ratio:.3g}"
+
+
+def _only_in(name: str, paths: Sequence[str], top: int) -> str:
+    more = f" and {len(paths) - top:,} more" if len(paths) > top else ""
+    return printable(f"only in {name}: {', '.join(paths[:top])}{more}")
+
+
+def _conclusion(diff: Diff, limit: float) -> str:
+    regressions, undecided = diff.regressions(limit), len(diff.undecided(limit))
+    conclusion = f"no regression beyond {limit * 100:.6g}% that is more than noise"
+    if regressions:
+        names = ", ".join(f"{row.name} {_change_cells(row)[0]}" for row in regressions)
+        plural = "s" if len(regressions) > 1 else ""
+        conclusion = f"{len(regressions):,} regression{plural} beyond {limit * 100:.6g}%: {names}"
+        if diff.runs == (1, 1):
+            conclusion += "; compare several runs of each program, since one run may be slower because of the machine"
+    if undecided:
+        more = "longer" if diff.runs == (1, 1) else "more"
+        conclusion += f"; {undecided:,} of {len(diff.judged):,} can't be told without {more} runs"
+    return printable(conclusion)
