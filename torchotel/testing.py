@@ -1,4 +1,4 @@
-"""What a training does, in memory: for users' own tests."""
+"""Record a training in memory, for users' own tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLUSH_S = 60.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CapturedSpan:
-    """One finished span and the spans below it; times are unix nanoseconds."""
+    """One finished span and its children; times are Unix nanoseconds."""
 
     name: str
     start_ns: int
@@ -34,7 +34,7 @@ class CapturedSpan:
     events: tuple[SpanEvent, ...]
     links: tuple[SpanLink, ...]
     error: Error | None
-    """The exception that left the span, if any."""
+    """The exception with which the span ended, if any."""
     trace_id: int
     span_id: int
     parent: CapturedSpan | None
@@ -71,7 +71,7 @@ class CapturedSpan:
 
 
 class Captured:
-    """The result of `capture()`: all that has ended so far."""
+    """The result of `capture()`: the records and spans that have ended so far."""
 
     def __init__(self, memory: InMemoryExporter, handle: Handle) -> None:
         self._memory = memory
@@ -113,19 +113,22 @@ class Captured:
 
 @contextmanager
 def capture(model: Module | None = None, *, detail: str | int = "all", **settings: object) -> Iterator[Captured]:
-    """Record in memory what the block trains, and export nothing.
+    """Record the training of the `with` block in memory, and export nothing.
 
     In the block, `torchotel.instrument()` returns the same handle. No port is opened, and environment variables are
-    ignored, so that a test does the same on every machine.
+    ignored, so that a test gives the same result on every machine.
 
     Args:
-        model: Its modules get their full names from the first call on.
-        detail: Which steps have module spans; by default all steps.
+        model: Model whose modules get their full names from the first call on.
+        detail: Steps that have module spans; by default all steps.
         **settings: Arguments of `instrument()`, except those that choose an exporter.
 
+    Yields:
+        The captured records and spans.
+
     Raises:
-        ConfigError: A value is bad.
-        RuntimeError: torchotel already runs in this process.
+        ConfigError: A setting is invalid.
+        RuntimeError: torchotel is already running in this process.
     """
     if _handle.running() is not None:
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
@@ -140,7 +143,7 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
 
 
 def _tree(trace: Trace) -> CapturedSpan:
-    """Link the spans of a trace, which come parents first."""
+    """Link the spans of a trace, in which parents come first; return the root span."""
     seen: dict[int, CapturedSpan] = {}
     for span in trace.spans:
         parent = seen.get(span.parent_id)

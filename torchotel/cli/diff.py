@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Print the comparison."""
+    """Print the comparison; return 1 if there is a regression."""
     before, after = (list(map(read_times, open_runs(side))) for side in (arguments.before, arguments.after))
     diff = compare(before, after, arguments.fail_on)
     print(printable(f"A  {arguments.before}"), printable(f"B  {arguments.after}"), "", sep="\n")
@@ -72,7 +72,7 @@ def share(text: str) -> float:
     """Read a share, written as 5% or 0.05.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not a share.
     """
     number, percent, rest = text.strip().partition("%")
     try:

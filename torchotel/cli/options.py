@@ -1,4 +1,4 @@
-"""The options of `instrument()` as flags, made from the fields of `Config`: names, kinds and help are theirs."""
+"""Declare command-line flags for the settings of `instrument()`, from the fields of `Config`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchotel.config.config import Config
 from torchotel.config.settings import Setting, all_of
 from torchotel.config.validators import TARGET
 
-_WORDS: Mapping[Any, str] = {
+_PLACEHOLDERS: Mapping[Any, str] = {
     int: "N",
     float: "X",
     bool: "true|false",
@@ -27,28 +27,28 @@ _WORDS: Mapping[Any, str] = {
     tuple: "A,B,…",
     Mapping: "NAME=VALUE,…",
 }
-"""What stands for a value of a type."""
+"""Placeholders for values in the help, by type."""
 
 
 _EXPORT = "export of traces and metrics"
 _PROMETHEUS = "scrape endpoint"
-_RECORDED = "recording"
+_RECORDING = "recording"
 _GROUPS = {
     **dict.fromkeys(("service_name", "endpoint", "protocol", "headers", "compression"), _EXPORT),
     **dict.fromkeys(("traces_exporter", "metrics_exporter", "set_global_provider"), _EXPORT),
     **dict.fromkeys(("prometheus_port", "prometheus_host", "discovery_dir"), _PROMETHEUS),
 }
-"""Headings of the help; all other options are of what is recorded."""
+"""Headings of the help by setting; the other settings are under "recording"."""
 RUN_FOLDER = "Folder of the run file; left out: torchotel-runs/<time>-<name>."
-"""What `record` means to commands, which always record."""
+"""Help of `record` for commands that always write a run file."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare a flag for each option of `instrument()` that text can say; none has a default of its own."""
+    """Declare a flag for each setting that has a text form; a flag has no default."""
     docs = {**field_docs(), "record": RUN_FOLDER}
-    groups = {title: parser.add_argument_group(title) for title in (_RECORDED, _EXPORT, _PROMETHEUS)}
+    groups = {title: parser.add_argument_group(title) for title in (_RECORDING, _EXPORT, _PROMETHEUS)}
     for name, (hint, setting) in _options().items():
-        flag, group = flag_of(name), groups[_GROUPS.get(name, _RECORDED)]
+        flag, group = flag_of(name), groups[_GROUPS.get(name, _RECORDING)]
         text = _help(docs.get(name, ""), setting)
         if hint is bool:
             group.add_argument(
@@ -59,18 +59,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Give the settings that were said on the command line.
+    """Return the settings from the command line.
 
     Raises:
-        ConfigError: One is bad; it names the flag.
+        ConfigError: A value is invalid; the message names the flag.
     """
     explicit: dict[str, Any] = {}
     for name, (_, setting) in _options().items():
         value = getattr(arguments, name, UNSET)
-        if isinstance(value, str):  # read as the text of a variable is
+        if isinstance(value, str):  # read by the rules for variables
             flag = flag_of(name)
             target = name == "endpoint" and getattr(arguments, "protocol", "") == "grpc"
-            kind = (TARGET if target else setting.kind)._replace(ours=all_of)  # a flag is for nobody else
+            kind = (TARGET if target else setting.kind)._replace(ours=all_of)  # every value of a flag is for torchotel
             value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
             explicit[name] = value
@@ -78,12 +78,12 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def flag_of(name: str) -> str:
-    """Name the flag of a setting."""
+    """Return the flag of a setting."""
     return f"--{name.replace('_', '-')}"
 
 
 def _options() -> dict[str, tuple[Any, Setting]]:
-    """Give type and setting of each; those without a variable are objects, which only a program can make."""
+    """Return type and declaration of each setting with a variable; other settings are objects without a text form."""
     hints = get_type_hints(Config, include_extras=True)
     options = {}
     for name in inspect.signature(instrument).parameters:
@@ -98,8 +98,8 @@ def _metavar(hint: Any) -> str:
     kind = get_origin(hint) or hint
     if kind is Literal:
         return "|".join(get_args(hint))
-    if kind in _WORDS:
-        return _WORDS[kind]
+    if kind in _PLACEHOLDERS:
+        return _PLACEHOLDERS[kind]
     return "|".join(_metavar(part) for part in get_args(hint) if part is not NoneType)
 
 
@@ -110,7 +110,7 @@ def _help(doc: str, setting: Setting) -> str:
 
 
 def field_docs() -> dict[str, str]:
-    """Read the string under each field; there is none where torchotel is installed without its source."""
+    """Return the docstring of each field of `Config`; empty if the package has no source files."""
     try:
         source = textwrap.dedent(inspect.getsource(Config))
     except OSError:

@@ -29,10 +29,10 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def newest(runs: Path = RUNS) -> Path:
-    """Find the run that was written to last.
+    """Return the run folder that was modified last.
 
     Raises:
-        RunError: there is none.
+        RunError: There is no run folder.
     """
     folders = [path.parent for path in runs.glob("*/metrics.jsonl")]
     if not folders:
