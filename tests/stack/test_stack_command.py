@@ -13,7 +13,7 @@ from support.stack_command import Stack
 from support.waiting_training import STEPS, held_training
 
 from torchotel.stack.binaries import BACKENDS, JAEGER, PROMETHEUS
-from torchotel.stack.services import Ports, servers, shows_page
+from torchotel.stack.services import Ports, servers, serves_web_ui
 
 pytestmark = pytest.mark.program
 
@@ -169,6 +169,6 @@ def test_a_server_without_pages_is_told(stack: Stack) -> None:
 
 def test_a_page_that_is_there_is_seen(stack: Stack) -> None:
     (jaeger, *_) = servers(Ports.read(stack.ports), small=True, native=True)
-    assert not shows_page(jaeger)
+    assert not serves_web_ui(jaeger)
     with stranger(stack.ports["JAEGER_PORT"]):
-        assert shows_page(jaeger)
+        assert serves_web_ui(jaeger)

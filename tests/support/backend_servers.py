@@ -19,7 +19,7 @@ from torchotel.stack import native
 from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
 from torchotel.stack.native import Process
 from torchotel.stack.paths import shipped
-from torchotel.stack.services import Ports, Server, await_all, servers
+from torchotel.stack.services import Ports, Server, servers, wait_until_healthy
 
 PATIENCE_S = 60
 GATEWAY = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base" / "config" / "gateway.yaml"
@@ -79,7 +79,7 @@ class RealServer:
     def start(self) -> None:
         """Start it and wait until it can be used."""
         self._process.start(self._words, self._environ)
-        await_all([self._server], PATIENCE_S, lambda _: self._process.last_words())
+        wait_until_healthy([self._server], PATIENCE_S, lambda _: self._process.log_tail())
         until(lambda: [_listens(port) for port in self._listens], all)  # some answer before their receivers do
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 def binary(name: str = "prometheus") -> str | None:
     """Give the path of `prometheus` or `promtool`, where there is one."""
     pinned = binaries.PROMETHEUS
-    return str(pinned.binary(name)) if pinned.is_there else shutil.which(name)
+    return str(pinned.binary(name)) if pinned.is_complete else shutil.which(name)
 
 
 class Prometheus:

@@ -16,14 +16,14 @@ REQUIRED, BUILD_TOOLS = (bool(os.environ.get(name)) for name in VARIABLES)
 
 def built(backend: Backend, name: str | None = None) -> Path:
     """Give a binary of a server; the test is skipped where it is missing."""
-    if not backend.is_there:
+    if not backend.is_complete:
         missing(f"{_not_there(backend)}; `make backends` builds it")
     return backend.binary(name)
 
 
 def tool(backend: Backend, build: Builder) -> Path:
     """Give the binary of what only a test needs; it is built there on request, and else the test is skipped."""
-    if not backend.is_there and not BUILD_TOOLS:
+    if not backend.is_complete and not BUILD_TOOLS:
         missing(f"{_not_there(backend)}; TORCHOTEL_BUILD_TOOLS=1 builds it")
     return ensure(backend, build)
 

@@ -130,7 +130,7 @@ def build_all() -> None:
 
 def _check_go(wanted: Iterable[Backend]) -> None:
     """Raise BuildError with the names of all backends that the cache lacks, if there is no Go to build them."""
-    missing = [backend for backend in wanted if not backend.is_there]
+    missing = [backend for backend in wanted if not backend.is_complete]
     if missing and shutil.which("go") is None:
         raise BuildError(
             "\n".join(
@@ -149,7 +149,7 @@ def ensure(backend: Backend, build: Builder, say: Callable[[str], None] = print)
     Raises:
         BuildError: Go is missing, or the build failed.
     """
-    if not backend.is_there:
+    if not backend.is_complete:
         _check_go([backend])
         say(f"building {backend.name} {backend.version} with Go; this takes some minutes, once")
         _build(backend, build)
@@ -163,7 +163,7 @@ def _build(backend: Backend, build: Builder) -> None:
     work.parent.mkdir(parents=True, exist_ok=True)
     with work.with_name(f"{work.name}.lock").open("w") as lock:  # never deleted: a waiting process has it open
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if backend.is_there:
+        if backend.is_complete:
             return
         shutil.rmtree(work, ignore_errors=True)  # remains of a killed build
         made = work / "bin"
