@@ -157,19 +157,19 @@ def test_tells_a_folder_that_cannot_be_written_to() -> None:
 def test_compares_clocks(hours: int, level: Level, text: str) -> None:
     now_s = time.time()
     date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(now_s + hours * 3600))
-    found = clock.compare(date, now_s, now_s)
+    found = clock.compare_with_server(date, now_s, now_s)
     assert found is not None
     assert found.level is level
     assert text in found.text
 
 
 def test_takes_no_word_from_an_answer_without_a_date() -> None:
-    assert clock.compare(None, 0.0, 0.0) is None
-    assert clock.compare("yesterday", 0.0, 0.0) is None
+    assert clock.compare_with_server(None, 0.0, 0.0) is None
+    assert clock.compare_with_server("yesterday", 0.0, 0.0) is None
 
 
 def test_forgives_a_second_that_a_date_leaves_out() -> None:
-    found = clock.compare("Thu, 01 Jan 1970 00:00:09 GMT", 10.9, 10.95)
+    found = clock.compare_with_server("Thu, 01 Jan 1970 00:00:09 GMT", 10.9, 10.95)
     assert found is not None
     assert found.level is Level.OK
 

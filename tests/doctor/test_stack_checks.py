@@ -26,7 +26,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def up() -> Iterator[Stack]:
     """Keep a stack of which one process runs."""
     made = Stack(Kind(native=True), Ports(), None, paths.targets())
-    made.keep()
+    made.save()
     process = Process(paths.state() / "native" / "prometheus")
     process.start(["sleep", "600"], os.environ)
     yield made
@@ -94,11 +94,11 @@ def test_what_it_says_to_do_helps(up: Stack) -> None:
 
 
 def test_without_a_collector_jaeger_takes_no_metrics(up: Stack) -> None:
-    Stack(Kind(native=True, small=True), up.ports, None, up.targets).keep()
+    Stack(Kind(native=True, small=True), up.ports, None, up.targets).save()
     assert found(OTEL_METRICS_EXPORTER="otlp").level is Level.WARNING
 
 
 def test_a_container_that_is_not_there_finds_nothing() -> None:
     """Its engine is gone: nothing is up."""
-    Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), paths.targets()).keep()
+    Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), paths.targets()).save()
     assert list(local.check_stack(Config.read({}, {}), os.environ)) == []
