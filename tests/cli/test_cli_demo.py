@@ -1,4 +1,4 @@
-"""`torchotel demo`: a real training run, which learns, and what it leaves behind."""
+"""Test `torchotel demo`: a real training that learns, and its output."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ from torchotel.runs import open_run
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """Hold a port on which nothing listens."""
+    """Reserve a port on which nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

@@ -1,4 +1,4 @@
-"""`torchotel diff` as a gate."""
+"""Test the exit code of `torchotel diff`."""
 
 import argparse
 import re
@@ -25,7 +25,7 @@ def test_fails_on_a_regression_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_fails_on_the_step_alone_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A layer that is slower is shown."""
+    """With --fail-on step, a slower layer is shown but does not fail."""
     a = str(timed_runs.write(tmp_path / "a", seed=1))
     b = str(timed_runs.write(tmp_path / "b", seed=2, slower={"conv": 1.3}))
     assert main(["diff", a, b]) == 1

@@ -1,4 +1,4 @@
-"""`torchotel doctor`: one line a finding, advice below it, and an exit code."""
+"""Test `torchotel doctor`: one line for each finding, indented advice, and the exit code."""
 
 import re
 import subprocess
@@ -64,7 +64,7 @@ def test_names_a_wrong_use(tmp_path: Path, words: list[str], message: str) -> No
 
 
 def test_tries_a_model_and_goes_on_behind_a_check_that_breaks(tmp_path: Path) -> None:
-    """An OpenTelemetry that cannot be imported is what a doctor is for."""
+    """A broken installation of OpenTelemetry is a finding, and the other checks continue."""
     (tmp_path / "train.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 2)\n")
     broken = tmp_path / "site" / "opentelemetry" / "sdk"
     broken.mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_shows_signs_and_colours_on_a_terminal_alone(tmp_path: Path) -> None:
 
 
 def test_wraps_to_the_width_of_the_terminal(tmp_path: Path) -> None:
-    """Further lines of a finding stand below its text; in a file or a pipe, as in a log, a finding is one line."""
+    """On a terminal, findings are wrapped and indented; in a file or a pipe, a finding is one line."""
     _, shown = commands.on_a_terminal("doctor", cwd=tmp_path, COLUMNS="60", NO_COLOR="1")
     narrow = shown.splitlines()
     assert max(map(len, narrow)) <= 60

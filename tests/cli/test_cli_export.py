@@ -1,4 +1,4 @@
-"""`torchotel export`: what comes out of a run, and where it goes."""
+"""Test `torchotel export`: formats, targets and errors."""
 
 import json
 import stat
@@ -114,7 +114,7 @@ def test_leaves_alone_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_overwrites_what_it_wrote_only_where_it_is_told_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, output: str
 ) -> None:
-    """And then leaves nothing of it: here two files of a folder become one."""
+    """--force replaces earlier output completely: here two files in a folder become one."""
     words = ["--format", kind, "-o", output]
     assert main(["export", str(_run(tmp_path / "long", 60 if output == "out" else 50)), *words]) == 0
     before = _content(tmp_path / output)
@@ -135,7 +135,7 @@ def _content(path: Path) -> dict[str, bytes]:
 
 
 def test_replaces_no_folder_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever it is told: a home is named as easily as a folder in it."""
+    """--force does not replace a folder with other files, such as a home folder."""
     _run(tmp_path / "run", 1)
     assert main(["export", "run", "--format", "otlp"]) == 0
     (tmp_path / "run-otlp" / "notes.txt").write_text("mine")
@@ -148,7 +148,7 @@ def test_sends_a_run_with_the_ids_that_it_has(tmp_path: Path, capsys: pytest.Cap
     _run(tmp_path / "run", 80)
     with receiver() as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20x")
-        patch.setenv("OTEL_SDK_DISABLED", "true")  # meant for programs
+        patch.setenv("OTEL_SDK_DISABLED", "true")  # applies to programs only
         base = server.url.removesuffix("/v1/traces")
         assert main(["export", "run", "--to", base]) == 0
         assert main(["export", "run", "--to", base, "--format", "otlp"]) == 0

@@ -1,4 +1,4 @@
-"""Flags are read as the variables of their settings are."""
+"""Test that flags are read by the rules for variables."""
 
 import argparse
 
@@ -16,14 +16,14 @@ def said(*words: str) -> Config:
 
 
 def test_an_endpoint_of_grpc_needs_no_scheme() -> None:
-    """Its form depends on another flag, in whatever order they stand."""
+    """The endpoint's form depends on --protocol, in either order of the flags."""
     assert said("--endpoint", "localhost:4317", "--protocol", "grpc").traces_endpoint == "localhost:4317"
     with pytest.raises(ConfigError, match=r"endpoint \(from --endpoint\): got 'localhost:4318', takes"):
         said("--endpoint", "localhost:4318")
 
 
 def test_each_kind_of_value() -> None:
-    """Words, numbers, lists, mappings and flags that have an opposite."""
+    """Strings, numbers, lists, mappings and booleans are read."""
     config = said("--detail", "8", "--no-shapes", "--include", "a.*,b", "--headers", "x=1", "--overhead-budget", "0.05")
     assert (config.detail, config.shapes, config.include) == (8, False, ("a.*", "b"))
     assert (dict(config.headers), config.overhead_budget) == ({"x": "1"}, 0.05)

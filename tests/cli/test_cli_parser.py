@@ -1,4 +1,4 @@
-"""Flags that no command knows."""
+"""Test errors on unknown flags, and the help."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from torchotel.cli import COMMANDS, main
 def test_says_which_flag_may_be_meant(
     capsys: pytest.CaptureFixture[str], words: list[str], usage: str, said: str
 ) -> None:
-    """Below the usage of the command that does not know it."""
+    """The error shows the usage of the command, and suggests a similar flag."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     told = capsys.readouterr().err
@@ -33,7 +33,7 @@ def test_says_which_flag_may_be_meant(
 
 @pytest.mark.parametrize("words", [[], ["stack"]], ids=["torchotel", "torchotel stack"])
 def test_a_missing_command_shows_the_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """With every command in it, on standard error, and with the exit code of wrong usage."""
+    """Without a command, the help is printed to standard error with the exit code of wrong usage."""
     assert main(words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -45,7 +45,7 @@ def test_a_missing_command_shows_the_help(words: list[str], capsys: pytest.Captu
 def test_help_fits_the_terminal(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No line is wider than 80 columns, and examples stay as they are."""
+    """No line of the help is wider than 80 columns, and examples are not wrapped."""
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
         main([command, "--help"] if command else ["--help"])
@@ -58,7 +58,7 @@ def test_help_fits_the_terminal(
 
 
 def test_options_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:
-    """So that a reader finds the few that matter."""
+    """The options of the help are grouped under headings."""
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`torchotel report`: one page, written whole or not at all."""
+"""Test `torchotel report`: the page is written completely or not at all."""
 
 import io
 import stat
@@ -14,7 +14,7 @@ from torchotel.cli.terminal import Progress
 
 @pytest.mark.program
 def test_writes_one_page_for_its_owner_alone(tmp_path: Path) -> None:
-    """Run as users do: nothing but the page's name on a pipe, no progress."""
+    """With a pipe, the command prints only the page's name, without progress."""
     report_runs.training(tmp_path / "morning")
     done = commands.torchotel("report", "morning", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""`torchotel run`: a program that knows nothing of it is recorded, and its exit code passed on."""
+"""Test `torchotel run`: an unmodified program is recorded, and its exit code is passed on."""
 
 import re
 import signal
@@ -89,7 +89,7 @@ def test_runs_a_module_and_takes_its_options_before_it(folder: Path) -> None:
 
 @pytest.mark.parametrize("words", [["-m", "pkg.mod"], ["-m", "pkg"], ["pkg"], ["pkg/mod.py"]], ids=" ".join)
 def test_names_the_service_as_the_folder(folder: Path, words: list[str]) -> None:
-    """A module by its whole name: `train` and `main` there are many of."""
+    """A module's service name is its full name, since names like `train` and `main` are common."""
     (folder / "pkg").mkdir()
     for name in ("mod", "__main__"):
         (folder / "pkg" / f"{name}.py").write_text(SCRIPT)
@@ -105,7 +105,7 @@ def test_names_the_service_as_the_folder(folder: Path, words: list[str]) -> None
     ("words", "name"), [(["-m", "pkg.mod"], "pkg.mod"), (["-m", "cProfile", "-o", "profile", "pkg/mod.py"], "mod")]
 )
 def test_names_the_service_of_a_program_that_instruments_itself(folder: Path, words: list[str], name: str) -> None:
-    """As under the command, and a profiler's name is not the program's."""
+    """The service name is the program's own under the command, and not that of a profiler."""
     (folder / "pkg").mkdir()
     (folder / "pkg" / "mod.py").write_text(f"import torchotel\ntorchotel.instrument(record='run')\n{SCRIPT}")
     done = commands.python(*words, "plain", cwd=folder, **commands.SILENT)
@@ -120,7 +120,7 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
 
 
 def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None:
-    """The run is recorded all the same, and spans that nobody took are told on standard error."""
+    """With --quiet the run is recorded, and spans that were not accepted are reported on standard error."""
     quiet = ["run", "--quiet", "--record"]
     done = commands.torchotel(*quiet, "well", "train.py", "plain", cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "epoch\n", "")
@@ -136,7 +136,7 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
 
 
 def test_names_a_trace_that_was_sent(folder: Path) -> None:
-    """So that the first look in Jaeger is a search by id, of a step with layers."""
+    """The output names the trace of a step with layers, to search for in Jaeger."""
     with receiver() as server:
         endpoint = server.url.removesuffix("/v1/traces")
         done = commands.torchotel(
@@ -151,7 +151,7 @@ def test_names_a_trace_that_was_sent(folder: Path) -> None:
 
 
 def test_says_which_flags_the_program_overruled(folder: Path) -> None:
-    """And where the run is then; a flag that the program agrees with, or leaves alone, is not told."""
+    """Flags that the program's instrument() overrides are named; flags with the same value are not."""
     says = "instrument(detail='off', record='mine', run_id='x', headers={'key': 'hidden'})"
     (folder / "says.py").write_text(f"import torchotel\ntorchotel.{says}\n{SCRIPT}")
     flags = ["--detail", "all", "--headers", "key=other", "--run-id", "x", "--no-shapes"]
@@ -171,7 +171,7 @@ def test_says_which_flags_the_program_overruled(folder: Path) -> None:
     ids=["steps", "a failed forward"],
 )
 def test_says_where_the_program_took_its_recording_away(folder: Path, does: str, printed: str) -> None:
-    """Something was recorded, so it must not say that nothing was."""
+    """If the program deletes its recording, the message says so, not that nothing was recorded."""
     body, _, _ = SCRIPT.partition("if __name__")
     says = f"import contextlib, shutil, torchotel\nwith torchotel.instrument(record='mine'):\n    {does}\n"
     (folder / "says.py").write_text(f"{body}{says}shutil.rmtree({str(folder / 'mine')!r})\n")
@@ -184,7 +184,7 @@ def test_says_where_the_program_took_its_recording_away(folder: Path, does: str,
 
 
 def test_explains_a_recording_that_cannot_be_read(folder: Path) -> None:
-    """The program has ended well: one line of ours, no traceback, and its exit code."""
+    """A damaged recording causes one line without a traceback; the exit code is the program's."""
     body, _, _ = SCRIPT.partition("if __name__")
     spoils = "import torchotel\nwith torchotel.instrument(record='mine'):\n    main('plain')\n"
     lines = (

@@ -1,4 +1,4 @@
-"""TLS on real servers: what keeps a connection from coming about is told apart."""
+"""Test the doctor's TLS checks on real servers: each cause of a failure has its own finding."""
 
 import ssl
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def trusted(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write the authority's certificate."""
+    """Write the authority's certificate to a file."""
     path = str(tmp_path_factory.mktemp("tls") / "authority.pem")
     authority.cert_pem.write_to_path(path)
     return path
@@ -40,7 +40,7 @@ def trusted(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @contextmanager
 def serving(certificate: trustme.LeafCert, clients: trustme.CA | None = None) -> Iterator[str]:
-    """Run a receiver with TLS, and give its base URL."""
+    """Run a receiver with TLS; yield its base URL."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate.configure_cert(context)
     if clients is not None:
@@ -48,7 +48,7 @@ def serving(certificate: trustme.LeafCert, clients: trustme.CA | None = None) ->
         context.verify_mode = ssl.CERT_REQUIRED
     with receiver() as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # handshakes that fail are the point
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # failing handshakes are expected
         yield f"https://127.0.0.1:{server.server_port}"
 
 
@@ -115,7 +115,7 @@ def test_shows_the_client_certificate(authority: trustme.CA, trusted: str, tmp_p
 
 
 def test_tells_files_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) -> None:
-    """And does not ask for the password of a key, which would wait for an answer for ever."""
+    """Unusable files are reported, without asking for the password of a key."""
     ours, other = authority.issue_cert("client"), authority.issue_cert("other")
     certificate, key, locked, text = (str(tmp_path / name) for name in ("c.pem", "k.pem", "locked.pem", "text.pem"))
     ours.cert_chain_pems[0].write_to_path(certificate)

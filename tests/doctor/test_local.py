@@ -1,4 +1,4 @@
-"""What is around a run on this machine: versions, ports, folders, clocks and providers."""
+"""Test the doctor's checks of this machine: versions, ports, folders, clocks and providers."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def test_tells_the_versions_that_are_installed() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a folder whose distributions come first, as in an environment that is broken."""
+    """Return a folder whose distributions precede the installed ones, as in a broken environment."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -47,7 +47,7 @@ def install(site: Path, name: str, version: str, *needs: str) -> None:
     ],
 )
 def test_knows_what_is_not_supported(site: Path, name: str, version: str, text: str, needed: str) -> None:
-    """And advises to install that package: torchotel itself may be the newest."""
+    """An unsupported version is reported with advice to install that package, not another torchotel."""
     install(site, name, version)
     found = next(versions.check())
     assert (found.level, found.text) == (Level.FAILED, text)
@@ -70,7 +70,7 @@ def test_accepts_the_torch_of_nvidias_containers(site: Path) -> None:
 
 
 def test_ignores_requirements_for_other_platforms(site: Path) -> None:
-    """OpenTelemetry's packages state their requirements with environment markers."""
+    """Requirements with environment markers for other platforms are ignored."""
     install(site, "opentelemetry-extra", "1.0", 'opentelemetry-sdk<1; sys_platform == "none"')
     (found,) = versions.check()
     assert found.level is Level.OK
@@ -110,7 +110,7 @@ def test_leaves_a_free_port_free() -> None:
 
 
 def test_points_out_an_address_that_others_reach() -> None:
-    everybody = "0.0.0.0"  # noqa: S104 - that it is pointed out is the claim
+    everybody = "0.0.0.0"  # noqa: S104 - the check warns of this address
     free, found = prometheus(OTEL_EXPORTER_PROMETHEUS_PORT="0", OTEL_EXPORTER_PROMETHEUS_HOST=everybody)
     assert free.level is Level.OK
     assert found.level is Level.WARNING
@@ -135,7 +135,7 @@ def test_writes_to_the_run_folder_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_tells_a_folder_that_holds_a_run(tmp_path: Path) -> None:
-    """Each rank has one of its own."""
+    """A folder that holds a run is reported; each rank has its own folder."""
     (tmp_path / "run-rank1").mkdir()
     (tmp_path / "run-rank1" / "metrics.jsonl").touch()
     assert folder(tmp_path / "run", RANK="0", WORLD_SIZE="2").level is Level.OK

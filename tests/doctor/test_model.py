@@ -1,4 +1,4 @@
-"""A model tried dry: what is seen of it, what is not, and what is wrong with it."""
+"""Test the doctor's check of a model: recorded modules, missing modules, and errors."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 import torchotel
 
-handle = torchotel.instrument()  # as in many a script
+handle = torchotel.instrument()  # as in many scripts
 
 class Net(nn.Module):
     def __init__(self, width=4):
@@ -123,7 +123,7 @@ def test_takes_inputs_as_a_model_wants_them(name: str, inputs: tuple[Any, ...]) 
 
 
 def test_counts_no_calls_of_other_modules() -> None:
-    """A loss that is made in forward is no module of the model."""
+    """A loss that is created in forward does not count as a module of the model."""
     (seen,) = tried("Losing", ROW)
     assert seen.text.startswith("Losing: 2 modules, 2 called; a step has 6 module spans")
 
@@ -149,7 +149,7 @@ def test_tells_regions_that_run_no_hooks(name: str, text: str) -> None:
 
 
 def test_warns_of_layers_in_plain_lists() -> None:
-    """Of those that want to learn and are registered nowhere; what stands in a module inside the model, too."""
+    """Trainable modules in unregistered lists are reported, including those inside other modules."""
     _, found = tried("Plain", ROW)
     assert (found.level, found.text) == (
         Level.WARNING,
@@ -186,7 +186,7 @@ def test_tells_what_is_wrong(name: str, inputs: tuple[Any, ...], text: str) -> N
 
 
 def test_tells_an_error_of_our_own() -> None:
-    """The hooks want to know whether a module trains."""
+    """An error inside torchotel is reported: here a module whose `training` attribute raises."""
     found = tried("Secretive", ROW)[0]
     assert found.level is Level.FAILED
     assert "errors of torchotel in Secretive" in found.text

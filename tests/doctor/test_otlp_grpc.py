@@ -1,4 +1,4 @@
-"""An endpoint over gRPC: what is wrong with it is told apart."""
+"""Test the doctor's check of gRPC endpoints: each cause of a failure has its own finding."""
 
 import socket
 import ssl
@@ -82,7 +82,7 @@ def test_knows_a_port_of_tls(server: Receiver) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # handshakes that fail are the point
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # failing handshakes are expected
     found = examined(f"http://127.0.0.1:{server.server_port}", protocol="grpc")
     assert found.level is Level.FAILED
     assert "use https://" in found.advice

@@ -1,4 +1,4 @@
-"""An endpoint over HTTP: what is wrong with it is told apart, and what to do is said."""
+"""Test the doctor's check of HTTP endpoints: each cause of a failure has its own finding and advice."""
 
 import socket
 import ssl
@@ -16,7 +16,7 @@ from torchotel.exporters.otlp.http import MAX_ANSWER_BYTES
 
 OTLP = {"Content-Type": "application/x-protobuf"}
 WARNED = b"\x0a\x06\x12\x04slow"
-"""An ExportTraceServiceResponse that took everything and says "slow"."""
+"""An ExportTraceServiceResponse without rejected spans and with the message "slow"."""
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_knows_the_usual_mistakes_with_paths(
 
 
 def test_names_headers_and_never_their_values(server: Receiver, base: str) -> None:
-    """Not even where the endpoint repeats them."""
+    """Header values are not printed, even if the endpoint's response contains them."""
     server.answers.append(Answer(401, {}, b"bad token sesame in Bearer sesame\x1b[31m"))
     headers = {"authorization": "Bearer sesame"}
     findings = list(endpoint.check(Config(endpoint=base, headers=headers)))
@@ -132,7 +132,7 @@ def test_tells_a_silent_server() -> None:
 
 
 def test_does_not_wait_for_a_server_that_never_comes_to_an_end() -> None:
-    """Each byte of it comes in time."""
+    """The limit applies to the whole response, even if each byte arrives in time."""
     with saying(b"HTTP/1.1 200 OK\r\nX: ", then_s=0.1) as url:
         found = examined(url, timeout_s=0.3)
     assert found.level is Level.FAILED
@@ -140,7 +140,7 @@ def test_does_not_wait_for_a_server_that_never_comes_to_an_end() -> None:
 
 
 def test_tells_an_address_that_takes_no_connection() -> None:
-    """A full backlog drops what comes, as a firewall does."""
+    """An address that drops packets is reported; a full backlog drops them, as a firewall does."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
         held = [socket.socket() for _ in range(8)]
@@ -174,7 +174,7 @@ def tls_url(server: Receiver) -> str:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # handshakes that fail are the point
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # failing handshakes are expected
     return f"127.0.0.1:{server.server_port}"
 
 
@@ -185,7 +185,7 @@ def test_knows_a_port_of_tls(tls_url: str) -> None:
 
 
 def test_names_the_proxy_that_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds for endpoints on other machines."""
+    """A failing proxy is named; proxies apply to endpoints on other machines."""
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     with socket.socket() as held:

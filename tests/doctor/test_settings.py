@@ -1,4 +1,4 @@
-"""Variables and settings: what is misspelt, cannot be read, or does not go together."""
+"""Test the doctor's checks of variables and settings: misspelt, invalid or contradictory ones."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def contradicting(environ: Mapping[str, str], **given: object) -> list[str]:
-    """Give what is said about settings, without "no settings contradict each other"."""
+    """Return the findings on settings, without "no settings contradict each other"."""
     found = settings.check_contradictions(settings.read(given, environ).config, given, environ)
     return [finding.text for finding in found if finding.level is not Level.OK]
 
@@ -79,14 +79,14 @@ def test_tells_what_reading_warns_of_without_secrets() -> None:
 
 
 def test_a_bad_value_hides_no_warning() -> None:
-    """Reading begins anew behind a bad value, while a warning is logged only once."""
+    """After an invalid value the settings are read again; warnings, which are logged once, are still reported."""
     environ = {"OTEL_EXPORTER_OTLP_HEADERS": "no pair", "TORCHOTEL_DETAIL": "some"}
     _, findings = settings.read({}, environ)
     assert sorted(finding.level.value for finding in findings) == ["FAILED", "warning"]
 
 
 def test_a_misspelt_variable_is_reported_once() -> None:
-    """By the check of names, which says what may be meant."""
+    """A misspelt variable is reported by the check of names only, which suggests the right name."""
     environ = {"TORCHOTEL_DETIAL": "all"}
     assert [finding.level for finding in settings.read({}, environ).findings] == [Level.OK]
     assert [finding.level for finding in otel_environment.check_variables(environ)] == [Level.WARNING]
@@ -163,7 +163,7 @@ def test_names_an_option_by_its_flag() -> None:
 
 
 def test_finds_what_opentelemetry_instrument_would_fail_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our own default is a word that the SDK knows only with a package more."""
+    """torchotel's default exporter is one that the SDK finds only with another package installed."""
     (found,) = settings.check_sdk_exporters(
         {"OTEL_METRICS_EXPORTER": "otlp, prometheus", "OTEL_TRACES_EXPORTER": "console"}
     )

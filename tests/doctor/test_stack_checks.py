@@ -1,4 +1,4 @@
-"""Where a stack is up, the doctor says whether it will find what trains, and what to do."""
+"""Test the doctor's check of the stack: whether its Prometheus will find a run, and what to do."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def up() -> Iterator[Stack]:
-    """Keep a stack of which one process runs."""
+    """Save a stack of which one process is running."""
     made = Stack(Kind(native=True), Ports(), None, paths.targets())
     made.save()
     process = Process(paths.state() / "native" / "prometheus")
@@ -35,7 +35,7 @@ def up() -> Iterator[Stack]:
 
 @pytest.mark.usefixtures("up")
 def test_links_no_page_that_the_stack_does_not_have(server: Receiver) -> None:
-    """It has no Grafana as plain processes, and a Jaeger that was built here has no pages."""
+    """A native stack has no Grafana, and a Jaeger built without its pages is not linked."""
     server.answers.append(Answer(200, {"Content-Type": "application/x-protobuf"}))
     config = Config(endpoint=server.url.removesuffix("/v1/traces"))
     (sent,) = [finding for finding in endpoint.check(config) if finding.subject == "test span"]
@@ -50,7 +50,7 @@ def found(**said: str) -> Finding:
 
 
 def test_says_nothing_of_a_stack_that_is_not_up(tmp_path: Path) -> None:
-    """And makes no folder for it."""
+    """Without a stack there is no finding, and no folder is created."""
     assert list(local.check_stack(Config.read({}, {}), os.environ)) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -99,6 +99,6 @@ def test_without_a_collector_jaeger_takes_no_metrics(up: Stack) -> None:
 
 
 def test_a_container_that_is_not_there_finds_nothing() -> None:
-    """Its engine is gone: nothing is up."""
+    """A stack in containers whose engine is missing counts as down."""
     Stack(Kind(), Ports(), Engine(("no-such-engine",), reaches_loopback=True), paths.targets()).save()
     assert list(local.check_stack(Config.read({}, {}), os.environ)) == []

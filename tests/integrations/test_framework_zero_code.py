@@ -1,4 +1,4 @@
-"""A program as it is, under `torchotel run`: frameworks are imported after torchotel came, and heard all the same."""
+"""Test an unmodified program under `torchotel run`, which imports frameworks after torchotel has started."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.program
 
 
 def test_epoch_step_and_loss_are_in_the_run_of_a_program_that_says_nothing(tmp_path: Path) -> None:
-    """Trainer's steps, then Lightning's."""
+    """Steps of Hugging Face's Trainer, then of Lightning's, have epoch, step number and loss."""
     pytest.importorskip("transformers")
     pytest.importorskip("lightning")
     words = ("run", "--quiet", "--record", "run", str(PROGRAMS / "framework_loops" / "program.py"))

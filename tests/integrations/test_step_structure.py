@@ -1,4 +1,4 @@
-"""Steps, phases, evaluations and names of modules are the same, whichever loop trains."""
+"""Test that steps, phases, evaluations and module names are the same with every loop."""
 
 import pytest
 from support.framework_loops.model_and_data import BATCHES, EPOCHS, VALIDATION_BATCHES, Setting
@@ -9,9 +9,9 @@ from torchotel.testing import Captured, capture
 
 SETTINGS = [Setting(), Setting(accumulate=2, bf16=True), Setting(accumulate=BATCHES)]
 SANITY_CHECKS = {"lightning": 2}
-"""Batches that are validated before the first step."""
+"""Batches of Lightning's validation before the first step."""
 ATTRIBUTE = {"lightning": "net"}
-"""By which a framework's own module holds the model."""
+"""Attribute by which a framework's own module holds the model."""
 
 
 def trained(loop: str, setting: Setting, detail: str = "all") -> Captured:
@@ -25,7 +25,7 @@ def trained(loop: str, setting: Setting, detail: str = "all") -> Captured:
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("loop", ["accelerate", "trainer", "lightning"])
 def test_a_frameworks_loop_has_the_structure_of_a_plain_one(loop: str, setting: Setting) -> None:
-    """As many steps, the same phases in them, the same calls of the same modules below, and no fetch is lost."""
+    """A framework's loop has the same steps, phases and module calls as the plain loop, and all fetches."""
     plain = structure(trained("plain", setting))
     found = structure(trained(loop, setting), ATTRIBUTE.get(loop, ""))
     sanity = SANITY_CHECKS.get(loop, 0)
@@ -34,7 +34,7 @@ def test_a_frameworks_loop_has_the_structure_of_a_plain_one(loop: str, setting: 
 
 @pytest.mark.parametrize("loop", ["accelerate", "trainer", "lightning"])
 def test_without_module_spans_the_steps_and_phases_are_the_same(loop: str) -> None:
-    """Also where the module hooks are out."""
+    """Steps and phases are the same without module hooks."""
     setting = Setting(accumulate=2)
     plain, found = structure(trained("plain", setting, "off")), structure(trained(loop, setting, "off"))
     assert found == plain
@@ -42,11 +42,11 @@ def test_without_module_spans_the_steps_and_phases_are_the_same(loop: str) -> No
 
 
 def test_a_plain_loop_is_found_whole() -> None:
-    """What the others are compared with has all that there is: two pairs of forward and backward in each step."""
+    """The plain loop is complete: each step has two pairs of forward and backward."""
     found = structure(trained("plain", Setting(accumulate=2, bf16=True)))
     assert len(found.steps) == EPOCHS * BATCHES // 2
     assert len(found.evaluations) == EPOCHS * VALIDATION_BATCHES
-    assert found.fetches == EPOCHS * (1 + BATCHES)  # and the making of the iterator
+    assert found.fetches == EPOCHS * (1 + BATCHES)  # creating the iterator counts as one
     low = "('bfloat16',)"
     body = ((f"forward body.0 {low}", ()), (f"forward body.1 {low}", ()))
     forward = ("forward Net", (("forward body", body), (f"forward head {low}", ())))

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer tells what it knows of its steps."""
+"""Test that values of Hugging Face's Trainer are recorded."""
 
 import logging
 from importlib import import_module
@@ -23,7 +23,7 @@ def _history(trainer: Any, name: str) -> list[Any]:
 
 
 def test_epoch_step_loss_and_rate_are_the_trainers() -> None:
-    """As its own history has them, the epoch as it was while the step ran; and that history is as without torchotel."""
+    """Values equal the Trainer's history, with the epoch as of the step; the history is as without torchotel."""
     alone = loop.make(Setting(accumulate=2))
     alone.train()
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def test_epoch_step_loss_and_rate_are_the_trainers() -> None:
 
 
 def test_a_loss_is_told_when_the_trainer_logs_it() -> None:
-    """A mean over the steps since the last time; epoch and step are known of each."""
+    """The loss is a mean over the steps since the last log; epoch and step number are recorded on each step."""
     with capture() as captured:
         trainer = loop.make(Setting(), logging_steps=4)
         trainer.train()
@@ -50,9 +50,9 @@ def test_a_loss_is_told_when_the_trainer_logs_it() -> None:
 
 
 def test_what_the_program_logs_itself_holds() -> None:
-    """A program that says the loss of each step is not overruled by the Trainer's mean."""
+    """A loss that the program logs on each step is not replaced by the Trainer's mean."""
 
-    class Speaking(transformers.Trainer):  # type: ignore[name-defined, misc]  # any version's
+    class Speaking(transformers.Trainer):  # type: ignore[name-defined, misc]  # untyped in some versions
         def compute_loss(self, *args: Any, **kwargs: Any) -> Tensor:
             torchotel.log(loss=7.0)
             loss: Tensor = super().compute_loss(*args, **kwargs)
@@ -66,7 +66,7 @@ def test_what_the_program_logs_itself_holds() -> None:
 
 
 def test_nothing_is_left_in_transformers() -> None:
-    """Trainers have our callback only where they are made while somebody listens, and go on when nobody does."""
+    """Trainers get the callback only if torchotel is running, and continue after it has stopped."""
     before = list(transformers.trainer.DEFAULT_CALLBACKS)
     with capture():
         trainer = loop.make(Setting(), max_steps=1)
@@ -81,7 +81,7 @@ def test_nothing_is_left_in_transformers() -> None:
 def test_another_interface_is_counted_and_nobody_is_disturbed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where transformers has no list of default callbacks, steps are found all the same."""
+    """If transformers has no list of default callbacks, steps are still found."""
     trainer = loop.make(Setting(), max_steps=2)
     monkeypatch.delattr(transformers.trainer, "DEFAULT_CALLBACKS")
     with caplog.at_level(logging.INFO, "torchotel"), capture() as captured:
@@ -92,7 +92,7 @@ def test_another_interface_is_counted_and_nobody_is_disturbed(
 
 
 def test_a_state_that_knows_no_epoch_disturbs_nobody() -> None:
-    """Other versions may call back with another one, and with no step at all."""
+    """A state without an epoch or a step, as other versions may have, does not disturb the training."""
     ours = import_module("torchotel.integrations.transformers").TorchotelCallback()
     with capture() as captured:
         ours.on_step_begin(None, object(), None)
@@ -101,8 +101,8 @@ def test_a_state_that_knows_no_epoch_disturbs_nobody() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_is_recomputation_in_the_backward(reentrant: bool) -> None:  # noqa: FBT001  # a parameter
-    """What a layer holds is called again below the backward, and says so; steps are those of the Trainer."""
+def test_gradient_checkpointing_is_recomputation_in_the_backward(reentrant: bool) -> None:  # noqa: FBT001  # a test parameter
+    """The calls inside a layer are repeated in the backward, marked as recomputed; steps are the Trainer's."""
     model = transformers.BertForSequenceClassification(
         transformers.BertConfig(
             vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8

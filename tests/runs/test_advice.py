@@ -1,4 +1,4 @@
-"""Each rule of the advice: a real run that it holds for, and one that it does not hold for."""
+"""Test each rule of the advice on a real run to which it applies, and on one to which it does not."""
 
 import re
 import time
@@ -24,7 +24,7 @@ EVEN_S = 0.015
 
 
 class Wait(torch.autograd.Function):
-    """Takes some time, forward and backward."""
+    """Sleep for some time in forward and in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
@@ -39,7 +39,7 @@ class Wait(torch.autograd.Function):
 
 
 class Busy(nn.Linear):
-    """A layer that takes a while."""
+    """A layer that takes some time."""
 
     def __init__(self, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
         super().__init__(8, 8)
@@ -56,7 +56,7 @@ def net(*layers: nn.Module) -> nn.Sequential:
 
 @pytest.fixture(scope="module")
 def even(tmp_path_factory: pytest.TempPathFactory) -> Content:
-    """A run in which nothing stands out: four layers that take the same time in every step."""
+    """Record a run without advice: four layers that take the same time in every step."""
     return recorded(tmp_path_factory.mktemp("even"), lambda: train(net(), STEPS), detail="all")
 
 
@@ -89,7 +89,7 @@ def test_waiting_for_data(tmp_path: Path) -> None:
 
 
 def test_time_between_steps(tmp_path: Path) -> None:
-    """A loader that is no DataLoader."""
+    """Iterate over batches without a DataLoader."""
 
     def batches() -> Iterator[Tensor]:
         for _ in range(STEPS):
@@ -123,7 +123,7 @@ def test_an_optimizer_that_takes_much(tmp_path: Path) -> None:
 
 
 def test_one_step_decides_no_advice_on_a_phase(tmp_path: Path) -> None:
-    """It is a slow step; the typical one that the head of the page names has not its phases."""
+    """One slow step does not change the shares of phases in a typical step."""
 
     def pauses() -> Iterator[float]:
         yield from (2.0 if step == 15 else 0.0 for step in range(STEPS))
@@ -139,7 +139,7 @@ def test_one_step_decides_no_advice_on_a_phase(tmp_path: Path) -> None:
 
 
 def test_a_wait_in_every_fourth_step(tmp_path: Path) -> None:
-    """Steps that wait for workers are no outliers, although most steps do not wait."""
+    """Waits for workers in every fourth step are not outliers, although most steps do not wait."""
 
     def waits() -> Iterator[float]:
         yield from (0.05 if step % 4 == 0 else 0.0 for step in range(STEPS))
@@ -150,7 +150,7 @@ def test_a_wait_in_every_fourth_step(tmp_path: Path) -> None:
 
 
 def test_slow_steps(tmp_path: Path) -> None:
-    """The advice names the phase of the slowest step and that of most slow steps, then what was recorded."""
+    """The advice names the phase of the slowest step, the phase of most slow steps, and whether they were recorded."""
     layer = Busy()
 
     def batches() -> Iterator[Tensor]:
@@ -186,7 +186,7 @@ def test_a_slow_step_with_its_modules(tmp_path: Path) -> None:
 
 
 def layer_of(name: str) -> nn.Module:
-    """Return a layer that takes most of the time, of a class of this name."""
+    """Return a layer of a class of this name that takes most of the time."""
     made: nn.Module = type(name, (Busy,), {})(0.02, 0.0)
     return made
 
@@ -202,7 +202,7 @@ def layer_of(name: str) -> nn.Module:
     ],
 )
 def test_a_layer_that_dominates(tmp_path: Path, name: str, remedy: str) -> None:
-    """The advice fits the class of the module."""
+    """The advice depends on the class of the module."""
     model = net(Busy(0.002), layer_of(name), Busy(0.002))
     found = advice(recorded(tmp_path, lambda: train(model, 6), detail="all"), "of the forward")
     assert found is not None
@@ -213,7 +213,7 @@ def test_a_layer_that_dominates(tmp_path: Path, name: str, remedy: str) -> None:
 
 
 def test_a_container_that_dominates(tmp_path: Path) -> None:
-    """Its own code takes the time, and no layout or compiler changes a layer."""
+    """A container's own code takes the time, so the advice names no memory format and no precision."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -232,7 +232,7 @@ def test_a_container_that_dominates(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_made_in_forward(tmp_path: Path) -> None:
-    """It is a layer of the model, although its path is its class."""
+    """A loss that is created in forward is a layer of the model, although its path is its class."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -250,7 +250,7 @@ def test_a_loss_that_is_made_in_forward(tmp_path: Path) -> None:
 
 
 def test_a_forward_that_is_outside_of_modules(tmp_path: Path) -> None:
-    """A layer that takes most of the time of modules does not take most of the forward."""
+    """A layer that takes most of the modules' time does not dominate a forward that is mostly outside modules."""
 
     def loss(_: int, output: Tensor) -> Tensor:
         time.sleep(0.03)
@@ -265,7 +265,7 @@ def test_a_forward_that_is_outside_of_modules(tmp_path: Path) -> None:
 
 
 def test_no_advice_rests_on_the_time_of_hooks(tmp_path: Path) -> None:
-    """Most of a small container's self time is that of torchotel's hooks around the modules inside it."""
+    """The time of torchotel's hooks is most of a small container's self time, and causes no advice."""
     model = net(nn.Linear(8, 8), nn.Sequential(*(nn.Identity() for _ in range(60))), nn.Linear(8, 8))
     content = recorded(tmp_path, lambda: train(model, 6), detail="all")
     (container,) = [layer for layer in content.summary.forward if layer.path == "1"]
@@ -282,7 +282,7 @@ def test_no_advice_rests_on_the_time_of_hooks(tmp_path: Path) -> None:
 
 
 def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
-    """The first call of a layer often does."""
+    """A single slow call, such as the first call of a layer, causes no advice."""
     layer = Busy()
 
     def batches() -> Iterator[Tensor]:
@@ -297,7 +297,7 @@ def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
 
 
 def test_a_small_model_is_not_outside_of_modules(tmp_path: Path) -> None:
-    """torchotel's hooks around the model's call, and a slow first loss, are no reason for advice."""
+    """torchotel's hooks around the root call, and a slow first loss, cause no advice."""
     content = recorded(tmp_path, lambda: train(net(nn.Linear(8, 8)), 6), detail="all")
 
     def advised(*forward_s: float) -> Any:
@@ -321,7 +321,7 @@ def test_steps_that_become_slower(tmp_path: Path) -> None:
 
 
 def test_gradients_that_vanish(tmp_path: Path) -> None:
-    """Five saturated layers, of which the first gets next to nothing; the second run is not saturated."""
+    """Advice on vanishing gradients: five saturated layers, of which the first gets very small gradients."""
 
     def saturated(factor: float) -> nn.Sequential:
         model = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(8, 8), nn.Sigmoid())))
@@ -349,13 +349,13 @@ def test_a_gradient_norm_that_jumps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("detail", "said"), [("off", True), (5, True), (2, False), ("all", False)])
-def test_too_little_detail(tmp_path: Path, detail: Any, said: bool) -> None:  # noqa: FBT001  # a parameter of the test
+def test_too_little_detail(tmp_path: Path, detail: Any, said: bool) -> None:  # noqa: FBT001  # a test parameter
     content = recorded(tmp_path, lambda: train(nn.Linear(8, 1), 12), detail=detail)
     assert (advice(content, "recorded in detail") is not None) == said
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    """Its folder can be looked at meanwhile; when it has ended, that is not said."""
+    """A running run is reported as not ended; after its end, it is not."""
     quiet = {"traces_exporter": "none", "metrics_exporter": "none"}
     with torchotel.instrument(record=tmp_path / "run", **quiet) as handle:  # type: ignore[arg-type]  # the settings are a dict of several types
         train(nn.Linear(8, 1), 12)

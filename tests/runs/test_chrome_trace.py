@@ -1,4 +1,4 @@
-"""A run as trace events, held against the rules of the format."""
+"""Check the trace events of a run against the rules of the format."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def _export(folder: Path) -> tuple[ChromeTrace, dict[str, Any]]:
 
 
 def _validate(document: dict[str, Any]) -> None:
-    """Check the rules of the trace event format for what is used of it."""
+    """Check the rules of the trace event format for the event types that torchotel writes."""
     assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
     assert document["displayTimeUnit"] in {"ms", "ns"}
     lanes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -60,7 +60,7 @@ def _validate(document: dict[str, Any]) -> None:
 
 
 def _validate_nesting(lane: list[tuple[int, int]]) -> None:
-    """Complete events of a thread follow each other or lie inside each other."""
+    """Complete events of a thread are consecutive or nested."""
     open_ends: list[int] = []
     for start_ns, end_ns in sorted(lane, key=lambda times: (times[0], -times[1])):
         while open_ends and open_ends[-1] <= start_ns:
@@ -156,7 +156,7 @@ def test_keeps_the_steps_of_a_thread_on_one_track(tmp_path: Path) -> None:
         span = folders.span("torch.step", number, 0, start_ns, start_ns + 10, **{"thread.id": thread})
         return folders.request([{**span, "traceId": f"{number:032x}"}])
 
-    # Written in the order of their ends, or later where they waited for their readings.
+    # Records are written in the order of the steps' ends, or later if they wait for asynchronous reads.
     lines = [step(1, 8, 10), step(2, 9, 5), step(3, 9, 25), step(4, 8, 0), step(5, 8, 20), step(6, 9, 15)]
     info = {"started_unix_nano": "0"}
     _, document = _export(folders.write(tmp_path / "run", info=info, segments=[lines]))
@@ -179,7 +179,7 @@ def test_makes_a_whole_file_of_a_run_without_spans(tmp_path: Path) -> None:
 
 def test_stays_whole_whatever_a_stranger_wrote(tmp_path: Path) -> None:
     spans = [
-        folders.span('"}]\n<script>\ud800', 1, 2, 50, 40, **{"\x00": "x" * 5000}),  # ends before it begins
+        folders.span('"}]\n<script>\ud800', 1, 2, 50, 40, **{"\x00": "x" * 5000}),  # ends before it starts
         folders.span("circle", 2, 1, 0, 10**30),
         folders.span("itself", 3, 3, -5, 60, d=0.5),
     ]

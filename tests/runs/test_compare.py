@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""Test the comparison of two runs."""
 
 import json
 from pathlib import Path
@@ -59,11 +59,11 @@ def test_says_what_got_faster(tmp_path: Path) -> None:
 
 
 def test_tells_no_change_from_a_run_that_is_too_short_to_show_one(tmp_path: Path) -> None:
-    """Of what is noise, only what a regression could not hide in."""
+    """A change within noise is undecided only if its interval could hide a regression."""
     long, short = (_diff(tmp_path / str(steps), {"steps": steps}, {"steps": steps}) for steps in (2000, 20))
     assert set(_verdicts(long).values()) == {"noise"}
     assert _verdicts(short, 0.05)["forward conv"] == "can't tell"
-    assert _verdicts(short, 0.05)["forward norm"] == "noise"  # a trifle never fails
+    assert _verdicts(short, 0.05)["forward norm"] == "noise"  # a small part never fails
     assert short.regressions(0.05) == []
     change = short.steps[0].change
     assert change is not None
@@ -83,7 +83,7 @@ def test_says_how_many_cannot_be_told(tmp_path: Path) -> None:
     [("step", ["step"]), ("phases", ["step", "forward"]), ("all", ["step", "forward", "forward conv"])],
 )
 def test_fails_on_what_is_asked_for_alone(tmp_path: Path, gate: Gate, failed: list[str]) -> None:
-    """The rest is shown, as slower."""
+    """With --fail-on, the other parts are shown as slower."""
     diff = _diff(tmp_path, after={"slower": {"forward": 1.5, "conv": 1.4}}, gate=gate)
     assert [row.name for row in diff.regressions(LIMIT)] == failed
     shown = _verdicts(diff)
@@ -93,7 +93,7 @@ def test_fails_on_what_is_asked_for_alone(tmp_path: Path, gate: Gate, failed: li
 
 
 def test_widens_intervals_for_what_can_fail(tmp_path: Path) -> None:
-    """The fewer things, the narrower; what cannot fail is widened for all that is shown."""
+    """Intervals are narrower with fewer parts that can fail; other parts are corrected for all shown parts."""
 
     def width(row: Row) -> float:
         assert row.change is not None
@@ -113,7 +113,7 @@ def test_fails_for_no_trifle(tmp_path: Path) -> None:
 
 
 def test_sets_like_against_like(tmp_path: Path) -> None:
-    """Detail takes time here, and B has it on more steps, yet nothing got slower."""
+    """Steps with detail take longer, and B has more of them, yet nothing is slower."""
     diff = _diff(tmp_path, before={"detail": 4}, after={"detail": 2})
     assert (diff.compared, diff.steps[0].before.steps, diff.steps[0].after.steps) == ("plain", 36, 24)
     assert diff.regressions(LIMIT) == []
@@ -177,7 +177,7 @@ def test_refuses_runs_that_are_too_short_to_judge(tmp_path: Path) -> None:
 
 
 def _side(folder: Path, seed: int, speeds: list[float]) -> list[RunTimes]:
-    """Write runs that are slower, each as a whole, by a factor."""
+    """Write runs of which each is slower as a whole, by a factor."""
     names = (*timed_runs.PHASES, *timed_runs.LAYERS)
     for place, speed in enumerate(speeds):
         timed_runs.write(folder / str(place), seed=seed + place, slower=dict.fromkeys(names, speed))
@@ -185,7 +185,7 @@ def _side(folder: Path, seed: int, speeds: list[float]) -> list[RunTimes]:
 
 
 def test_takes_what_differs_from_run_to_run_for_noise(tmp_path: Path) -> None:
-    """A run of B alone is slower than one of A, but so is another of A."""
+    """A single run of B is slower than one of A, as is another run of A, so the change is noise."""
     before = _side(tmp_path / "a", 1, [1.0, 1.15, 1.05])
     after = _side(tmp_path / "b", 11, [1.15, 1.04, 1.1])
     assert [row.name for row in compare(before[:1], after[:1], "step").regressions(LIMIT)] == ["step"]
@@ -197,7 +197,7 @@ def test_takes_what_differs_from_run_to_run_for_noise(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_finds_what_is_slower_than_other_runs_of_the_same(tmp_path: Path, runs: int) -> None:
-    """Also where B is one run, beside several of A."""
+    """A regression is found beyond the variation of runs, even if B is a single run."""
     before = _side(tmp_path / "a", 1, [1.0, 1.02, 1.01, 0.99, 1.0])
     diff = compare(before, _side(tmp_path / "b", 11, [1.31, 1.29, 1.3][:runs]), "step")
     assert [row.name for row in diff.regressions(LIMIT)] == ["step"]

@@ -1,4 +1,4 @@
-"""What two sides differ in beside their times."""
+"""Test the differences between two sides in machine, versions and settings."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def test_reads_the_devices_off_the_modules(tmp_path: Path) -> None:
 
 
 def test_sets_the_runs_of_a_side_against_those_of_the_other() -> None:
-    """Where both sides ran on the same two hosts, these do not differ."""
+    """If both sides ran on the same two hosts, the host is not a difference."""
     one, two = (run_environment({"resource": {"host.name": name}}, ()) for name in ("one", "two"))
     assert differences([one, two], [two, one, one]) == []
     assert differences([one, two], [two]) == [("host", "one, two", "two")]
@@ -90,7 +90,7 @@ def test_says_it_first_and_fails_for_none_of_it(tmp_path: Path, capsys: pytest.C
 
 
 def test_shows_a_stranger_s_words_cut_and_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever their form is."""
+    """Values of any type from another program's file are cut and cannot control the terminal."""
     evil = "\x1b[2J\n\u202e" * 10_000
     hostile = {
         "service_name": evil,

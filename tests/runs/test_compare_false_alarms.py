@@ -1,4 +1,4 @@
-"""What `torchotel diff` takes for more than noise, over many pairs of simulated runs."""
+"""Count how often `torchotel diff` finds changes in pairs of simulated runs of equal code."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torchotel.runs.summary import PHASES
 PAIRS = 300
 LIMIT = 0.05
 NOISE = 0.05
-"""What is new in each step, as a share of its time."""
+"""Share of a step's time that is independent of the step before."""
 
 QUIET = {"noise", CANNOT_TELL}
 
 
 def _series(chance: random.Random, steps: int, likeness: float, factor: float = 1.0) -> array[float]:
-    """Make steps of 100 ms, each so much like the one before it (AR(1))."""
+    """Return steps of 100 ms with autocorrelation (AR(1))."""
     noise = chance.gauss(0, NOISE / math.sqrt(1 - likeness**2))
     series = array("d")
     for _ in range(steps):
@@ -57,7 +57,7 @@ def test_cries_wolf_in_less_than_one_pair_of_twenty(steps: int, likeness: float,
 @pytest.mark.parametrize("runs", [(1, 5), (3, 3), (5, 5)])
 @pytest.mark.parametrize("spread", [0.03, 0.1])
 def test_cries_no_wolf_where_runs_differ_as_wholes(runs: tuple[int, int], spread: float) -> None:
-    """By that much in their speed, as on a machine that others use too."""
+    """Runs that differ in their speed as a whole, as on a shared machine, cause few false alarms."""
     chance = random.Random(5)
 
     def side(count: int) -> list[RunTimes]:
@@ -67,7 +67,7 @@ def test_cries_no_wolf_where_runs_differ_as_wholes(runs: tuple[int, int], spread
 
 
 def _loud(diffs: list[Diff]) -> int:
-    """Count those in which anything got slower or faster."""
+    """Count the diffs in which any part is slower or faster."""
     return sum(any(row.verdict(LIMIT) not in QUIET for row in (*diff.steps, *diff.layers)) for diff in diffs)
 
 

@@ -48,7 +48,7 @@ def _rows(diff: Diff) -> Sequence[Row]:
 
 
 def test_finds_a_change_of_eighty_percent_in_noisy_runs() -> None:
-    """The interval was -81.2% … x17.3, and that of a layer reached x2.51e+06."""
+    """A change of 80 % is found in noisy runs; an earlier interval was -81.2% … x17.3, of a layer up to x2.51e+06."""
     diff = _compared("noisy", "noisy slower")
     assert {"step", "forward", "backward"} <= {row.name for row in diff.regressions(LIMIT)}
     step = diff.steps[0].change
@@ -59,7 +59,7 @@ def test_finds_a_change_of_eighty_percent_in_noisy_runs() -> None:
 
 
 def test_narrows_the_change_of_a_quiet_run_down() -> None:
-    """48 steps of each are enough for less than 30 points to either side."""
+    """48 steps a side give an interval of less than 30 points to either side."""
     step = _compared("quiet", "quiet slower").steps[0]
     assert step.verdict(LIMIT) == "REGRESSION"
     assert step.change is not None
@@ -82,6 +82,6 @@ def test_finds_no_difference_between_a_run_and_itself(name: str) -> None:
 @pytest.mark.parametrize("before", RUNS)
 @pytest.mark.parametrize("after", RUNS)
 def test_shows_no_absurd_factor(before: str, after: str) -> None:
-    """An end of an interval that is tenfold away is shown as unknown."""
+    """An interval end that is ten times away is shown as unknown."""
     text = render_diff(_compared(before, after), LIMIT, top=100)
     assert all(float(word[1:]) < 20 for word in text.split() if word.startswith("x"))

@@ -1,4 +1,4 @@
-"""What summary and page say of a run that an exception ended: the step, the layer, the message."""
+"""Test how summary and page report an exception that ended the run: step, layer and message."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ def _too_narrow_at(bad: int) -> Callable[[int], torch.Tensor]:
 
 @pytest.mark.parametrize("detail", ["all", "off"])
 def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
-    """It is no evaluation, and its layer is known without module spans too."""
+    """A failed training forward counts as a step, not as an evaluation; its layer is known without module spans too."""
     content = recorded(
         tmp_path, lambda: train(_net(), 30, batch=_too_narrow_at(20)), raises=RuntimeError, detail=detail
     )
@@ -81,7 +81,7 @@ def test_an_evaluation_that_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [0, 5])
 def test_a_request_with_gradients_on_is_no_step(tmp_path: Path, steps: int) -> None:
-    """A model in evaluation mode serves, even if the program forgot `no_grad`."""
+    """A model in evaluation mode that fails with gradients enabled counts as an evaluation, not as a step."""
 
     def program() -> None:
         net = _net()
@@ -96,7 +96,7 @@ def test_a_request_with_gradients_on_is_no_step(tmp_path: Path, steps: int) -> N
 
 
 def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
-    """It belongs to a step, and no module's call raised."""
+    """A failed backward belongs to its step, and no module call raised the exception."""
 
     def twice(step: int, output: torch.Tensor) -> torch.Tensor:
         loss = output.exp().mean()
@@ -114,7 +114,7 @@ def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
 
 
 class NoMemory(torch.optim.SGD):
-    """Has no memory for its state at the fourth step."""
+    """An optimizer that raises MemoryError at the fourth step."""
 
     steps = 0
 
@@ -129,7 +129,7 @@ class NoMemory(torch.optim.SGD):
 
 @pytest.mark.parametrize("closure", [False, True])
 def test_an_optimizer_step_that_ends_the_run(tmp_path: Path, *, closure: bool) -> None:
-    """It is named also where a backward ran inside it."""
+    """A failed optimizer step is named, even if a backward ran inside it."""
 
     def program() -> None:
         net = _net()
@@ -152,7 +152,7 @@ def test_an_optimizer_step_that_ends_the_run(tmp_path: Path, *, closure: bool) -
 
 
 class Disk(Dataset[torch.Tensor]):
-    """Ends with its disk."""
+    """A dataset that raises OSError at its end."""
 
     def __len__(self) -> int:
         return 12
@@ -165,7 +165,7 @@ class Disk(Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_fetch_that_ends_the_run(tmp_path: Path, workers: int) -> None:
-    """It is no evaluation, and the worker's own message is shown beside that of PyTorch."""
+    """A failed fetch is not an evaluation; the worker's own message is shown besides that of PyTorch."""
 
     def program() -> None:
         batches = iter(DataLoader(Disk(), batch_size=2, num_workers=workers))
@@ -185,7 +185,7 @@ def test_a_fetch_that_ends_the_run(tmp_path: Path, workers: int) -> None:
 
 @pytest.mark.parametrize(("steps", "place"), [(3, "after step 2"), (0, "before the first step")])
 def test_an_exception_of_the_programs_own_code(tmp_path: Path, steps: int, place: str) -> None:
-    """No span could show it, the end of the run does."""
+    """An exception outside steps is known from the run's end, since it has no span."""
 
     def program() -> None:
         train(_net(), steps)
@@ -203,7 +203,7 @@ def test_an_exception_of_the_programs_own_code(tmp_path: Path, steps: int, place
 
 @pytest.mark.parametrize(("after", "text"), [(False, "KeyError at step 2"), (True, "KeyError after step 2")])
 def test_an_exception_before_the_optimizer(tmp_path: Path, *, after: bool, text: str) -> None:
-    """The step has not ended, unless a validation follows: the last batches may be too few for the optimizer."""
+    """An exception between backward and optimizer belongs to that step, unless an evaluation follows it."""
 
     def program() -> None:
         net = _net()
@@ -222,7 +222,7 @@ def test_an_exception_before_the_optimizer(tmp_path: Path, *, after: bool, text:
 
 
 def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:
-    """The run did not end with it, not even if nothing was recorded after it."""
+    """An exception that the program caught did not end the run, even if nothing was recorded after it."""
 
     def program() -> None:
         net = _net()
@@ -273,7 +273,7 @@ for step in range(5):
 
 @pytest.mark.program
 def test_run_ends_with_the_place(tmp_path: Path) -> None:
-    """After the summary, beside where the recording is."""
+    """`torchotel run` prints the place of the exception after the summary, before the folder of the recording."""
     (tmp_path / "train.py").write_text(PROGRAM)
     done = commands.torchotel("run", "--record", "here", "train.py", cwd=tmp_path)
     assert done.returncode == 1

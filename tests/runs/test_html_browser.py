@@ -1,4 +1,4 @@
-"""The page in a real Chromium, without a network."""
+"""Test the page in a real Chromium without a network."""
 
 import html
 import itertools
@@ -23,7 +23,7 @@ MARKS = {
     "timeline": ['class="point"'],
     "logged": ['class="js-line"'],
 }
-"""What plotly draws: bars, lines, sectors, pixels."""
+"""Classes of the elements that plotly draws: bars, lines, sectors, pixels."""
 
 HOSTILE = [
     "</script><script>document.title='owned'</script>",
@@ -42,7 +42,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Give the elements of a page whose names are harmless."""
+    """Return the elements of a page with harmless names."""
     run = report_runs.training(
         tmp_path_factory.mktemp("harmless") / "run", error={"type": "x", "message": "x"}, nonfinite=["x"]
     )
@@ -79,7 +79,7 @@ def test_draws_a_run_of_one_step_and_one_of_none(tmp_path: Path) -> None:
 
 @in_chromium
 def test_leaves_a_strangers_names_without_effect(tmp_path: Path) -> None:
-    """Every name of a run is a text of at most a line, whatever stands in it."""
+    """Every name of a run appears as text of at most one line, whatever characters it has."""
     evils = itertools.cycle(HOSTILE)
     known: dict[str, str] = {}
     evil = "".join(HOSTILE)
@@ -100,7 +100,7 @@ def test_leaves_a_strangers_names_without_effect(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("evil", HOSTILE, ids=range(len(HOSTILE)))
 def test_escapes_and_cuts_each_name_in_each_place(tmp_path: Path, evil: str, harmless: set[str]) -> None:
-    """Without a browser: what is written holds no element that a harmless run's page does not have."""
+    """The written page has no element that a harmless run's page does not have."""
     folder = report_runs.training(
         tmp_path / "run",
         rename=lambda name: evil if name in {"train", "Net", "accuracy"} else f"{name}{evil}",
@@ -116,7 +116,7 @@ def test_escapes_and_cuts_each_name_in_each_place(tmp_path: Path, evil: str, har
 @in_chromium
 @pytest.mark.parametrize("width", [1400, 500])
 def test_modules_have_their_names_on_a_wide_and_on_a_narrow_page(tmp_path: Path, width: int) -> None:
-    """Labels that are too long for their place are hidden by plotly: those of the second level never are."""
+    """Labels of the second level of modules are visible at every width; plotly hides labels that do not fit."""
     opened = _open(report_runs.training(tmp_path / "run"), tmp_path, f"--window-size={width},3000")
     assert ('class="modebar-btn"' in opened.dom) == (width > 700)  # the buttons would cover the legend
     labels = [html.unescape(label) for label in _labels(opened.section("modules"))]
@@ -127,7 +127,7 @@ def test_modules_have_their_names_on_a_wide_and_on_a_narrow_page(tmp_path: Path,
 
 @in_chromium
 def test_is_dark_where_the_reader_prefers_that(tmp_path: Path) -> None:
-    """Figures too, whose colours are in their data."""
+    """Figures are dark too, although their colours are in their data."""
     folder = report_runs.training(tmp_path / "run")
     light, dark = _open(folder, tmp_path), _open(folder, tmp_path, "--blink-settings=preferredColorScheme=0")
     assert dark.console == []
@@ -147,7 +147,7 @@ def test_brightens_faint_modules_in_the_dark(tmp_path: Path) -> None:
 
 @in_chromium
 def test_titles_of_figures_fit_a_narrow_page(tmp_path: Path) -> None:
-    """Plots of logged values are below each other, and the title of the slowest step has two lines."""
+    """On a narrow page, plots of logged values are stacked, and the title of the slowest step has two lines."""
     folder = report_runs.training(tmp_path / "run", 31, duration_s=lambda number: 4.0 if number == 20 else 0.1)
     wide, narrow = (_open(folder, tmp_path, f"--window-size={width},3000") for width in (1400, 500))
     assert (wide.console, narrow.console) == ([], [])
@@ -159,14 +159,14 @@ def test_titles_of_figures_fit_a_narrow_page(tmp_path: Path) -> None:
 
 
 def _places(section: str) -> set[int]:
-    """Give the places of the titles from left to right, to the pixel."""
+    """Return the horizontal positions of the titles, in pixels."""
     places = re.findall(r'class="annotation-text-g" transform="rotate\(0,([\d.]+),', section)
     return {round(float(place)) for place in places}
 
 
 @in_chromium
 def test_sorts_a_table_by_a_click_on_its_head(tmp_path: Path) -> None:
-    """The largest first, at the second click the smallest; names by their letters, and broken after a dot if long."""
+    """The first click sorts from the largest value, the second from the smallest; long names break after a dot."""
     run = report_runs.content(report_runs.training(tmp_path / "run"))
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
     written = policy.sub("", document(run))
@@ -188,7 +188,7 @@ def test_shows_program_machine_and_settings(tmp_path: Path) -> None:
 
 
 def _labels(section: str) -> list[str]:
-    """Return the labels of an icicle that are not hidden."""
+    """Return the labels of an icicle that are visible."""
     found = re.findall(r'<text [^>]*class="slicetext"([^>]*)>(.*?)</text>', section)
     return [re.sub(r"<[^>]+>", "", text) for attributes, text in found if "display: none" not in attributes]
 
@@ -203,7 +203,7 @@ def test_shows_names_as_they_are(tmp_path: Path) -> None:
 
 
 def elements(page: str) -> set[str]:
-    """Name the elements of a page, and those of their attributes that can run or load something."""
+    """Return the elements of a page, with the attributes that can run or load something."""
     found = set()
 
     class Parser(HTMLParser):

@@ -1,4 +1,4 @@
-"""What the page shows: buckets, trees, chosen steps, advice. None of it needs a browser."""
+"""Test the content of the page without a browser: buckets, modules, selected steps, advice."""
 
 import html
 import math
@@ -34,7 +34,7 @@ def _slow_at(number: int, slow_s: float = 9.0) -> Callable[[int], float]:
 
 
 def test_shows_an_outlier_among_many_steps(tmp_path: Path) -> None:
-    """Downsampling keeps the slowest step of each bucket, and the bar is a real step."""
+    """Downsampling keeps the slowest step of each bucket, and each bar is a real step."""
     times = [StepTime(number, 9.0 if number == 7_777 else 0.1, (0.0,) * 5, detailed=False) for number in range(10_000)]
     found = buckets(times, 400)
     assert len(found) == 400
@@ -81,7 +81,7 @@ def test_gathers_the_smallest_of_many_modules() -> None:
 
 
 def test_draws_few_levels_of_many_modules_at_first(tmp_path: Path) -> None:
-    """All of them are in the figure, for whoever goes in."""
+    """All modules are in the figure, of which few levels are drawn at first."""
     content = report_runs.content(report_runs.training(tmp_path / "run", 1))
     parts = [_layer(f"layers.{row}.{part}", 1.0) for row in range(200) for part in range(5)]
     grown = replace(
@@ -108,7 +108,7 @@ def test_puts_several_models_beside_each_other() -> None:
 
 
 def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
-    """A slow start does not hide the slowest step after it."""
+    """A slow first step does not hide the slowest step after the warm-up."""
 
     def duration_s(number: int) -> float:
         return {0: 5.0, 21: 2.0}.get(number, 0.1 + number / 1e6)
@@ -123,7 +123,7 @@ def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
 
 
 def test_names_a_step_beside_the_median_as_what_it_is(tmp_path: Path) -> None:
-    """Detailed steps of a small model take longer than the others."""
+    """The title says if the detailed step is not a median step: detail slows small models."""
     folder = report_runs.training(tmp_path / "run", 30, duration_s=lambda number: 0.15 if number % 3 == 0 else 0.1)
     content = report_runs.content(folder)
     assert [title for title, _ in content.traces.selected()][-1] == "Detailed step nearest to the median"
@@ -142,7 +142,7 @@ def test_puts_spans_below_the_ones_they_stand_in(tmp_path: Path) -> None:
 
 
 def test_leaves_spans_out_that_stand_in_themselves(tmp_path: Path) -> None:
-    """A stranger's parents may go round in a circle, or lead out of the step."""
+    """Spans whose parents form a cycle, or are outside the step, are left out."""
     spans = [
         run_folders.span("torch.step", 1, 0, 0, 100),
         run_folders.span("a", 2, 3, 0, 10),
@@ -195,7 +195,7 @@ def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_pa
 
 
 def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
-    """Steps that are looked at are not evenly far apart: the first ten, say, then few."""
+    """Columns are placed by step number, since norms are read on irregular steps: the first ten, then few."""
     units = [run_folders.step(number, 0.1, gradient_norms={"Net": {"a": 1.0}}) for number in (0, 1, 2, 12)]
     section = gradient_figure.section(report_runs.content(run_folders.write(tmp_path / "run", units=units)))
     assert section is not None
@@ -217,7 +217,7 @@ def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
     ],
 )
 def test_labels_the_colours_with_round_norms(tmp_path: Path, smallest: float, largest: float, ticks: list[str]) -> None:
-    """At least three of them, and no crowd."""
+    """The colour scale has three to eight labels."""
     units = [run_folders.step(0, 0.1, gradient_norms={"Net": {"a": smallest, "b": largest}})]
     section = gradient_figure.section(report_runs.content(run_folders.write(tmp_path / "run", units=units)))
     assert section is not None
@@ -227,7 +227,7 @@ def test_labels_the_colours_with_round_norms(tmp_path: Path, smallest: float, la
 
 
 def test_labels_modules_with_their_types(tmp_path: Path) -> None:
-    """The root is its type, and a container is never called, so its type is not known."""
+    """A module's label has its type, except for the root, which is its type, and for containers."""
     section = module_figure.section(report_runs.content(report_runs.training(tmp_path / "run", 3)))
     assert section is not None
     forward = section.figure.data[0]
@@ -243,7 +243,7 @@ def test_labels_modules_with_their_types(tmp_path: Path) -> None:
 
 
 def test_several_models_are_told_apart(tmp_path: Path) -> None:
-    """In figures and tables, by the names that the program gives them; a loss is no second model."""
+    """Several models are distinguished in figures and tables by their given names; a loss is not another model."""
 
     def program() -> None:
         first, second = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2))
@@ -267,13 +267,13 @@ def test_several_models_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("colour", PHASE_COLOURS.values())
 def test_text_on_a_shade_is_readable(colour: str) -> None:
-    """White on dark and dark on light; of a full colour it does not change in dark mode."""
+    """Text is white on dark shades and dark on light ones; on a full colour it is the same in dark mode."""
     assert ink_on(colour, 0) == INK
     assert ink_on(colour, 1) in {ON_DARK, ON_LIGHT}
 
 
 def test_says_no_share_of_waiting_where_no_loader_was_seen(tmp_path: Path) -> None:
-    """What a program loads by itself is in no phase, so 0 % would be a promise."""
+    """Without a DataLoader the page gives no share of waiting, since other loading is in no phase."""
     without = {**PHASES, "data": 0.0}
     said = report_runs.head(report_runs.content(report_runs.training(tmp_path / "without", phases=without)))
     assert "<dt>waiting for data</dt><dd>not seen</dd><dd class=note>no DataLoader ran</dd>" in said
@@ -332,7 +332,7 @@ def test_finds_nothing_where_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_asks_the_browser_for_its_own_scripts_alone(tmp_path: Path) -> None:
-    """Even what slipped through all escaping could not run or load anything."""
+    """The Content-Security-Policy allows the page's own scripts only, so that unescaped text could not run."""
     page = html.unescape(document(report_runs.content(report_runs.training(tmp_path / "run", 2))))
     (policy,) = [line for line in page.splitlines() if "Content-Security-Policy" in line]
     assert "default-src 'none'" in policy

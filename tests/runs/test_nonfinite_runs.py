@@ -1,4 +1,4 @@
-"""What summary and page say of a run that went NaN: the step, the first layers, the values before."""
+"""Test how summary and page report NaN: the step, the first layers, the values before."""
 
 import math
 import re
@@ -19,7 +19,7 @@ TITLE = "NaN or infinity "
 
 
 class SquareRoot(nn.Module):
-    """Has an infinite derivative at zero."""
+    """A module with an infinite derivative at zero."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs.sqrt()
@@ -37,7 +37,7 @@ def _bad_batch(step: int) -> torch.Tensor:
 
 
 def test_a_bad_batch_is_found(tmp_path: Path) -> None:
-    """The loss is NaN from that step on; gradient norms come with the next."""
+    """A bad batch makes the loss NaN; gradient norms show the layers one step later."""
     content = recorded(tmp_path, lambda: train(_net(), 45, batch=_bad_batch), detail="off")
     value_ranges = content.summary.value_ranges
     onset = value_ranges.onset
@@ -59,7 +59,7 @@ def test_a_bad_batch_is_found(tmp_path: Path) -> None:
 
 
 def test_the_summary_says_so_too(tmp_path: Path) -> None:
-    """Before the tables of values, with the last finite gradient norm."""
+    """The summary names the step before its tables, with the last finite gradient norm."""
     content = recorded(tmp_path, lambda: train(_net(), 45, batch=_bad_batch), detail="off", gradient_norms=True)
     text = render(content.summary, content.info)
     (lines,) = re.findall(rf"NaN or infinite first at step {BAD}\n((?:  .*\n)+)", text)
@@ -72,12 +72,12 @@ def test_the_summary_says_so_too(tmp_path: Path) -> None:
     )
     found = advice(content, TITLE)
     assert found is not None
-    assert f"check the batch of step {BAD} first" in found.text  # the gradients of the step before were finite
+    assert f"check the batch of step {BAD} first" in found.text  # the previous step had finite gradients
     assert re.search(r"\nloss +[\d.e-]+ +NaN or Inf ", text)
 
 
 def test_a_growing_loss_is_told_from_a_bad_batch(tmp_path: Path) -> None:
-    """Too large a learning rate lets the loss grow until it is infinite."""
+    """A learning rate that is too large lets the loss grow until it is infinite, which is not a bad batch."""
     content = recorded(tmp_path, lambda: train(nn.Linear(8, 1), 200, lr=5.0))
     found = advice(content, TITLE)
     assert found is not None
@@ -87,7 +87,7 @@ def test_a_growing_loss_is_told_from_a_bad_batch(tmp_path: Path) -> None:
 
 
 def test_gradients_that_grow_before_the_loss_does_are_no_fault_of_the_backward(tmp_path: Path) -> None:
-    """The loss of the step is finite still, and many times its median."""
+    """Gradients overflow while the loss is finite but many times its median; the backward is not blamed."""
     lines = [step(number, 0.1, values={"loss": 2.0}, gradient_norm=1.0) for number in range(20)]
     lines += [step(20, 0.1, values={"loss": 1e30}, gradient_norm=None, nonfinite=["gradient 0"])]
     found = advice(gather(open_run(write(tmp_path / "run", units=lines))), TITLE)
@@ -97,7 +97,7 @@ def test_gradients_that_grow_before_the_loss_does_are_no_fault_of_the_backward(t
 
 
 def test_without_a_loss_no_cause_is_named(tmp_path: Path) -> None:
-    """Only some steps have gradient norms, so it may have begun before the first that shows it."""
+    """Without a logged loss, NaN is seen on steps with gradient norms only, so it may have begun earlier."""
     lines = [step(number, 0.1) for number in range(8)]
     lines += [step(8, 0.1, gradient_norm=None, gradient_norms={"Net": {"0": None}}, nonfinite=["gradient 0"])]
     content = gather(open_run(write(tmp_path / "run", units=lines)))
@@ -111,7 +111,7 @@ def test_without_a_loss_no_cause_is_named(tmp_path: Path) -> None:
 
 
 def test_a_page_without_nan_says_how_many_steps_were_checked(tmp_path: Path) -> None:
-    """A run without a loss may be NaN on a step whose gradients were not read."""
+    """Without a logged loss, the page says that NaN on other steps is not shown."""
     lines = [step(number, 0.1, gradient_norm=1.0) if number < 2 else step(number, 0.1) for number in range(9)]
     content = gather(open_run(write(tmp_path / "run", info={"finished": True}, units=lines)))
     assert "gradient norms were read on 2 of 9 steps; a NaN on other steps is not shown." in report_runs.head(content)
@@ -121,7 +121,7 @@ def test_a_page_without_nan_says_how_many_steps_were_checked(tmp_path: Path) -> 
 
 
 def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
-    """The loss of that step is finite, and the layer is the one below the square root."""
+    """If the backward makes the first NaN, the layer below the square root is named; the loss is still finite."""
     model = nn.Sequential(nn.Linear(8, 4, bias=False), SquareRoot(), nn.Linear(4, 1))
     with torch.no_grad():
         next(model.parameters()).abs_()
@@ -140,7 +140,7 @@ def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
 
 
 def test_no_figure_is_named_that_shows_nothing(tmp_path: Path) -> None:
-    """Without gradient norms there are no crosses, and the advice is how to have them."""
+    """Without gradient norms, the advice names the setting instead of the figure."""
     content = recorded(tmp_path, lambda: train(_net(), 45, batch=_bad_batch), gradient_norms=False)
     found = advice(content, TITLE)
     assert found is not None
@@ -160,7 +160,7 @@ def test_a_loss_that_never_was_finite(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_finite_again_is_shown(tmp_path: Path) -> None:
-    """One bad loss of many: the tile has the last one, and the step is named all the same."""
+    """After one NaN, the tile shows the last finite loss, and the advice names the step."""
 
     def loss(step: int, output: torch.Tensor) -> torch.Tensor:
         return output.pow(2).mean() + (math.inf if step == 3 else 0.0)
@@ -175,7 +175,7 @@ def test_a_loss_that_is_finite_again_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_logged_late_counts(tmp_path: Path) -> None:
-    """A line of the run file of its own has null for it."""
+    """A NaN that is logged after its step, as null in a line of its own, is found."""
     late = {"kind": "log", "number": 1, "time_unix_nano": "1", "values": {"loss": None}}
     run = open_run(write(tmp_path / "run", units=[step(0, 0.1, values={"loss": 2.0}), step(1, 0.1), late]))
     onset = summarise(run.records(), run.spans()).value_ranges.onset

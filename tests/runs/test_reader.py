@@ -1,4 +1,4 @@
-"""Reading a run folder back."""
+"""Test reading a run folder."""
 
 import json
 import math
@@ -102,7 +102,7 @@ def test_says_why_a_folder_is_no_run(tmp_path: Path) -> None:
 
 
 def test_says_how_far_it_has_read(tmp_path: Path) -> None:
-    """Readers of a large run show their progress by it."""
+    """`on_read` gets the bytes of each line, for progress displays."""
     read: list[int] = []
     run = replace(open_run(folders.net(tmp_path / "run")), on_read=read.append)
     assert run.size_bytes > 0
@@ -177,7 +177,7 @@ def _with_span(folder: Path, span: str) -> Path:
 def test_skips_lines_that_would_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rest of the run is read, and a warning names the file."""
+    """A line that is too long is skipped with a warning that names the file; the rest of the run is read."""
     folder = folders.net(tmp_path / "run")
     before = list(open_run(folder).records())
     with (folder / "metrics.jsonl").open("a") as file:
@@ -192,7 +192,7 @@ def test_skips_lines_that_would_fill_the_memory(
 def test_reads_regular_files_alone(tmp_path: Path) -> None:
     folder = folders.net(tmp_path / "run")
     spans = list(open_run(folder).spans())
-    os.mkfifo(folder / "trace-00003.jsonl")  # reading it would wait for a writer
+    os.mkfifo(folder / "trace-00003.jsonl")  # opening it would block without a writer
     (folder / "metrics.jsonl").unlink()
     os.mkfifo(folder / "metrics.jsonl")
     run = open_run(folder)

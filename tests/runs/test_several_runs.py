@@ -1,4 +1,4 @@
-"""Several runs in one folder."""
+"""Test folders with several runs."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def _write(folder: Path, rank: int | None = None) -> Path:
 
 
 def test_opens_a_run_or_those_in_a_folder(tmp_path: Path) -> None:
-    """A run is one run, whatever else lies in it."""
+    """A run folder is opened as one run, even if it contains other folders."""
     runs = [_write(tmp_path / "main" / name) for name in ("1", "2")]
     (tmp_path / "main" / "notes").mkdir()
     assert [run.folder for run in open_runs(tmp_path / "main")] == runs
@@ -24,14 +24,14 @@ def test_opens_a_run_or_those_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_takes_rank_0_for_all_ranks_of_a_run(tmp_path: Path) -> None:
-    """They wait for each other, so they are not runs of their own; one that is named is opened all the same."""
+    """Rank 0 represents all ranks of a run, since ranks wait for each other; any rank can be opened by its path."""
     written = {(run, rank): _write(tmp_path / f"{run}-rank{rank}", rank) for run in (1, 2) for rank in (0, 1)}
     assert [run.folder for run in open_runs(tmp_path)] == [written[1, 0], written[2, 0]]
     assert [run.folder for run in open_runs(written[1, 1])] == [written[1, 1]]
 
 
 def test_names_the_ranks_of_a_missing_folder(tmp_path: Path) -> None:
-    """Each rank has a folder of its own, with its number behind the name that was given."""
+    """The error message on a missing folder names the folders of the ranks."""
     for rank in (0, 1, 10):
         _write(tmp_path / f"run-rank{rank}", rank)
     with pytest.raises(RunError, match=r"run: no such folder; .*run-rank0, .*run-rank1 and 1 more"):

@@ -1,4 +1,4 @@
-"""The interval of a ratio of medians."""
+"""Test the confidence interval of a ratio of medians."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def test_reads_students_t_as_the_tables_do(confidence: float, freedom: int, reac
 
 
 def test_agrees_with_r_on_several_runs() -> None:
-    """`t.test(extra ~ group, sleep, var.equal = TRUE)` gives -3.363874 and 0.203874; here they are logarithms."""
+    """R's `t.test(extra ~ group, sleep, var.equal = TRUE)` gives -3.363874 and 0.203874, here as logarithms."""
     one, other = (
         [math.exp(extra) for extra in group]
         for group in (
@@ -33,7 +33,7 @@ def test_agrees_with_r_on_several_runs() -> None:
 
 
 def _steps(chance: random.Random, count: int, likeness: float, noise: float = 0.1) -> list[float]:
-    """Make steps of 100 ms with so much noise, each so much like the one before it."""
+    """Return steps of 100 ms with noise and autocorrelation."""
     state = chance.gauss(0, 1)
     steps = []
     for _ in range(count):
@@ -44,7 +44,7 @@ def _steps(chance: random.Random, count: int, likeness: float, noise: float = 0.
 
 @pytest.mark.parametrize(("count", "likeness"), [(5, 0.0), (20, 0.0), (60, 0.0), (60, 0.5), (300, 0.5), (1000, 0.9)])
 def test_takes_no_noise_for_a_change(count: int, likeness: float) -> None:
-    """Less than one pair in twenty deceives, also where neighbouring steps are alike."""
+    """Fewer than one in twenty pairs of equal runs shows a change, even with correlated steps."""
     chance = random.Random(5)
     pairs = 200
     deceived = sum(
@@ -56,7 +56,7 @@ def test_takes_no_noise_for_a_change(count: int, likeness: float) -> None:
 
 @pytest.mark.parametrize("dwell", [5, 20])
 def test_takes_no_jumps_between_two_speeds_for_a_change(dwell: int) -> None:
-    """As on a machine that another program uses at times; the interval reaches hardly beyond the two speeds."""
+    """Jumps between two speeds, as on a shared machine, are no change; the interval hardly exceeds the two speeds."""
     chance = random.Random(5)
 
     def steps() -> list[float]:
@@ -72,13 +72,13 @@ def test_takes_no_jumps_between_two_speeds_for_a_change(dwell: int) -> None:
 
 
 def test_is_not_deceived_by_steps_that_take_turns() -> None:
-    """As with gradients that are accumulated over two: sides of the median that alternate tell of no persistence."""
+    """Alternating steps, as with gradient accumulation over two batches, do not count as persistence."""
     steps = [0.1 if place % 2 else 0.2 for place in range(61)]
     assert ratio(steps, steps[1:] + steps[1:2], confidence=CONFIDENCE).is_noise
 
 
 def test_takes_a_drift_within_the_runs_for_noise() -> None:
-    """Steps get slower by a fifth from start to end, and B starts where A had got a third of the way."""
+    """A drift of a fifth within each run is noise, although B starts where A was after a third."""
     chance = random.Random(8)
     before, after = (
         [(1 + (start + place) / 500) * step for place, step in enumerate(_steps(chance, 100, 0.0, noise=0.01))]
@@ -105,7 +105,7 @@ def test_is_not_moved_by_a_few_steps_that_hung() -> None:
 
 
 def test_reads_the_median_between_order_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.4469, Student's t for six cosines, times half of 1/10 is 12.2 % of 100 independent steps; a fifth may hang."""
+    """The bounds are order statistics: 2.4469 (t for six cosines) times half of 1/10 is 12.2 % of the steps."""
     monkeypatch.setattr(statistics, "_persistence", lambda _: 1.0)
     steps = [0.1 + place / 1000 for place in range(100)]
     low, middle, high = statistics._median(steps, 0.95)

@@ -1,4 +1,4 @@
-"""The numbers of a summary, and how they are laid out."""
+"""Test the numbers of a summary, and its text."""
 
 from pathlib import Path
 
@@ -65,14 +65,14 @@ def test_adds_up_steps_phases_and_layers(tmp_path: Path) -> None:
 
 
 def test_counts_folded_evaluations_as_what_they_stand_for(tmp_path: Path) -> None:
-    """Of 25 forwards of a request ten are shown, and one stands for the others."""
+    """Of 25 forwards of a request ten are recorded individually, and one record counts for the others."""
     units = [folders.step(number, 0.05, kind="evaluation", folded=0) for number in range(10)]
     folders.write(tmp_path / "run", units=[*units, folders.step(10, 0.5, kind="evaluation", folded=15)])
     assert _summary(tmp_path / "run").evaluations == 25
 
 
 def test_adds_up_the_time_of_folded_evaluations(tmp_path: Path) -> None:
-    """The duration of a folded one reaches from the first to the last, with what is between them."""
+    """The time of folded evaluations is their sum; the duration of their record includes the gaps."""
     units = [
         folders.step(0, 0.25, kind="evaluation"),
         folders.step(1, 60.0, kind="evaluation", folded=15, folded_s=1.5),
@@ -96,7 +96,7 @@ def test_layers_are_those_of_training_steps(tmp_path: Path) -> None:
 
 
 def test_says_how_many_calls_were_folded(tmp_path: Path) -> None:
-    """A phase can hold them too, if there is no room for any module."""
+    """Folded calls of a phase are counted too, if no module has a span."""
     spans = [
         folders.span("torch.forward", 1, 0, 0, 10, **{"torch.step.number": 0, "torch.folded.calls": 4}),
         {**folders.module("fc", 2, 1, 0, 10)},
@@ -126,11 +126,11 @@ def test_keeps_models_and_their_layers_apart(tmp_path: Path) -> None:
 
 
 class Encoder(nn.Linear):
-    """Stands under its own name."""
+    """A module whose attribute name is its class name."""
 
 
 class Net(nn.Module):
-    """Makes its loss in forward, and has an attribute that is named as its class."""
+    """A model that creates its loss in forward, and has an attribute named like its class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_only_the_model_itself_has_its_name(tmp_path: Path, name: str | None) -> None:
-    """A layer whose path is its class has not: a loss that is made in forward, an attribute named as its class."""
+    """Only the model is shown by its model name, not a loss created in forward or an attribute named like a class."""
 
     def program() -> None:
         model = Net()

@@ -1,4 +1,4 @@
-"""What was logged and the norms of gradients, over a run."""
+"""Test the ranges of logged values and of gradient norms over a run."""
 
 import math
 from pathlib import Path
@@ -68,7 +68,7 @@ def _summary(folder: Path) -> Summary:
 
 
 def test_follows_numbers_over_the_run(tmp_path: Path) -> None:
-    """Texts and switches are left out, non-finite numbers are counted by name."""
+    """Strings and booleans are left out, and NaN is counted by name."""
     value_ranges = _summary(tmp_path / "run").value_ranges
     assert value_ranges.totals == {"samples": 8}
     assert value_ranges.nonfinite == {"loss": 1, "gradient fc": 1}
@@ -78,12 +78,12 @@ def test_follows_numbers_over_the_run(tmp_path: Path) -> None:
 
 
 def test_lays_them_out(tmp_path: Path) -> None:
-    """Losses, rates and norms stand between the phases and the layers."""
+    """Losses, learning rates and norms are listed between phases and layers."""
     assert render(_summary(tmp_path / "run"), {}) == LAID_OUT
 
 
 def test_models_are_kept_apart(tmp_path: Path) -> None:
-    """A GAN's two nets own the same names."""
+    """Two networks of a GAN can have layers of the same names."""
     norms = {"Generator": {"main.0": 1.0}, "Discriminator": {"main.0": 2.0}}
     folder = folders.write(tmp_path / "run", units=[folders.step(0, 0.1, gradient_norms=norms)])
     run = open_run(folder)
@@ -92,7 +92,7 @@ def test_models_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_names_layers_by_the_models_of_the_whole_run(tmp_path: Path) -> None:
-    """In one table and figure, although each step has the norms of other models."""
+    """Layers have their model's name in the whole table and figure, although each step has one model's norms."""
     steps = [{"G": {"0": 1.0}}, {"G": {"0": 3.0}, "D": {"0": 2.0}}, {"D": {"0": None}}]
     units = [folders.step(number, 0.1, gradient_norms=norms) for number, norms in enumerate(steps)]
     content = gather(open_run(folders.write(tmp_path / "run", units=units)))

@@ -1,4 +1,4 @@
-"""Servers are found by their version, or built, whole or not at all."""
+"""Test finding and building servers: by version, and completely or not at all."""
 
 import re
 import shutil
@@ -24,20 +24,20 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(work: Path, made: Path) -> None:
-    """Leave something in the work folder too."""
+    """Build, and leave an intermediate file."""
     (work / "go.mod").write_text("module backend\n")
     (made / "server").write_text("built")
 
 
 def fail(work: Path, made: Path) -> None:
-    """Stop half way."""
+    """Fail in the middle of a build."""
     build(work, made)
     raise BuildError("no")
 
 
 @pytest.mark.usefixtures("_own_cache")
 def test_a_server_is_built_once_and_found_by_its_version(tmp_path: Path) -> None:
-    """Another version is another one; nothing but the binaries is kept, and what two lock who build at once."""
+    """Each version is built once; only binaries and the lock file remain."""
     said: list[str] = []
     first = ensure(Backend("server", "1.0", ("server",)), build, said.append)
     assert first == tmp_path / "server-1.0" / "server"
@@ -62,7 +62,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_own_cache")
 def test_two_who_miss_a_server_build_it_once() -> None:
-    """The second waits and takes the first's: binaries that are there are not replaced, since somebody may run them."""
+    """Of two concurrent builds, the second waits and uses the first one's binaries, which may be running."""
     both, builds = threading.Barrier(2), []
 
     def say(text: str) -> None:
@@ -81,7 +81,7 @@ def test_two_who_miss_a_server_build_it_once() -> None:
 
 @pytest.mark.usefixtures("_own_cache")
 def test_without_go_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the files that do as well: not every release names them as we do."""
+    """Without Go, the message names all missing servers, and the release binaries to use instead."""
     PROMETHEUS.folder.mkdir()
     PROMETHEUS.binary().touch()
     monkeypatch.setenv("PATH", "")
@@ -102,7 +102,7 @@ def test_without_go_all_that_is_missing_is_named_at_once(tmp_path: Path, monkeyp
 
 @pytest.mark.usefixtures("_own_cache")
 def test_a_server_is_found_in_the_cache_and_then_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that cannot be executed is not found."""
+    """A server is found in the cache, then on PATH; a file that is not executable is not found."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     on_path = tmp_path / "bin" / COLLECTOR.on_path
     for file in (on_path, COLLECTOR.binary()):
@@ -123,7 +123,7 @@ def test_a_build_that_fails_says_what_go_said(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_collector_is_built_of_components_of_its_own_version() -> None:
-    """Providers are numbered otherwise."""
+    """The Collector's components have its version; its config providers have another version scheme."""
     manifest = Path(backends.__file__).with_name("collector.yaml").read_text()
     versions = {version for path, version in re.findall(r"gomod: (\S+) v(\S+)", manifest) if "/provider/" not in path}
     assert versions == {COLLECTOR.version}

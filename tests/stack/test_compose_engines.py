@@ -1,4 +1,4 @@
-"""The stack in containers, as far as the command goes: a stand-in takes what an engine would."""
+"""Test the stack in containers up to the engine's command line, with a stand-in for the engine."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def stack(tmp_path: Path, engine: Engine) -> Iterator[Stack]:
 
 
 def test_another_terminal_finds_the_ports(stack: Stack, engine: Engine) -> None:
-    """Whatever it was told itself: `status` asks there, and a second `up` leaves them."""
+    """`status` and a second `up` use the ports of the running stack, whatever the terminal's variables."""
     engine.install("docker")
     assert stack("up").returncode == 0
     status = stack.elsewhere("status")
@@ -48,7 +48,7 @@ def test_another_terminal_finds_the_ports(stack: Stack, engine: Engine) -> None:
 
 
 def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engine) -> None:
-    """Though another, that would be taken first, is there by then."""
+    """`down` uses the engine that started the stack, even if a preferred engine has been installed meanwhile."""
     engine.install(*PODMAN)
     assert stack("up").returncode == 0
     engine.install("docker")
@@ -62,7 +62,7 @@ def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engin
 
 
 def test_a_folder_that_was_chosen_is_told_and_kept(stack: Stack, engine: Engine, tmp_path: Path) -> None:
-    """As a shell reads it, and in a terminal that has not chosen it too."""
+    """The chosen discovery folder is printed for a shell, and kept for other terminals."""
     engine.install("docker")
     chosen = str(tmp_path / "whose targets")
     for up in (stack("up", TORCHOTEL_DISCOVERY_DIR=chosen), stack("up")):
@@ -74,7 +74,7 @@ def test_a_folder_that_was_chosen_is_told_and_kept(stack: Stack, engine: Engine,
 
 
 def test_what_knows_no_variables_is_written(stack: Stack, engine: Engine) -> None:
-    """Prometheus is told where the Collector is, and Jaeger's page where Grafana is."""
+    """Generated files have the ports: Prometheus's targets, and the links of Jaeger's page to Grafana."""
     engine.install("docker")
     assert stack("up").returncode == 0
     written = Path(engine.told()[0].split()[2])
@@ -88,7 +88,7 @@ def test_what_knows_no_variables_is_written(stack: Stack, engine: Engine) -> Non
 
 @pytest.mark.parametrize("small", [False, True], ids=["into the Collector", "into Prometheus"])
 def test_where_nothing_is_scraped_metrics_are_pushed(stack: Stack, engine: Engine, *, small: bool) -> None:
-    """As often as Grafana believes that they come: of rarer ones it would draw nothing."""
+    """Without scraping, metrics are pushed at the interval that the dashboards expect."""
     engine.install("docker", system="Docker Desktop")
     up = stack("up", *(["--small"] if small else []))
     receiver = f"http://localhost:{stack.ports['PROMETHEUS_PORT']}/api/v1/otlp/v1/metrics"

@@ -1,4 +1,4 @@
-"""Another program that answers is never taken for a server of the stack."""
+"""Test that another program on a port is never reported as a server of the stack."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_nobody_takes_the_place_of_a_process_that_was_killed(native: Stack, kill
 
 @pytest.mark.program
 def test_nobody_takes_the_place_of_a_container(stack: Stack, tmp_path: Path) -> None:
-    """Whatever name the user's own projects have."""
+    """A stopped container is down even if another program answers on its port, whatever COMPOSE_PROJECT_NAME is."""
     engine = Engine(tmp_path / "bin")
     engine.install("docker")
     stack.environ |= {"PATH": str(engine.folder), "COMPOSE_PROJECT_NAME": "mine"}
@@ -53,7 +53,7 @@ def test_nobody_takes_the_place_of_a_container(stack: Stack, tmp_path: Path) -> 
     assert status.returncode == 1
     assert up.returncode == 1
     assert f"  {stack.ports['PROMETHEUS_PORT']} of prometheus: process " in up.stderr
-    assert stack("up").returncode == 0  # there is something to take down at the end
+    assert stack("up").returncode == 0  # so that there is a stack to take down
 
 
 @pytest.mark.program

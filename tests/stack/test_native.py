@@ -1,4 +1,4 @@
-"""A server runs once, however many commands ask about it meanwhile."""
+"""Test that a server is started once, with concurrent commands."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from torchotel.stack.native import Process
 
 
 def test_a_start_is_not_lost_beside_one_who_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for the pid locks its file for a moment, and that is not a process that runs."""
+    """A command that reads the pid locks the file briefly; a concurrent start still succeeds."""
     process, tried, flock = Process(tmp_path), threading.Event(), fcntl.flock
 
     def noticed(file: IO[bytes], kind: int) -> None:
@@ -38,7 +38,7 @@ def test_a_start_is_not_lost_beside_one_who_asks(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.program
 def test_the_pid_of_before_is_gone_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be another's by now, and whoever stops the server then would end that."""
+    """The previous pid is removed before a start, since another process may have it."""
     process, popen = Process(tmp_path), subprocess.Popen
     seen: list[int | None] = []
 
@@ -68,7 +68,7 @@ def test_a_second_start_leaves_the_first(tmp_path: Path) -> None:
 
 
 def test_the_log_of_the_one_before_is_kept(tmp_path: Path) -> None:
-    """It says why that one ended."""
+    """The log of the previous process is kept, since it may contain the reason of its failure."""
     process = Process(tmp_path)
     for said in ("first", "second"):
         process.start(["echo", said], {"PATH": os.environ["PATH"]})

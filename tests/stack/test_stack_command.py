@@ -1,4 +1,4 @@
-"""`torchotel stack`: real servers come up, take a run, and go down; what is missing is said."""
+"""Test `torchotel stack` with real servers: start, a run, stop, and messages on failures."""
 
 import json
 import socket
@@ -34,17 +34,17 @@ def _built() -> None:
 @pytest.mark.usefixtures("_built")
 @pytest.mark.parametrize("small", [False, True], ids=["through the Collector", "straight to Jaeger"])
 def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, small: bool) -> None:
-    """`up` prints what the training needs, and nothing else is needed; `down` ends all that it began."""
+    """`up` prints all variables that a training needs, and `down` ends all processes."""
     up = stack("up", "--native", *(["--small"] if small else []))
     assert up.returncode == 0, up.stderr
     said = stack.variables(up.stdout)
-    assert set(said) == {"OTEL_EXPORTER_OTLP_ENDPOINT"}  # the ports are not the usual ones
+    assert set(said) == {"OTEL_EXPORTER_OTLP_ENDPOINT"}  # since the ports are not the defaults
     with held_training(tmp_path, XDG_STATE_HOME=stack.environ["XDG_STATE_HOME"], **said):
         query = f"/api/v1/query?query=torch_steps_total=={STEPS}"
         (steps,) = until(lambda: json.loads(stack.ask("PROMETHEUS", query))["data"]["result"], bool)
         assert steps["metric"]["job"] == "digits"
     until(lambda: json.loads(stack.ask("JAEGER", "/api/services"))["data"] or [], lambda names: "digits" in names)
-    assert "torchotel-layers" not in stack.ask("JAEGER", "/search")  # no link to Grafana, which is not there
+    assert "torchotel-layers" not in stack.ask("JAEGER", "/search")  # no link to Grafana, which is not part of it
     status = stack("status")
     assert status.returncode == 0, status.stdout
     servers = ["jaeger", "prometheus"] + ([] if small else ["collector"])
@@ -59,7 +59,7 @@ def test_a_run_is_seen_without_a_container(stack: Stack, tmp_path: Path, *, smal
 
 @pytest.mark.usefixtures("_built")
 def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
-    """And a second `up` leaves the others alone."""
+    """A killed server is reported as down, and a second `up` starts it without restarting the others."""
     assert stack("up", "--native").returncode == 0
     before = {line.split()[0]: line.split()[-1] for line in stack("status").stdout.splitlines()}
     stack.kill("collector")
@@ -78,7 +78,7 @@ def test_a_server_that_was_killed_is_down_and_comes_back(stack: Stack) -> None:
 
 
 def test_a_taken_port_is_named_with_who_has_it(stack: Stack) -> None:
-    """Nothing is started then."""
+    """If a port is in use, the message names its owner, and nothing is started."""
     with socket.create_server(("127.0.0.1", int(stack.ports["JAEGER_PORT"]))):
         up = stack("up", "--native")
     assert up.returncode == 1
@@ -117,7 +117,7 @@ def test_a_port_that_is_none_is_refused(stack: Stack) -> None:
 
 @pytest.mark.usefixtures("_built")
 def test_what_a_failed_up_has_started_is_ended(stack: Stack) -> None:
-    """And nothing has to be taken down."""
+    """After a failed `up`, all processes have ended, and no stack is up."""
     up = stack("up", "--native", JAEGER_TTL="foo")
     assert up.returncode == 1
     assert "jaeger ended at once" in up.stderr
@@ -138,7 +138,7 @@ def test_a_failed_second_up_leaves_what_ran_before(stack: Stack) -> None:
 @pytest.mark.parametrize("variable", ["TORCHOTEL_DISCOVERY_DIR", "XDG_STATE_HOME"])
 @pytest.mark.usefixtures("_built")
 def test_a_folder_that_cannot_be_made_is_named_by_its_variable(stack: Stack, tmp_path: Path, variable: str) -> None:
-    """Before anything is started or kept."""
+    """If a folder cannot be created, the message names its variable, and nothing is started or saved."""
     (tmp_path / "file").touch()
     up = stack("up", "--native", **{variable: str(tmp_path / "file" / "inside")})
     assert up.returncode == 1
@@ -148,7 +148,7 @@ def test_a_folder_that_cannot_be_made_is_named_by_its_variable(stack: Stack, tmp
 
 @pytest.mark.usefixtures("_built")
 def test_a_stack_of_which_nothing_runs_is_in_nobodys_way(stack: Stack) -> None:
-    """As after the machine was started anew."""
+    """A stack without running processes, as after a reboot, does not prevent a new `up`."""
     assert stack("up", "--native").returncode == 0
     stack.kill("jaeger", "prometheus", "collector")
     up = stack("up", "--native", "--small")
@@ -157,7 +157,7 @@ def test_a_stack_of_which_nothing_runs_is_in_nobodys_way(stack: Stack) -> None:
 
 @pytest.mark.usefixtures("_built")
 def test_a_server_without_pages_is_told(stack: Stack) -> None:
-    """Nobody is sent to look at them, but told where the release's binary goes."""
+    """Without web pages, `up` prints no link to them, but where to copy the release's binary."""
     up = stack("up", "--native")
     page = stack.ask("JAEGER", "/search")
     if "not compiled with the UI assets" not in page:

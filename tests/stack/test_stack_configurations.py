@@ -1,4 +1,4 @@
-"""The configurations in `deploy/`, checked by the servers that read them."""
+"""Check the configurations in `deploy/` with the servers that read them."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_a_server_takes_its_configuration(server: str) -> None:
 @pytest.mark.real_server
 @pytest.mark.parametrize("server", CHECKS)
 def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path: Path) -> None:
-    """So the claim above can fail."""
+    """A server rejects an unknown setting, so the test above can fail."""
     shutil.copytree(DEPLOY / server, tmp_path / server)
     file = tmp_path / server / FILES[server]
     file.write_text(file.read_text() + "\nmisspelt: {}\n")
@@ -60,7 +60,7 @@ def test_a_server_refuses_a_setting_that_it_does_not_know(server: str, tmp_path:
 
 @pytest.mark.program
 def test_the_wheel_has_the_files_of_the_stack_and_no_manifests(tmp_path: Path) -> None:
-    """The manifests of Kubernetes, and the files by which kustomize reads the folders, stay in the checkout."""
+    """The wheel has the files of the stack; Kubernetes manifests stay in the checkout."""
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(words, cwd=DEPLOY.parent, check=True, capture_output=True)
     (wheel,) = tmp_path.iterdir()
@@ -76,7 +76,7 @@ def test_the_wheel_has_the_files_of_the_stack_and_no_manifests(tmp_path: Path) -
 
 @cache
 def with_password() -> Path:
-    """Copy the files, with a password in place of its variable: the reader's command knows no variables."""
+    """Copy the files with a password instead of its variable, since the server's check command reads no variables."""
     folder = Path(_copies.name) / "deploy"
     shutil.copytree(DEPLOY, folder)
     file = folder / "compose.yaml"
@@ -88,7 +88,7 @@ _copies = TemporaryDirectory()
 
 
 def compose(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """Read the compose file as `docker compose` does."""
+    """Return the compose file as `docker compose` reads it."""
     command = [str(tool(COMPOSE, BUILD_COMPOSE)), "-format", "json", "compose.yaml", *overrides]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
@@ -101,15 +101,15 @@ def composed(*overrides: str, folder: Path | None = None) -> Any:
 
 @pytest.mark.real_server
 def test_grafana_has_no_password_that_everyone_knows() -> None:
-    """Without one that the user chose, nothing starts, and the message says what to set."""
+    """Grafana does not start without a chosen password, and the message names the variable to set."""
     done = compose(DEPLOY)
     assert done.returncode != 0
     assert "GRAFANA_PASSWORD" in done.stderr
-    assert environment(composed()["grafana"])["GF_SECURITY_ADMIN_PASSWORD"] == "chosen"  # noqa: S105  # put in above
+    assert environment(composed()["grafana"])["GF_SECURITY_ADMIN_PASSWORD"] == "chosen"  # noqa: S105  # set above
 
 
 def environment(service: Any) -> dict[str, str]:
-    """Give what a service is told; where files were merged it comes as a list."""
+    """Return a service's environment; merged compose files have it as a list."""
     told = service["environment"]
     return dict(told if isinstance(told, dict) else (pair.split("=", 1) for pair in told))
 
@@ -117,7 +117,7 @@ def environment(service: Any) -> dict[str, str]:
 @pytest.mark.real_server
 @pytest.mark.parametrize("overrides", STACKS, ids="+".join)
 def test_the_stack_is_seen_from_this_machine_alone(overrides: tuple[str, ...]) -> None:
-    """Whoever is in the host's network listens on its loopback, and ports are published there."""
+    """Servers in the host's network listen on loopback, and the other ports are published there."""
     services = composed(*overrides)
     for service in services.values():
         assert {port["host_ip"] for port in service.get("ports", [])} <= {"127.0.0.1"}
@@ -135,7 +135,7 @@ def test_the_stack_is_seen_from_this_machine_alone(overrides: tuple[str, ...]) -
 @pytest.mark.real_server
 @pytest.mark.parametrize("overrides", STACKS, ids="+".join)
 def test_all_that_is_mounted_is_there(overrides: tuple[str, ...]) -> None:
-    """An engine would make a folder of what is missing; nothing but volumes can be written to."""
+    """Every mounted path exists, since engines create missing ones as folders; only volumes are writable."""
     for service in composed(*overrides).values():
         for mount in service["volumes"]:
             if mount["type"] == "bind":
@@ -146,7 +146,7 @@ def test_all_that_is_mounted_is_there(overrides: tuple[str, ...]) -> None:
 @pytest.mark.real_server
 @pytest.mark.parametrize("overrides", STACKS, ids="+".join)
 def test_one_server_alone_takes_otlp(overrides: tuple[str, ...]) -> None:
-    """Jaeger where there is no Collector."""
+    """One server has the OTLP ports: Jaeger, if there is no Collector."""
     takers = {
         name
         for name, service in composed(*overrides).items()
@@ -175,10 +175,10 @@ def test_every_port_that_can_be_chosen_is_known_to_the_command() -> None:
 @pytest.mark.real_server
 @pytest.mark.parametrize("overrides", STACKS, ids="+".join)
 def test_a_container_takes_the_ports_that_were_chosen(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """All those that `up` has looked at, and no other."""
+    """Containers use all ports that `up` checks, and no others."""
     names = Ports.__dataclass_fields__
     ports = Ports(**dict(zip(names, range(20000, 20000 + len(names)), strict=True)))
-    chosen = ports.variables()  # put in here: the reader's command knows no variables
+    chosen = ports.variables()  # substituted here, since the server's check command reads no variables
     for file in with_password().glob("compose*.yaml"):
         said = re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: chosen.get(found[1], found[2]), file.read_text())
         (tmp_path / file.name).write_text(said)

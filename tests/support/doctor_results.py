@@ -1,4 +1,4 @@
-"""What tests of the doctor share: findings as (level, text, advice), and servers that are no receivers."""
+"""Helpers for tests of the doctor: findings as (level, text, advice), and servers that are not receivers."""
 
 import socket
 import threading
@@ -12,25 +12,25 @@ from torchotel.doctor.result import Finding
 
 
 def examined(url: str, subject: str = "endpoint", *, own_path: bool = False, **settings: Any) -> Finding:
-    """Examine an endpoint and give the only finding about a subject."""
+    """Check an endpoint and return the only finding on a subject."""
     where = {"traces_endpoint": url} if own_path else {"endpoint": url}
     config = Config.read({"timeout_s": 2.0, **where, **settings}, {})
     return only(subject, endpoint.check(config))
 
 
 def only(subject: str, findings: Iterable[Finding]) -> Finding:
-    """Give the only finding about a subject."""
+    """Return the only finding on a subject."""
     (found,) = (finding for finding in findings if finding.subject == subject)
     return found
 
 
 @contextmanager
 def saying(answer: bytes, then_s: float | None = None) -> Iterator[str]:
-    """Run a server that says the same to everybody, or nothing, and give its base URL.
+    """Run a server that sends the same bytes to every client; yield its base URL.
 
     Args:
-        answer: What it says; empty: it holds the connection in silence.
-        then_s: It goes on with a letter in each such time, and hangs up where this is None.
+        answer: Bytes to send; empty: the connection stays open in silence.
+        then_s: Interval in seconds of further single bytes; None: the connection is closed.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Stands in for Docker and Podman, which a test can't count on: it says that it works, and answers at the ports."""
+"""Stand-ins for Docker and Podman, which may be missing: they report success, and listen on the ports."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ANSWERING = {
 
 
 class Fine(BaseHTTPRequestHandler):
-    """Whoever asks is told that all is well."""
+    """Answer every request with success."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -27,10 +27,10 @@ class Fine(BaseHTTPRequestHandler):
 
 
 class Engine:
-    """Programs in a folder for PATH.
+    """Fake container programs in a folder for PATH.
 
     Args:
-        folder: For them, and for what they were told.
+        folder: Folder of the programs and of their recorded calls.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,18 +38,18 @@ class Engine:
         folder.mkdir()
 
     def install(self, *names: str, system: str = "Linux") -> None:
-        """Make `docker`, or `podman` and `podman-compose`, that say they are on a system."""
+        """Write fake `docker`, or `podman` and `podman-compose`, for an operating system."""
         for name in names:
             program = self.folder / name
             program.write_text(f"#!/bin/sh\nexec {sys.executable} {__file__} {self.folder} '{system}' {name} \"$@\"\n")
             program.chmod(0o755)
 
     def told(self) -> list[str]:
-        """Give what `compose` was told, by whose name it was called."""
+        """Return the arguments of the calls of `compose`, by program name."""
         return (self.folder / "told").read_text().splitlines()
 
     def end_containers(self) -> None:
-        """End them, though nobody has taken the stack down."""
+        """Stop the fake containers, in case the stack is still up."""
         _end(self.folder)
 
 
@@ -85,7 +85,7 @@ def _main(folder: Path, system: str, name: str, *words: str) -> None:
 def _end(folder: Path) -> None:
     process = os.pidfd_open(int((folder / "pid").read_text()))
     signal.pidfd_send_signal(process, signal.SIGTERM)
-    select.select([process], [], [])  # until it has ended
+    select.select([process], [], [])  # waits until the process has ended
     os.close(process)
     (folder / "pid").unlink()
 

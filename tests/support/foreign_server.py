@@ -1,4 +1,4 @@
-"""Another program's server on a port: it answers whatever it is asked."""
+"""A server of another program, which answers every request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from support.fake_container_engine import Fine
 
 @contextmanager
 def stranger(port: str) -> Iterator[None]:
-    """Run one."""
+    """Run the server on a port during the block."""
     with ThreadingHTTPServer(("127.0.0.1", int(port)), Fine) as server:
         serving = Thread(target=server.serve_forever)
         serving.start()

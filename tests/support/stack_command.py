@@ -1,4 +1,4 @@
-"""`torchotel stack` as it is called in a terminal."""
+"""Run `torchotel stack` as in a terminal."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ from torchotel.stack.services import Ports
 
 
 class Stack:
-    """The command, with folders and ports of its own."""
+    """The command, with its own folders and ports."""
 
     def __init__(self, folder: Path) -> None:
         names = Ports().variables()
@@ -27,11 +27,11 @@ class Stack:
         return commands.torchotel("stack", *words, cwd=self._folder, **{**self.environ, **environ})
 
     def elsewhere(self, *words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """Call it in a terminal that knows nothing of the ports."""
+        """Run the command in a terminal without the ports' variables."""
         return self(*words, **{**dict.fromkeys(self.ports, ""), **environ})
 
     def kill(self, *names: str) -> None:
-        """End servers of it at once; each is down when this is done."""
+        """Kill servers of the stack, and wait until they have ended."""
         pids = {line.split()[0]: line.split()[-1] for line in self("status").stdout.splitlines()}
         for name in names:
             os.kill(int(pids[name]), signal.SIGKILL)
@@ -39,7 +39,7 @@ class Stack:
 
     @staticmethod
     def variables(said: str) -> dict[str, str]:
-        """Read what a shell would export that is told so."""
+        """Return the variables that the command's output exports."""
         words = [shlex.split(line) for line in said.splitlines() if line.startswith("  export ")]
         return {name: value for _, pair in words for name, _, value in [pair.partition("=")]}
 

@@ -1,1 +1,1 @@
-"""Training loops of frameworks, unmodified, beside a plain one."""
+"""Training loops of frameworks, unmodified, and a plain loop to compare them with."""

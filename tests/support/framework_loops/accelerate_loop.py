@@ -1,4 +1,4 @@
-"""Accelerate's loop, as its documentation has it."""
+"""The training loop of Accelerate's documentation."""
 
 import torch
 from accelerate import Accelerator
@@ -8,13 +8,13 @@ from support.framework_loops.model_and_data import BATCHES, EPOCHS, RATE, VALIDA
 
 
 def forget() -> None:
-    """Let the next accelerator have other settings: a program has them once."""
+    """Reset Accelerate's state, so that the next accelerator can have other settings."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
 def train(setting: Setting) -> list[float]:
-    """Train, and give the loss of each batch; the steps are numbered as if there had been a hundred."""
+    """Train and return the loss of each batch; step numbers start at 100."""
     forget()
     precision = "bf16" if setting.bf16 else "no"
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=setting.accumulate, mixed_precision=precision)

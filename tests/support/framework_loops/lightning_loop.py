@@ -1,4 +1,4 @@
-"""Lightning's Trainer, under either of its names: both packages have the same classes, each its own."""
+"""Lightning's Trainer, from either package: both have the same classes, which are not interchangeable."""
 
 from types import ModuleType
 from typing import Any
@@ -21,15 +21,15 @@ def train(setting: Setting, package: ModuleType = lightning.pytorch) -> None:
 
 
 def make(package: ModuleType = lightning.pytorch, **arguments: object) -> Any:
-    """Make a Trainer that writes and shows nothing."""
+    """Return a Trainer that writes no files and shows no progress."""
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     return package.Trainer(**{"max_epochs": EPOCHS, "accelerator": "cpu", "devices": 1, **quiet, **arguments})
 
 
 def module(package: ModuleType = lightning.pytorch) -> Any:
-    """Make a module that trains the net, and notes what it has logged."""
+    """Return a module that trains the net and stores the values that it logged."""
 
-    class Classifier(package.LightningModule):  # type: ignore[name-defined, misc]  # of either package
+    class Classifier(package.LightningModule):  # type: ignore[name-defined, misc]  # of one of the two packages
         def __init__(self) -> None:
             super().__init__()
             self.net = Net()

@@ -1,4 +1,4 @@
-"""What frameworks have told of a training, as it arrived."""
+"""Read the values that frameworks published in a training."""
 
 from torchotel import _semconv as names
 from torchotel._records import LogValue
@@ -7,12 +7,12 @@ from torchotel.tracing.span import AttributeValue
 
 
 def of_steps(captured: Captured, *wanted: str) -> list[tuple[AttributeValue | None, ...]]:
-    """Give attributes of all steps; None for one that a step has not."""
+    """Return attributes of all steps; None for an attribute that a step lacks."""
     return [tuple(step.attributes.get(name) for name in wanted) for step in captured.steps]
 
 
 def all_of(captured: Captured, name: str) -> list[LogValue]:
-    """Give all values of a name, those that came after their step too."""
+    """Return all values of a name, including those that arrived after their step."""
     return [record.values[name] for record in captured.records if name in record.values]
 
 

@@ -1,4 +1,4 @@
-"""What all loops train: one model on the same rows, with the same settings."""
+"""The training that all loops run: one model, the same rows, the same settings."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,16 +13,16 @@ RATE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How it is trained."""
+    """Settings of the training."""
 
     accumulate: int = 1
     bf16: bool = False
     clip: float = 0.5
-    """The largest norm of gradients."""
+    """Largest norm of gradients, for clipping."""
 
 
 class Net(nn.Module):
-    """A model that computes its own loss, as those of transformers do."""
+    """A model that computes its own loss, like the models of transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class Net(nn.Module):
 
 
 def rows(batches: int) -> list[dict[str, Tensor]]:
-    """Give two rows a batch."""
+    """Return two rows for each batch."""
     numbers = torch.Generator().manual_seed(0)
     return [{"x": torch.randn(4, generator=numbers), "labels": torch.tensor(i % 2)} for i in range(2 * batches)]
 
 
 def loader(batches: int) -> DataLoader[Any]:
-    """Give a loader of them."""
+    """Return a loader of the rows."""
     return DataLoader(cast("Dataset[Any]", rows(batches)), batch_size=2)

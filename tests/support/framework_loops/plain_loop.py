@@ -1,4 +1,4 @@
-"""The loop that all others are compared with."""
+"""The plain loop that the frameworks' loops are compared with."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A program that trains with frameworks and knows nothing of torchotel."""
+"""A program that trains with frameworks and does not use torchotel."""
 
 from support.framework_loops import lightning_loop, trainer_loop
 from support.framework_loops.model_and_data import Setting

@@ -1,4 +1,4 @@
-"""What loops have in common: their steps, the phases in them, the module calls below and the types those gave out."""
+"""The structure that loops have in common: steps, phases, module calls and output types."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -9,17 +9,17 @@ Tree: TypeAlias = tuple[str, tuple["Tree", ...]]
 
 
 class Structure(NamedTuple):
-    """What a training consisted of."""
+    """The structure of a recorded training."""
 
     steps: list[list[Tree]]
-    """The phases of each but its fetches, the optimizer's last: Lightning's runs the others inside."""
+    """Phases of each step except fetches, the optimizer last: Lightning runs the others inside the optimizer's step."""
     evaluations: list[Tree]
     fetches: int
-    """Of all steps: some loops fetch a batch ahead."""
+    """Fetches of all steps, since some loops prefetch a batch."""
 
 
 def structure(captured: Captured, attribute: str = "") -> Structure:
-    """Tell the structure of a training; where the model is an attribute of another, that is left out of its names."""
+    """Return the structure of a training; module paths omit the attribute that holds the model."""
     steps = [[_tree(phase, attribute) for phase in _phases(step)] for step in captured.steps]
     evaluations = [_tree(call, attribute) for root in captured.evaluations for call in root.children if _is_call(call)]
     fetches = sum(len(step.find_all(names.SPAN_DATA)) for step in captured.steps)
@@ -40,6 +40,6 @@ def _tree(span: CapturedSpan, attribute: str) -> Tree:
         return span.name, tuple(_tree(child, attribute) for child in span.children)
     path = str(span.attributes[names.MODULE_PATH])
     own = str(span.attributes[names.MODULE_TYPE]) if path == attribute else path.removeprefix(f"{attribute}.")
-    types = "" if span.children else f" {span.attributes.get(names.OUTPUT_DTYPES, '')}"  # Accelerate casts the whole's
+    types = "" if span.children else f" {span.attributes.get(names.OUTPUT_DTYPES, '')}"  # Accelerate casts it
     name = f"{span.attributes[names.DIRECTION]} {own}{types}"
     return name, tuple(_tree(child, attribute) for child in span.children)

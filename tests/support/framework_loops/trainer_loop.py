@@ -11,7 +11,7 @@ ROWS, VALIDATION = rows(BATCHES), rows(VALIDATION_BATCHES)
 
 
 def make(setting: Setting, model: nn.Module | None = None, data: Any = ROWS, **arguments: Any) -> Trainer:
-    """Make one that writes nothing; further arguments are those of TrainingArguments."""
+    """Return a Trainer that writes no files; further arguments are passed to TrainingArguments."""
     given: dict[str, Any] = {
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 2,
@@ -27,7 +27,7 @@ def make(setting: Setting, model: nn.Module | None = None, data: Any = ROWS, **a
         "report_to": [],
         "use_cpu": True,
         "disable_tqdm": True,
-        "output_dir": ".",  # nothing is saved
+        "output_dir": ".",  # required, although nothing is saved
     }
     settings = TrainingArguments(**{**given, **arguments})
     return Trainer(model or Net(), settings, train_dataset=data, eval_dataset=VALIDATION)
