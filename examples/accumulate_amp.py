@@ -58,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         with torchotel.instrument(record=folder, gradient_norms=True):
             clipped = train("cuda" if torch.cuda.is_available() else "cpu")
-        steps = [unit for unit in open_run(Path(folder)).units() if unit.kind == "step"]
+        steps = [record for record in open_run(Path(folder)).records() if record.kind == "step"]
     last = steps[-1].values
     print(f"{len(steps)} steps of {last['samples']} samples")
     print(f"gradient norm recorded {steps[-1].gradient_norm:.6f}, by clip_grad_norm_ {clipped:.6f}")

@@ -63,11 +63,11 @@ class CapturedSpan:
         Raises:
             LookupError: No span or several spans have this name.
         """
-        found = self.find_all(name)
-        if len(found) != 1:
-            there = ", ".join(dict.fromkeys(span.name for span in self.walk()))
-            raise LookupError(f"{len(found)} spans {name!r} below {self.name!r}, where there are {there}")
-        return found[0]
+        matches = self.find_all(name)
+        if len(matches) != 1:
+            names_below = ", ".join(dict.fromkeys(span.name for span in self.walk()))
+            raise LookupError(f"{len(matches)} spans {name!r} below {self.name!r}, where there are {names_below}")
+        return matches[0]
 
 
 class Captured:
@@ -134,8 +134,8 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
     memory = InMemoryExporter()
     session = partial(Session, exporters=memory.exporters, on_record=memory.records.append)
-    given = {"metrics_exporter": "none", **settings, "detail": detail}
-    handle = _handle.start(given, model, environ={}, session=session)
+    explicit = {"metrics_exporter": "none", **settings, "detail": detail}
+    handle = _handle.start(explicit, model, environ={}, session=session)
     try:
         yield Captured(memory, handle)
     finally:
@@ -144,15 +144,15 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
 
 def _tree(trace: Trace) -> CapturedSpan:
     """Link the spans of a trace, in which parents come first; return the root span."""
-    seen: dict[int, CapturedSpan] = {}
+    by_id: dict[int, CapturedSpan] = {}
     for span in trace.spans:
-        parent = seen.get(span.parent_id)
-        seen[span.span_id] = made = _captured(span, trace, parent)
+        parent = by_id.get(span.parent_id)
+        by_id[span.span_id] = captured = _captured(span, trace, parent)
         if parent is not None:
-            parent.children.append(made)
-    for one in seen.values():
+            parent.children.append(captured)
+    for one in by_id.values():
         one.children.sort(key=lambda child: child.start_ns)
-    return seen[trace.root.span_id]
+    return by_id[trace.root.span_id]
 
 
 def _captured(span: Span, trace: Trace, parent: CapturedSpan | None) -> CapturedSpan:

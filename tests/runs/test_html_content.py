@@ -114,7 +114,7 @@ def test_chooses_the_slowest_step_and_one_like_most(tmp_path: Path) -> None:
         return {0: 5.0, 21: 2.0}.get(number, 0.1 + number / 1e6)
 
     traces = report_runs.content(report_runs.training(tmp_path / "run", 30, duration_s=duration_s)).traces
-    assert [(title, step.number) for title, step in otlp_traces.selected()] == [
+    assert [(title, step.number) for title, step in traces.selected()] == [
         ("Slowest step", 0),
         ("Slowest step after the first 10", 21),
         ("Median step", 15),

@@ -86,8 +86,8 @@ def show_finding(finding: Finding, terminal: Terminal) -> None:
     indent = " " * (width + _SUBJECT_WIDTH + 2)
     start = f"{sign:{width}} {finding.subject:{_SUBJECT_WIDTH}} "
     lines = [f"{start}{printable(finding.text)}", *(indent + printable(line) for line in finding.advice.splitlines())]
-    shown = "\n".join(piece for line in lines for piece in terminal.wrap(line, indent))
+    wrapped = "\n".join(piece for line in lines for piece in terminal.wrap(line, indent))
     if not terminal.has_unicode:
-        shown = shown.encode("ascii", "backslashreplace").decode()
+        wrapped = wrapped.encode("ascii", "backslashreplace").decode()
     # Flushed, since the next check may take seconds.
-    print(terminal.colour(shown[:width], _COLOURS[word]) + shown[width:], flush=True)
+    print(terminal.colour(wrapped[:width], _COLOURS[word]) + wrapped[width:], flush=True)

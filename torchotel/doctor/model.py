@@ -42,19 +42,19 @@ def load(where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Loaded:
     Raises:
         CheckFailed: The object is missing, is not a module, or cannot be created.
     """
-    found = _make(where)
+    loaded = _make(where)
     batch: Any = ()
-    if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - a model and its batch
-        found, batch = found
-    if not isinstance(found, torch.nn.Module):
-        text = f"{where} is of type {type(found).__qualname__}"
+    if isinstance(loaded, tuple) and len(loaded) == 2:  # noqa: PLR2004 - a model and its batch
+        loaded, batch = loaded
+    if not isinstance(loaded, torch.nn.Module):
+        text = f"{where} is of type {type(loaded).__qualname__}"
         raise CheckFailed(text, "It must be a torch.nn.Module, (model, batch), or a function that returns one of them.")
     if inputs:
-        device = next((parameter.device for parameter in found.parameters()), torch.device("cpu"))
+        device = next((parameter.device for parameter in loaded.parameters()), torch.device("cpu"))
         batch = tuple(_tensor(shape, dtype, device) for shape, dtype in inputs)
     if isinstance(batch, Mapping):
-        return Loaded(found, (), batch)
-    return Loaded(found, batch if isinstance(batch, tuple) else (batch,), {})
+        return Loaded(loaded, (), batch)
+    return Loaded(loaded, batch if isinstance(batch, tuple) else (batch,), {})
 
 
 def describe(error: BaseException) -> str:
@@ -75,11 +75,11 @@ def _make(where: str) -> Any:
     advice = "Write it as MODULE:NAME, as Python imports it from this folder."
     with _no_telemetry():
         try:
-            found: Any = importlib.import_module(module)
+            loaded: Any = importlib.import_module(module)
             for part in name.split("."):
-                found = getattr(found, part)
+                loaded = getattr(loaded, part)
             advice = "It is called without arguments: name a function that creates the model without arguments."
-            return found if isinstance(found, torch.nn.Module) or not callable(found) else found()
+            return loaded if isinstance(loaded, torch.nn.Module) or not callable(loaded) else loaded()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise any exception
             raise CheckFailed(f"{where} could not be loaded: {describe(error)}", advice) from None
 

@@ -22,10 +22,12 @@ _OTHERS = ("OTEL_PYTHON_", "OTEL_INSTRUMENTATION_", "OTEL_RESOURCE_PROVIDERS_")
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Compare the variables with the names that torchotel and OpenTelemetry know."""
-    known = known_variables() | VARIABLES.keys() | _opentelemetry() | {BACKENDS_VARIABLE}
-    unknown = [found for name in sorted(environ) if name not in known and (found := _unknown(name, known))]
+    known_names = known_variables() | VARIABLES.keys() | _opentelemetry() | {BACKENDS_VARIABLE}
+    unknown = [
+        finding for name in sorted(environ) if name not in known_names and (finding := _unknown(name, known_names))
+    ]
     yield from unknown
-    used = sorted(name for name in environ if name in known and environ[name].strip())
+    used = sorted(name for name in environ if name in known_names and environ[name].strip())
     if not unknown:
         yield ok(_VARIABLES, f"no name looks misspelt; {len(used)} of OTEL_* and TORCHOTEL_* are set")
     unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "nobody"]
@@ -34,23 +36,23 @@ def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield ok(_VARIABLES, f"torchotel does not use {len(unread)} of them", lines)
 
 
-def _unknown(name: str, known: Collection[str]) -> Finding | None:
+def _unknown(name: str, known_names: Collection[str]) -> Finding | None:
     if name.startswith(_OTHERS):
         return None
-    near = _nearest(name, known)
+    near = _nearest(name, known_names)
     if near is not None:
         return warning(_VARIABLES, f"{name} is not known", f"Did you mean {near}?")
     if name.startswith(PREFIX):
-        ours = ", ".join(sorted(other for other in known if other.startswith(PREFIX)))
-        return warning(_VARIABLES, f"{name} is not known to torchotel", f"Known variables: {ours}.")
+        own_names = ", ".join(sorted(other for other in known_names if other.startswith(PREFIX)))
+        return warning(_VARIABLES, f"{name} is not known to torchotel", f"Known variables: {own_names}.")
     return None
 
 
-def _nearest(name: str, known: Collection[str]) -> str | None:
+def _nearest(name: str, known_names: Collection[str]) -> str | None:
     upper = name.upper().replace("-", "_")
-    if upper in known:
+    if upper in known_names:
         return upper
-    near = get_close_matches(upper, known, 1, _NEAR if upper.startswith(_PREFIXES) else _VERY_NEAR)
+    near = get_close_matches(upper, known_names, 1, _NEAR if upper.startswith(_PREFIXES) else _VERY_NEAR)
     return near[0] if near else None
 
 

@@ -160,8 +160,8 @@ def _authorities(receiver: OtlpEndpoint) -> str:
     settings = requests.Session().merge_environment_settings(
         receiver.endpoint, {}, stream=True, verify=receiver.certificate or True, cert=None
     )
-    found = settings["verify"]
-    return str(DEFAULT_CA_BUNDLE_PATH if found is True else found)
+    verify = settings["verify"]
+    return str(DEFAULT_CA_BUNDLE_PATH if verify is True else verify)
 
 
 def _post(request: Request, address: Address, proxy: str | None) -> Answer:

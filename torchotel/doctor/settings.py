@@ -132,8 +132,8 @@ def _check_traces(config: Config, sources: Mapping[str, str]) -> Iterator[tuple[
     if exporter == "none" and config.set_global_provider:
         yield "set_global_provider has no effect while traces_exporter is none", _EXPORTER
     if config.sampler.endswith("always_off") or (config.sampler.endswith("ratio") and config.sampler_ratio == 0):
-        but = "" if config.sampler.endswith("always_off") else ", except those of slow, failed and NaN steps"
-        text = f"OTEL_TRACES_SAMPLER is {config.sampler}: no trace is sent{but}"
+        exception = "" if config.sampler.endswith("always_off") else ", except those of slow, failed and NaN steps"
+        text = f"OTEL_TRACES_SAMPLER is {config.sampler}: no trace is sent{exception}"
         yield text, "Unset it, or use traceidratio with OTEL_TRACES_SAMPLER_ARG from 0 to 1."
     elif "sampler_ratio" in sources and not config.sampler.endswith("ratio"):
         text = f"OTEL_TRACES_SAMPLER_ARG has no effect with the sampler {config.sampler}"

@@ -57,7 +57,7 @@ class TrackAllocator:
             if track is not None:
                 tracks[number] = track
                 placed += [PlacedSpan(span, track) for span in lane]
-        placed.sort(key=lambda one: (one.span.start_ns, -_end_ns(one.span)))
+        placed.sort(key=lambda placed_span: (placed_span.span.start_ns, -_end_ns(placed_span.span)))
         return placed
 
     def _allocate(self, interval: Interval, thread: Hashable) -> int | None:
@@ -257,8 +257,8 @@ def _thread(trace: Sequence[SpanLine]) -> Hashable:
 
 def _track_name(threads: Sequence[Hashable], track: int) -> str:
     thread, overlapping = threads[track], threads[:track].count(threads[track])
-    known = [known for known in dict.fromkeys(threads) if known != _RUN]
-    name = _RUN if thread == _RUN else f"thread {known.index(thread) + 1}"
+    without_run = [name for name in dict.fromkeys(threads) if name != _RUN]
+    name = _RUN if thread == _RUN else f"thread {without_run.index(thread) + 1}"
     return f"{name}, overlapping {overlapping}" if overlapping else name
 
 

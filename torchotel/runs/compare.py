@@ -118,11 +118,11 @@ class StepTimes:
     def of_kind(self, *, detailed: bool) -> StepTimes:
         """Return the steps with detail, or the steps without."""
 
-        def chosen(series: array[float]) -> array[float]:
+        def select(series: array[float]) -> array[float]:
             return array("d", (time_s for time_s, kind in zip(series, self.detailed, strict=True) if kind == detailed))
 
-        phases = {name: chosen(series) for name, series in self.phases_s.items()}
-        return StepTimes(chosen(self.whole_s), phases)
+        phases = {name: select(series) for name, series in self.phases_s.items()}
+        return StepTimes(select(self.whole_s), phases)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +346,7 @@ def _pair(sides: Iterable[Iterable[Sequence[float]]]) -> Pair:
 def _layers(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[Mapping[str, Pair], Sequence[Sequence[str]]]:
-    """Give the layers of both sides, and the names of those that only one has."""
+    """Return the common layers, and the names of the layers that only one side has."""
     keys = [{key for run in side for key in run.layers_s} for side in (before, after)]
     several = len({key.model for key in chain(*keys)}) > 1
     layers = {
@@ -366,7 +366,9 @@ def _rows(pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], can_fail: Collec
     rows = []
     for name, pair in pairs.items():
         before, after = map(_spread, pair)
-        shares = (side.median_s / whole if whole else 0.0 for side, whole in zip((before, after), whole_s, strict=True))
+        shares = (
+            side.median_s / step_s if step_s else 0.0 for side, step_s in zip((before, after), whole_s, strict=True)
+        )
         is_small = max(shares) < SMALL
         rows.append(Row(name, kinds[name], before, after, name in can_fail and not is_small, is_small))
     shown = Counter(row.kind for row in rows if row.is_enough and not row.is_small)
@@ -399,8 +401,8 @@ def _spread(series: Series) -> Spread:
     medians = [median(run) for run in series if run]
     if not medians:
         return Spread(steps, 0.0, 0.0)
-    ordered, middle = sorted(medians), typical(medians)
+    ordered, center = sorted(medians), typical(medians)
     if len(series) == 1:
-        ordered, middle = sorted(series[0]), medians[0]
+        ordered, center = sorted(series[0]), medians[0]
     width = quantile(ordered, 0.75) - quantile(ordered, 0.25)
-    return Spread(steps, middle, width / 2 / middle if middle else 0.0)
+    return Spread(steps, center, width / 2 / center if center else 0.0)

@@ -291,8 +291,8 @@ def _phases(steps: Sequence[RecordLine]) -> Sequence[PhaseTime]:
         return ()
     whole = sum(step.duration_s for step in steps)
     rows = [("step", sorted(step.duration_s for step in steps))]
-    known = set().union(*(step.phases for step in steps))  # runs of earlier versions have no "between"
-    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES if name in known]
+    phases_in_run = set().union(*(step.phases for step in steps))  # runs of earlier versions have no "between"
+    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES if name in phases_in_run]
     return [
         PhaseTime(
             name=name,
@@ -386,10 +386,10 @@ class _Layers:
         return is_class and (model, path) not in self._inner
 
     def slowest(self, direction: str) -> Sequence[LayerTime]:
-        chosen = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
-        whole = sum(max(0, tally.total_ns - tally.inner_ns) for _, tally in chosen)
+        tallies = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
+        whole = sum(max(0, tally.total_ns - tally.inner_ns) for _, tally in tallies)
         rows = []
-        for key, tally in chosen:
+        for key, tally in tallies:
             # A child can end after its parent if its end is an upper bound.
             self_ns = max(0, tally.total_ns - tally.inner_ns)
             rows.append(

@@ -51,9 +51,9 @@ class LayerId(NamedTuple):
 
 def layer_names(layers: Iterable[LayerId]) -> Mapping[LayerId, str]:
     """Return display names: the path, with the model's name before it if the run has several models."""
-    found = list(layers)
-    several = len({layer.model for layer in found}) > 1
-    return {layer: f"{layer.model}: {layer.path}" if several else layer.path for layer in found}
+    layer_ids = list(layers)
+    several = len({layer.model for layer in layer_ids}) > 1
+    return {layer: f"{layer.model}: {layer.path}" if several else layer.path for layer in layer_ids}
 
 
 class StepValue(NamedTuple):
@@ -198,9 +198,9 @@ class ValueRangeCollector:
 
 
 def _extend(tracks: dict[Key, ValueRange], key: Key, value: float) -> None:
-    known = tracks.get(key)
-    if known is None:
+    previous = tracks.get(key)
+    if previous is None:
         tracks[key] = ValueRange(str(key), 1, value, value, value, value)
     else:
-        low, high = min(known.smallest, value), max(known.largest, value)
-        tracks[key] = ValueRange(known.name, known.steps + 1, known.first, value, low, high)
+        low, high = min(previous.smallest, value), max(previous.largest, value)
+        tracks[key] = ValueRange(previous.name, previous.steps + 1, previous.first, value, low, high)

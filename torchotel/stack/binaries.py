@@ -77,13 +77,13 @@ def cache() -> Path:
     return Path(os.environ.get(BACKENDS_VARIABLE) or Path(home) / "torchotel" / "backends")
 
 
-def find_all(wanted: Iterable[Backend]) -> dict[Backend, Path]:
+def find_all(backends: Iterable[Backend]) -> dict[Backend, Path]:
     """Return the servers' binaries.
 
     Raises:
         StackError: Binaries are missing; the message names all of them.
     """
-    found = {backend: backend.find() for backend in wanted}
+    found = {backend: backend.find() for backend in backends}
     missing = [backend for backend, path in found.items() if path is None]
     if missing:
         raise StackError(

@@ -83,8 +83,8 @@ def log_tail(engine: Engine, server: Server) -> str | None:
     name = _containers(engine, "--all").get(server.name)
     if name is None:
         return ""
-    chosen = _run(engine.program, "logs", "--tail", str(_LINES), name)
-    return chosen.stdout + chosen.stderr
+    log = _run(engine.program, "logs", "--tail", str(_LINES), name)
+    return log.stdout + log.stderr
 
 
 def variables(ports: Ports, targets: str) -> dict[str, str]:

@@ -114,8 +114,8 @@ def find_binaries(servers: list[Server]) -> dict[str, Path]:
     Raises:
         StackError: Binaries are missing.
     """
-    found = binaries.find_all(_BACKENDS[server.name] for server in servers)
-    return {server.name: found[_BACKENDS[server.name]] for server in servers}
+    binaries_by_backend = binaries.find_all(_BACKENDS[server.name] for server in servers)
+    return {server.name: binaries_by_backend[_BACKENDS[server.name]] for server in servers}
 
 
 def start(binaries: Mapping[str, Path], ports: Ports, targets: str, *, small: bool) -> None:
@@ -173,7 +173,7 @@ def _arguments(name: str, ports: Ports, targets: str, *, small: bool) -> list[st
 
 def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
     """Return the environment of the servers, with the settings that differ from containers."""
-    chosen = {
+    variables = {
         **ports.variables(),
         "JAEGER_LISTEN_HOST": "127.0.0.1",
         "COLLECTOR_LISTEN_HOST": "127.0.0.1",
@@ -183,9 +183,9 @@ def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
         "COLLECTOR_STORAGE": str(_folder("collector") / "data"),
     }
     if small:
-        chosen |= {"JAEGER_OTLP_GRPC_PORT": str(ports.otlp_grpc), "JAEGER_OTLP_HTTP_PORT": str(ports.otlp_http)}
+        variables |= {"JAEGER_OTLP_GRPC_PORT": str(ports.otlp_grpc), "JAEGER_OTLP_HTTP_PORT": str(ports.otlp_http)}
     # OTEL_* variables configure the training, not the servers.
-    return {**{name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}, **chosen}
+    return {**{name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}, **variables}
 
 
 def prometheus_arguments(folder: Path, targets: Path, ports: Ports, *, small: bool) -> list[str]:

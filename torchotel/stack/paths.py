@@ -34,8 +34,8 @@ def targets(default: str | None = None) -> str:
     Args:
         default: Folder to use if TORCHOTEL_DISCOVERY_DIR is not set; None: the folder that ranks use by default.
     """
-    chosen = os.environ.get("TORCHOTEL_DISCOVERY_DIR") or default
-    folder = Path(chosen).absolute() if chosen else own_targets(state())
+    path = os.environ.get("TORCHOTEL_DISCOVERY_DIR") or default
+    folder = Path(path).absolute() if path else own_targets(state())
     return str(_create(folder, "TORCHOTEL_DISCOVERY_DIR"))
 
 
@@ -66,5 +66,5 @@ def collector_targets(ports: Ports, *, small: bool) -> str:
 
 def jaeger_ui_config(grafana: int) -> str:
     """Return `jaeger/ui.json`, with links to Grafana at its port."""
-    shown = (shipped() / "jaeger" / "ui.json").read_text()
-    return shown.replace(f"//localhost:{Ports.grafana}/", f"//localhost:{grafana}/")
+    template = (shipped() / "jaeger" / "ui.json").read_text()
+    return template.replace(f"//localhost:{Ports.grafana}/", f"//localhost:{grafana}/")

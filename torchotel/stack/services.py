@@ -48,13 +48,13 @@ class Ports:
         Raises:
             StackError: A variable is not a port.
         """
-        chosen = {
+        overrides = {
             field.name: environ[_variable(field.name)] for field in fields(cls) if environ.get(_variable(field.name))
         }
-        for name, text in chosen.items():
+        for name, text in overrides.items():
             if not (text.isdecimal() and 0 < int(text) <= _MAX_PORT):
                 raise StackError(f"{_variable(name)}: got {text!r}, takes a port between 1 and {_MAX_PORT}")
-        return replace(base or cls(), **{name: int(text) for name, text in chosen.items()})
+        return replace(base or cls(), **{name: int(text) for name, text in overrides.items()})
 
     def variables(self) -> dict[str, str]:
         """Return the ports as environment variables."""
@@ -83,7 +83,7 @@ def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
     behind = (ports.jaeger_grpc, *(() if small else (ports.jaeger_otlp_grpc, ports.jaeger_otlp_http))) if native else ()
     jaeger = _url(ports.jaeger)
     prometheus = _url(ports.prometheus)
-    found = [
+    server_list = [
         Server(
             "jaeger",
             (ports.jaeger, *behind, *(otlp if small else ())),
@@ -97,12 +97,12 @@ def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
         own = (ports.collector_health, ports.collector_metrics, ports.collector_telemetry)
         health = _url(ports.collector_health)
         otlp_url = _url(ports.otlp_http)
-        found.append(Server("collector", (*otlp, *own), health, otlp_url, "OTLP receiver", has_web_ui=False))
+        server_list.append(Server("collector", (*otlp, *own), health, otlp_url, "OTLP receiver", has_web_ui=False))
     if not native:
         grafana = _url(ports.grafana)
         board = f"{grafana}/d/torchotel-training"
-        found.append(Server("grafana", (ports.grafana,), f"{grafana}/api/health", board, "dashboards"))
-    return found
+        server_list.append(Server("grafana", (ports.grafana,), f"{grafana}/api/health", board, "dashboards"))
+    return server_list
 
 
 def _url(port: int) -> str:

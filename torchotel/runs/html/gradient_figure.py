@@ -32,8 +32,8 @@ def section(content: Content) -> Section | None:
     picks = _PICKS if len(columns[0]) > 1 else {"norm": max}
     low, high = _bounds(series)
     maps = [
-        _heatmap(series, columns, name, pick, (low, high), visible=index == 0)
-        for index, (name, pick) in enumerate(picks.items())
+        _heatmap(series, columns, name, choose, (low, high), visible=index == 0)
+        for index, (name, choose) in enumerate(picks.items())
     ]
     marks = _marks(series, columns)
     alarms = [_alarms(series, columns), marks] if marks else []
@@ -73,16 +73,20 @@ def _ticks(low: float, high: float) -> Mapping[float, str]:
     powers = range(math.floor(low), math.ceil(high) + 1)
     ticks = {power + math.log10(digit): f"{digit}e{power}" for power in powers for digit in (1, 2, 5)}
     inside = {log: text for log, text in ticks.items() if low <= log <= high}
-    whole = [log for log, text in inside.items() if text.startswith("1e")]
-    chosen = whole[:: math.ceil(len(whole) / _MAX_TICKS)] if len(whole) >= _MIN_TICKS else list(inside)
-    return {log: inside[log] for log in chosen}
+    powers_of_ten = [log for log, text in inside.items() if text.startswith("1e")]
+    tick_logs = (
+        powers_of_ten[:: math.ceil(len(powers_of_ten) / _MAX_TICKS)]
+        if len(powers_of_ten) >= _MIN_TICKS
+        else list(inside)
+    )
+    return {log: inside[log] for log in tick_logs}
 
 
 def _heatmap(
     series: Series,
     columns: Sequence[Sequence[int]],
     name: str,
-    pick: Callable[[Sequence[float]], float],
+    choose: Callable[[Sequence[float]], float],
     bounds: tuple[float, float],
     *,
     visible: bool,
@@ -93,7 +97,7 @@ def _heatmap(
         name=name,
         x=_edges(series, columns),
         z=[
-            [_log(pick_finite(row[part[0] : part[-1] + 1], pick), low) for part in columns]
+            [_log(pick_finite(row[part[0] : part[-1] + 1], choose), low) for part in columns]
             for row in series.norms.values()
         ],
         zmin=rounded(low),

@@ -52,8 +52,8 @@ def _line(numbers: Sequence[int], values: Sequence[float]) -> Sequence[go.Scatte
     parts = list(chunks(range(len(numbers)), _POINTS))
     x = [numbers[part[len(part) // 2]] for part in parts]
     lowest, highest, typical = (
-        [rounded(pick_finite(values[part[0] : part[-1] + 1], pick)) for part in parts]
-        for pick in (min, max, upper_median)
+        [rounded(pick_finite(values[part[0] : part[-1] + 1], choose)) for part in parts]
+        for choose in (min, max, upper_median)
     )
     median = go.Scatter(
         x=x,

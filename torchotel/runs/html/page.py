@@ -22,14 +22,14 @@ SECTIONS: Sequence[Callable[[Content], Section | None]] = (
 )
 
 
-def document(content: Content, drawn: Callable[[], object] = lambda: None) -> str:
+def document(content: Content, on_section: Callable[[], object] = lambda: None) -> str:
     """Return the whole page as HTML; `drawn` is called after each of the SECTIONS, for a progress display."""
     sections = []
     for make in SECTIONS:
         section = make(content)
         if section is not None:
             sections.append(section)
-        drawn()
+        on_section()
     plotly, script = get_plotlyjs(), _resource("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"cut": cut, "duration": duration, "percent": percent}
