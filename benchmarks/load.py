@@ -24,7 +24,6 @@ from benchmarks.stalls import longest_gap_ns
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.config.otlp_endpoint import OtlpEndpoint
-from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.metrics.store import Metrics
@@ -128,7 +127,7 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
     units = cycle(record(workloads.make(workload), 8))
     gc.freeze()  # a real training does not keep its records
     transport = HttpTransport(OtlpEndpoint(sink.traces), version="0")
-    exporter = RequestExporter(transport, resource={}, version="0", rest=rest)
+    exporter = RequestExporter(transport, resource={}, version="0")
     buffer = Buffer()
     worker = _worker(buffer, exporter)
 
@@ -144,12 +143,12 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 
 
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
-    sliced, guard, warn = GilYielder(rest), Guard("the worker"), Warn()
+    sliced, guard, warn = GilYielder(), Guard("the worker"), Warn()
     pipeline = Pipeline(
         TraceBuilder(Templates(), None, sliced),
         [exporter],
         IdGenerator("always_on"),
-        Metrics(dict, dict, sliced=GilYielder(rest)),
+        Metrics(dict, dict),
         sliced,
         on_step=lambda *_: None,
         on_line=None,

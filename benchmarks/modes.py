@@ -20,7 +20,6 @@ from benchmarks.workloads import Workload
 from torchotel._session import Session
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
-from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.sampling.detail import Detail
 
@@ -131,7 +130,7 @@ def _hooks_alone(**settings: Any) -> Iterator[Running]:
 
 @contextmanager
 def _encode() -> Iterator[Running]:
-    exporter = RequestExporter(Nowhere(), resource={"service.name": "bench"}, version="0", rest=rest)
+    exporter = RequestExporter(Nowhere(), resource={"service.name": "bench"}, version="0")
     session = Session(Config(detail="all", max_spans=None, prometheus_port=0), None, lambda _: [exporter])
     yield Running()
     session.stop(FLUSH_S)

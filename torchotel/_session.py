@@ -26,7 +26,7 @@ from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats
-from torchotel.exporters.factory import MetricExporters, make_exporters, open_record, rest
+from torchotel.exporters.factory import MetricExporters, make_exporters, open_record
 from torchotel.exporters.sdk.global_provider import import_despite_limit
 from torchotel.integrations.registry import Frameworks
 from torchotel.metrics.store import Metrics
@@ -117,7 +117,6 @@ class Session:
             lambda: self._overhead.ratio,
             module_histograms=config.module_histograms,
             exemplars=config.exemplar_filter != "always_off",
-            sliced=GilYielder(rest),
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
         described = describe_process(config.service_name, script_name(), versions())
@@ -184,7 +183,6 @@ class Session:
             package_version(),
             self._stats,
             os.environ,
-            rest,
             wait=wait or is_child(),
         )
         undo.callback(lambda: self._publisher.shutdown(time.monotonic(), finished=False))
@@ -317,7 +315,7 @@ class Session:
                 self._pipeline.record_to(self._record)
 
     def _make_pipeline(self, guard: Guard) -> Pipeline:
-        config, sliced = self._config, GilYielder(rest)
+        config, sliced = self._config, GilYielder()
         templates = Templates(config.include, config.exclude, config.max_depth)
         self._builder = TraceBuilder(templates, config.max_spans, sliced)
         return Pipeline(

@@ -129,7 +129,7 @@ def test_the_counter_adds_them_up(clock: DeviceClock) -> None:
     found.uninstall()
     found.end()
     sliced = GilYielder()
-    metrics, timer = Metrics(dict, dict, sliced=GilYielder()), CallTimer(sliced)
+    metrics, timer = Metrics(dict, dict), CallTimer(sliced)
     for unit in handed.records:
         assert isinstance(unit, StepRecord)
         metrics.add(unit, timer.time(unit), None)

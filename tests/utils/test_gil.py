@@ -60,9 +60,9 @@ def lines_between_rests(unit: StepRecord, max_spans: int | None) -> list[int]:
         counts.append(0)
 
     sliced = GilYielder(rest)
-    timer, metrics = CallTimer(sliced), Metrics(dict, dict, sliced=GilYielder(rest))
+    timer, metrics = CallTimer(sliced), Metrics(dict, dict, yielder=GilYielder(rest))
     builder = TraceBuilder(Templates(), max_spans, sliced)
-    limiter, encoder = Limiter(DEFAULT_LIMITS, sliced), SpanEncoder(rest)
+    limiter, encoder = Limiter(DEFAULT_LIMITS, sliced), SpanEncoder(sliced)
 
     def work() -> None:
         timed = timer.time(unit)
@@ -112,7 +112,7 @@ def test_a_reading_within_a_reading_finds_each_call_once() -> None:
             readings.append(0.0)
             metrics.points(MODULE_CALLS)
 
-    metrics = Metrics(dict, dict, sliced=GilYielder(rest))
+    metrics = Metrics(dict, dict, yielder=GilYielder(rest))
     metrics.add(unit, CallTimer(GilYielder()).time(unit), ROOT)
     readings.clear()  # so that it is the reading that is rested in
     assert sum(point.value for point in metrics.points(MODULE_CALLS)) == 2 * len(unit.calls)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
@@ -42,7 +41,6 @@ class MetricExporters:
         version: Of torchotel, for the scope.
         stats: Where failures to push are counted.
         environ: Where the stack's folder may be told.
-        rest: Called between slices of an answer to a scrape, to let go of the GIL.
         wait: Open the port and push only when there is something to tell.
 
     Raises:
@@ -57,7 +55,6 @@ class MetricExporters:
         version: str,
         stats: ExportStats,
         environ: Mapping[str, str],
-        rest: Callable[[], None],
         *,
         wait: bool,
     ) -> None:
@@ -66,7 +63,7 @@ class MetricExporters:
         self._endpoint: PrometheusMetricExporter | None = None
         self._outlets: list[MetricExporter] = []
         if "prometheus" in config.metrics_exporter:
-            self._serve(config, resource, environ, rest, wait=wait)
+            self._serve(config, resource, environ, wait=wait)
         if config.meter_provider is not None:
             made = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
             self._outlets += [] if made is None else [made]
@@ -79,7 +76,6 @@ class MetricExporters:
         config: Config,
         resource: Attributes,
         environ: Mapping[str, str],
-        rest: Callable[[], None],
         *,
         wait: bool,
     ) -> None:
@@ -99,7 +95,6 @@ class MetricExporters:
                 resource,
                 config.discovery_dir or stack_targets(environ),
                 self.guard,
-                rest,
                 wait=wait,
             )
             self._outlets.append(self._endpoint)
@@ -154,9 +149,6 @@ def _push_metrics(
     )
 
 
-REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
-
-
 def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -> RunFile | None:
     """Open the run file in this rank's folder; None if no recording is configured.
 
@@ -171,7 +163,6 @@ def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -
         version=package_version(),
         # Where spans go both ways, those sent are the ones that are counted.
         stats=stats if config.traces_exporter == "none" else None,
-        rest=rest,
     )
 
 
@@ -203,7 +194,7 @@ def _make_engine(
     if provider is not None:
         from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # loads the SDK's traces
 
-        return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
+        return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats)
     if config.traces_exporter == "console":
         return ConsoleExporter(stats)
     return _make_otlp(config, resource, stats)
@@ -221,9 +212,4 @@ def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> Trac
         config.attribute_value_length_limit,
         config.event_value_length_limit,
     )
-    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=rest)
-
-
-def rest() -> None:
-    """Let the training thread have the GIL: the worker calls this after each slice of its work."""
-    time.sleep(REST_S)
+    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats)

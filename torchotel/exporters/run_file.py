@@ -47,10 +47,10 @@ class LineFile:
         """
         if not os.fstat(self._fd).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "the file was removed", os.fspath(self.path))
-        rest = memoryview(line + b"\n")
+        unwritten = memoryview(line + b"\n")
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            while unwritten:
+                unwritten = unwritten[os.write(self._fd, unwritten) :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
@@ -96,7 +96,6 @@ class RunFile(TraceExporter):
         resource: Attributes of the resource.
         version: Of torchotel, for the scope.
         stats: Where spans and failures are counted; a span counts as exported when it is written.
-        rest: Called after every 64 spans, to let go of the GIL.
         segment_bytes: Size at which a new segment is begun.
         limit_bytes: Size of all files.
 
@@ -111,12 +110,11 @@ class RunFile(TraceExporter):
         resource: Attributes,
         version: str,
         stats: ExportStats | None = None,
-        rest: Callable[[], None] = lambda: None,
         segment_bytes: int = SEGMENT_BYTES,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
-        self._resource, self._version, self._rest = resource, version, rest
+        self._resource, self._version = resource, version
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._segments: deque[_Segment] = deque()
@@ -176,7 +174,7 @@ class RunFile(TraceExporter):
     @cached_property
     def _encoder(self) -> JsonEncoder:
         """The encoder of all traces, made with the first: by then the rank is known."""
-        return JsonEncoder(self._resource, self._version, self._rest)
+        return JsonEncoder(self._resource, self._version)
 
     def _attempt(self, write: Callable[[], Result], default: Result) -> Result:
         """Run a write unless the recording has ended; a failing disk ends it."""

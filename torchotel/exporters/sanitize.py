@@ -93,11 +93,11 @@ class Limiter:
 
     Args:
         limits: What a span may carry.
-        sliced: Works through spans.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    def __init__(self, limits: SpanLimits, sliced: GilYielder) -> None:
-        self._limits, self._sliced = limits, sliced
+    def __init__(self, limits: SpanLimits, yielder: GilYielder) -> None:
+        self._limits, self._yielder = limits, yielder
         self._room = limits.attributes
         """Attributes that a span has room for besides those of its trace; nearly all traces of a run have the same."""
         self._known = TemplateCache(self._cut_template)
@@ -110,7 +110,7 @@ class Limiter:
             self._room = room
             self._known.clear()
         known, spans, same = self._known, list[Span](), common is trace.attributes
-        for span in self._sliced(trace.spans):
+        for span in self._yielder(trace.spans):
             template, _, _, _, _, own, error, events, links, _ = span
             cut = known[template]
             plain = own is None and error is None and not events and not links

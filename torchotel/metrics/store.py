@@ -64,11 +64,11 @@ class ModuleTimes:
 
     Args:
         labels: Those of modules.
-        sliced: Works through calls.
+        yielder: Counts calls, to yield the GIL.
     """
 
-    def __init__(self, labels: ModuleLabels, sliced: GilYielder) -> None:
-        self._labels, self._sliced = labels, sliced
+    def __init__(self, labels: ModuleLabels, yielder: GilYielder) -> None:
+        self._labels, self._yielder = labels, yielder
         self._sums: tuple[_Sums, _Sums] = {}, {}
         """Since the last reading, forward and backward."""
         self._full = False
@@ -76,12 +76,12 @@ class ModuleTimes:
     def add(self, timed: Timed, numbers: Aggregations) -> None:
         """Take the calls of a step; `numbers` get what there is of modules that come and go."""
         forward, backward = self._sums
-        calls, hidden, sliced = timed.calls, timed.hidden, self._sliced
-        for index in sliced(range(timed.own, len(calls))):
+        calls, hidden, yielder = timed.calls, timed.hidden, self._yielder
+        for index in yielder(range(timed.own, len(calls))):
             if not hidden[index]:
                 call = calls[index]
                 _add(forward, call.site.module, call.end_ns - call.start_ns, timed.device_ns.get(index))
-        for run in sliced(timed.runs):
+        for run in yielder(timed.runs):
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
         if len(forward) + len(backward) > 2 * MAX_MODULES:
@@ -94,7 +94,7 @@ class ModuleTimes:
         for direction, sums in enumerate(self._sums):
             taken = sums.copy()
             sums.clear()  # first: a handler may read in the midst of it
-            for module, total in self._sliced(taken.items()):
+            for module, total in self._yielder(taken.items()):
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MAX_MODULES:
                     self._tell_full()
@@ -149,7 +149,7 @@ class Metrics:
         overhead_ratio: Reads what detail costs.
         module_histograms: Whether the durations of module calls are kept as a histogram too.
         exemplars: Whether the histogram of steps has exemplars.
-        sliced: Works through calls and norms, by whoever has the lock.
+        yielder: Counts calls and norms, to yield the GIL; used by the thread that holds the lock.
     """
 
     def __init__(
@@ -160,17 +160,17 @@ class Metrics:
         *,
         module_histograms: bool = False,
         exemplars: bool = True,
-        sliced: GilYielder,
+        yielder: GilYielder | None = None,
     ) -> None:
         self.start_ns = time.time_ns()
         """The unix time from which on it counts."""
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
-        self._module_histograms, self._sliced = module_histograms, sliced
+        self._module_histograms, self._yielder = module_histograms, yielder or GilYielder()
         self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
         self._numbers = Aggregations()
         self._exemplars, self._has_exemplars = Exemplars(), exemplars
         self._labels = ModuleLabels()
-        self._module_times = ModuleTimes(self._labels, sliced)
+        self._module_times = ModuleTimes(self._labels, self._yielder)
         self._steps = self._detailed = 0
         self._bad_loss = -1
         """The last step whose loss was not finite: a later log of the same step counts no second time."""
@@ -280,7 +280,7 @@ class Metrics:
         own = range(timed.own, len(timed.calls))
         lengths = [(index, 0, timed.calls[index].end_ns - timed.calls[index].start_ns) for index in own]
         lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
-        for index, direction, duration_ns in self._sliced(lengths):
+        for index, direction, duration_ns in self._yielder(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
             room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MAX_MODULES)
             if room and not timed.hidden[index]:
@@ -307,7 +307,7 @@ class Metrics:
         if (norms := unit.gradients) is not None:
             self._numbers.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
             finite = isfinite(norms.total)
-            for module, norm in self._sliced(norms.modules):
+            for module, norm in self._yielder(norms.modules):
                 labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
                 self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_MODULES)
                 finite = finite and isfinite(norm)

@@ -8,6 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from support.otlp_traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
@@ -77,7 +78,7 @@ def test_slices() -> None:
     """A large trace comes in slices that make the whole, with a rest after each full one."""
     rests: list[None] = []
     trace = replace(flat(1000), remote_parent=True)
-    slices = list(SpanEncoder(lambda: rests.append(None)).slices(trace))
+    slices = list(SpanEncoder(GilYielder(lambda: rests.append(None))).slices(trace))
     assert [len(spans) for spans in slices] == [64] * 15 + [40]
     assert len(rests) == 15
     assert b"".join(data for spans in slices for _, data in spans) == SpanEncoder().encode(trace)

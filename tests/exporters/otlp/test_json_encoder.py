@@ -9,6 +9,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support.otlp_traces import RESOURCE, T0, by_key, flat, proto, request, rich
 
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
@@ -57,7 +58,7 @@ def test_remote_parent_and_rests() -> None:
     """Only the first span has a remote parent; there is a rest after every 64 spans, over traces."""
     rests: list[None] = []
     trace = replace(flat(100), remote_parent=True)
-    resting = JsonEncoder(RESOURCE, "1.2", lambda: rests.append(None))
+    resting = JsonEncoder(RESOURCE, "1.2", GilYielder(lambda: rests.append(None)))
     assert ordered(read(resting.encode(trace))) == request(by_key(span) for span in proto(trace))
     resting.encode(flat(92))
     assert len(rests) == 3

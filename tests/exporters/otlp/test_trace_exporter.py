@@ -11,10 +11,11 @@ from support.otlp_http_receiver import Answer, Receiver, receiver
 from support.otlp_traces import RESOURCE, T0, flat, proto, rich
 from support.senders import http, soon
 
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.config.otlp_endpoint import OtlpCompression
 from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
-from torchotel.exporters.otlp.trace_exporter import JOINED_SPANS, Batch, RequestExporter
+from torchotel.exporters.otlp.trace_exporter import SPANS_PER_ITEM, Batch, RequestExporter
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 
@@ -70,12 +71,12 @@ def test_spans_of_a_template_are_side_by_side(server: Receiver) -> None:
 
 def test_rests_while_the_spans_of_a_request_are_joined() -> None:
     """They have megabytes, and the training thread needs the GIL."""
-    batch, rests = Batch(), list[int]()
+    batch, rests, number_of_spans = Batch(), list[int](), SPANS_PER_ITEM * SLICE_ITEMS
     templates = [SpanTemplate(name, {}) for name in "ab"]
-    for number in range(JOINED_SPANS):
+    for number in range(number_of_spans):
         batch.add([(template, b"%s%d" % (template.name.encode(), number)) for template in templates], 2)
-    pieces = batch.pieces(lambda: rests.append(1))
-    assert pieces == [b"".join(b"%s%d" % (name, number) for number in range(JOINED_SPANS)) for name in (b"a", b"b")]
+    pieces = batch.pieces(GilYielder(lambda: rests.append(1)))
+    assert pieces == [b"".join(b"%s%d" % (name, number) for number in range(number_of_spans)) for name in (b"a", b"b")]
     assert len(rests) == 2
 
 

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from torchotel._records import DeviceMemory, GradientNorms, ModuleInfo, SpanReference, StepRecord, TensorGradient
 from torchotel._utils.faults import Guard
-from torchotel._utils.gil import GilYielder
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.prometheus.collector import RegistryMetricExporter
-from torchotel.exporters.prometheus.exposition import SLICE_LINES, Exposition
+from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.call_tree import Timed
 from torchotel.tracing.span import Attributes
@@ -23,7 +23,7 @@ RESOURCE: Attributes = {"service.name": NASTY, "torch.rank": 3}
 
 def filled() -> Metrics:
     """Make metrics with every kind of value that they can have."""
-    metrics = Metrics(lambda: {"exported": 2_000_000}, lambda: {NASTY: 1}, module_histograms=True, sliced=GilYielder())
+    metrics = Metrics(lambda: {"exported": 2_000_000}, lambda: {NASTY: 1}, module_histograms=True)
     module = ModuleInfo("Net", NASTY, "Linear", 1, 1)
     for number, length_ns in enumerate((3_000_000, 4_000_000, 900_000_000_000)):
         unit = StepRecord("step", number, 0, length_ns, 10**18, 1, number % 2 == 0)
@@ -57,13 +57,13 @@ def test_exemplars_are_there_to_be_compared() -> None:
 
 def test_a_long_answer_is_written_in_slices() -> None:
     """Whoever trains meanwhile gets its turn between them, and the answer is the same."""
-    metrics, rests = Metrics(dict, dict, sliced=GilYielder()), list[int]()
+    metrics, rests = Metrics(dict, dict), list[int]()
     unit = StepRecord("step", 0, 0, 1, 10**18, 1, detailed=True)
     unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(200)))
     unit.memory = tuple(DeviceMemory(f"cuda:{i}", 1, 2, 3) for i in range(200))
     metrics.add(unit, Timed(), None)
 
-    answer = Exposition(metrics, {}, lambda: rests.append(1)).write(openmetrics=True)
+    answer = Exposition(metrics, {}, GilYielder(lambda: rests.append(1))).write(openmetrics=True)
 
-    assert len(rests) >= 800 // SLICE_LINES  # no metric alone has so many lines
+    assert len(rests) >= 800 // SLICE_ITEMS  # no metric alone has so many lines
     assert answer == Exposition(metrics, {}).write(openmetrics=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from torchotel._utils.faults import Guard
-from torchotel._utils.gil import GilYielder
 from torchotel.exporters.prometheus import server as module
 from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
 from torchotel.exporters.prometheus.server import MAX_CONNECTIONS, THREAD_NAME, Listener
@@ -137,9 +136,7 @@ def test_a_port_that_nobody_can_answer_is_given_back(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
     guard = Guard("it")
-    outlet = PrometheusMetricExporter(
-        "127.0.0.1", 0, Metrics(dict, dict, sliced=GilYielder()), {}, tmp_path, guard, lambda: None, wait=False
-    )
+    outlet = PrometheusMetricExporter("127.0.0.1", 0, Metrics(dict, dict), {}, tmp_path, guard, wait=False)
     assert guard.faults == 1
     assert outlet.port is None
     assert not list(tmp_path.iterdir())

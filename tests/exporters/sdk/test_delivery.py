@@ -17,6 +17,7 @@ from support.sdk_provider import Kept, begun, ids
 from support.senders import soon
 
 from torchotel._records import SpanReference
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 
@@ -47,7 +48,7 @@ def test_the_users_spans_have_room() -> None:
             ended.append(1)
             tracer.start_span("query").end()
 
-    engine = TracerProviderExporter(kept.provider, version="1.2", rest=rest)
+    engine = TracerProviderExporter(kept.provider, version="1.2", yielder=GilYielder(rest))
     for number in range(8):
         engine.export(flat(1000, number))
     engine.flush(soon())

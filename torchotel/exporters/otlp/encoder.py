@@ -5,18 +5,20 @@ a plain span then is a few bytes of ids and times between pieces that are there 
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
 from torchotel import _semconv
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.sanitize import own_attributes, own_events
 from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 SLICE_SPANS = 64
-"""Spans that are encoded without a rest, about 0.1 ms: the training thread gets the GIL in between."""
+"""Spans that are encoded before the GIL is yielded, about 0.1 ms."""
+SPAN_ITEMS = SLICE_ITEMS // SLICE_SPANS
 
 # Fields may stand in any order (https://protobuf.dev/programming-guides/encoding/#order). In this one a span has in one
 # piece what it shares with its trace, from the trace's id to all but the last bytes of its own, and in one piece what
@@ -59,12 +61,11 @@ class SpanEncoder:
     """Encode traces; on one thread.
 
     Args:
-        rest: Called after every `SLICE_SPANS` spans, to let go of the GIL.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
-        self._since_rest = 0
+    def __init__(self, yielder: GilYielder | None = None) -> None:
+        self._yielder = yielder or GilYielder()
         self._known = TemplateCache(_Encoding)
 
     def encode(self, trace: Trace) -> bytes:
@@ -80,10 +81,7 @@ class SpanEncoder:
                 yield self._encoded(spans[:1], _head(trace, remote=True)) + self._encoded(spans[1:], head)
             else:
                 yield self._encoded(spans, head)
-            self._since_rest += len(spans)
-            if self._since_rest >= SLICE_SPANS:
-                self._since_rest = 0
-                self._rest()
+            self._yielder.spend(len(spans) * SPAN_ITEMS)
 
     def _encoded(self, spans: Sequence[Span], head: bytes) -> list[EncodedSpan]:
         known, head_len, join = self._known, len(head), b"".join

@@ -5,16 +5,17 @@ As the OpenTelemetry file exporter has it: ids in hex, 64-bit integers as string
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torchotel import _semconv
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.sanitize import drop_nonfinite, is_int64, own_attributes, own_events
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
-REST_SPANS = 64
-"""Spans that are encoded without a rest."""
+SPAN_ITEMS = SLICE_ITEMS // 64
+"""Items that a span counts as: the GIL is yielded after 64 spans."""
 
 # Text, not ASCII escapes: half the size for names that are not ASCII, and quoting is a C function either way.
 _quote = json.JSONEncoder(ensure_ascii=False).encode
@@ -26,12 +27,11 @@ class JsonEncoder:
     Args:
         resource: Attributes of the resource.
         version: Version of the scope.
-        rest: Called after every `REST_SPANS` spans, to let go of the GIL.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    def __init__(self, resource: Attributes, version: str, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
-        self._since_rest = 0
+    def __init__(self, resource: Attributes, version: str, yielder: GilYielder | None = None) -> None:
+        self._yielder = yielder or GilYielder()
         self._known = TemplateCache(_template)
         described = _attributes(resource)[1:]
         self._before = (
@@ -57,17 +57,14 @@ class JsonEncoder:
             name, shared = self._known[template]
             parent = f'"parentSpanId":"{parent_id:016x}",' if parent_id else ""
             plain = attributes is None and error is None and not events and not links
-            own, rest = ("", "") if plain else (_attributes(own_attributes(span)), _rest(span))
+            own, extra = ("", "") if plain else (_attributes(own_attributes(span)), _extra(span))
             yield (
                 f'{head}{span_id:016x}",{parent}"flags":{flags},{state}{name},'
                 f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
-                f'"attributes":[{(shared + common + own)[1:]}]{rest}}}'
+                f'"attributes":[{(shared + common + own)[1:]}]{extra}}}'
             )
             flags &= ~protobuf.FLAG_IS_REMOTE
-            self._since_rest += 1
-            if self._since_rest >= REST_SPANS:
-                self._since_rest = 0
-                self._rest()
+            self._yielder.spend(SPAN_ITEMS)
 
 
 def _template(template: SpanTemplate) -> tuple[str, str]:
@@ -94,7 +91,7 @@ def _any_value(value: AttributeValue) -> str:
     return f'{{"arrayValue":{{"values":[{values}]}}}}'
 
 
-def _rest(span: Span) -> str:
+def _extra(span: Span) -> str:
     """Write what only this span has besides attributes."""
     out = ""
     if events := own_events(span):

@@ -2,10 +2,10 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
-from torchotel._utils.gil import GilYielder
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.encoder import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
@@ -13,8 +13,8 @@ from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter, SpanLimits
 from torchotel.tracing.span import Attributes, SpanTemplate, Trace, TraceExporter
 
-JOINED_SPANS = 1024
-"""Spans that are joined without a rest, about 0.1 ms."""
+SPANS_PER_ITEM = 4
+"""Spans that are joined in the time of one item of `GilYielder`."""
 
 
 class Batch:
@@ -44,20 +44,16 @@ class Batch:
         self.count += len(spans)
         self.size += size
 
-    def pieces(self, rest: Callable[[], None]) -> list[bytes]:
+    def pieces(self, yielder: GilYielder) -> list[bytes]:
         """Return all spans, those of a template in one piece, in the order in which they came.
 
         Args:
-            rest: Called after every `JOINED_SPANS`: a request has megabytes.
+            yielder: Counts spans, to yield the GIL: a request has megabytes.
         """
         pieces: list[bytes] = []
-        joined = 0
         for group in self._by_template.values():
             pieces.append(b"".join(group))
-            joined += len(group)
-            if joined >= JOINED_SPANS:
-                joined = 0
-                rest()
+            yielder.spend(-(-len(group) // SPANS_PER_ITEM))
         return pieces
 
 
@@ -81,7 +77,6 @@ class RequestExporter(TraceExporter):
         version: Of torchotel, for the scope.
         limits: What a span may carry.
         stats: Where spans and failures are counted.
-        rest: Called after each slice of spans, to let go of the GIL.
         max_request_spans: Spans in a request.
         max_request_bytes: Size of a request before compression.
     """
@@ -94,14 +89,13 @@ class RequestExporter(TraceExporter):
         version: str,
         limits: SpanLimits = DEFAULT_LIMITS,
         stats: ExportStats | None = None,
-        rest: Callable[[], None] = lambda: None,
         max_request_spans: int = MAX_REQUEST_SPANS,
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
-        self._rest = rest
-        self._limiter = Limiter(limits, GilYielder(rest))
-        self._encoder = SpanEncoder(rest)
+        self._yielder = GilYielder()
+        self._limiter = Limiter(limits, self._yielder)
+        self._encoder = SpanEncoder(self._yielder)
         self._resource, self._version = resource, version
         self._transport = transport
         self._sender = Sender(transport, self.stats)
@@ -133,8 +127,8 @@ class RequestExporter(TraceExporter):
             return
         batch, self._batch = self._batch, Batch()
         try:
-            pieces = batch.pieces(self._rest)
-            self._rest()  # to wrap them takes as long as joining them all has
+            pieces = batch.pieces(self._yielder)
+            self._yielder.spend(SLICE_ITEMS)  # `wrap` takes as long as joining all pieces
             body = self._envelope.wrap(pieces)
         except Exception as error:  # noqa: BLE001  # the next one may be good
             self._failed(error, batch.count)

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,6 @@ class PrometheusMetricExporter(MetricExporter):
         resource: Attributes of the resource.
         folder: Where the target file goes; None: there is none.
         guard: Takes what goes wrong in a scrape.
-        rest: Called between slices of an answer, to let go of the GIL.
         wait: Begin with the first step only: this process may be a loader's worker.
 
     Raises:
@@ -135,14 +133,13 @@ class PrometheusMetricExporter(MetricExporter):
         resource: Attributes,
         folder: Path | None,
         guard: Guard,
-        rest: Callable[[], None],
         *,
         wait: bool,
     ) -> None:
         self._host, self._first_port, self._resource = host, port, resource
         self._file = _open(folder, job_of(resource))
         self._guarded = guard.guarded
-        self._write = guard.guarded(Exposition(metrics, resource, rest).write)
+        self._write = guard.guarded(Exposition(metrics, resource).write)
         self._listener: Listener | None = None
         self._ended = False
         if not wait:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, chain, islice
 
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.sanitize import otlp_safe_text
 from torchotel.metrics.aggregation import Exemplar, HistogramDataPoint, Labels, MetricData
 from torchotel.metrics.instruments import Instrument
@@ -20,8 +21,6 @@ from torchotel.tracing.span import Attributes
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MAX_HEADS = 50_000
-SLICE_LINES = 256
-"""Lines that are written without a rest, about half a millisecond: the training thread gets the GIL in between."""
 
 
 class Exposition:
@@ -30,11 +29,11 @@ class Exposition:
     Args:
         metrics: What is written.
         resource: Labels of `target_info`, read anew for each scrape.
-        rest: Called after every `SLICE_LINES` lines, to let go of the GIL.
+        yielder: Counts lines, to yield the GIL.
     """
 
-    def __init__(self, metrics: Metrics, resource: Attributes, rest: Callable[[], None] = lambda: None) -> None:
-        self._metrics, self._resource, self._rest = metrics, resource, rest
+    def __init__(self, metrics: Metrics, resource: Attributes, yielder: GilYielder | None = None) -> None:
+        self._metrics, self._resource, self._yielder = metrics, resource, yielder or GilYielder()
         self._heads: dict[tuple[Instrument, Labels], str] = {}
         """What stands before the values of a series."""
 
@@ -47,9 +46,9 @@ class Exposition:
         lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{target} 1.0\n"]
         families = (one for one in self._metrics.collect() if one.points or one.distributions)
         written = chain.from_iterable(self._family(family, openmetrics=openmetrics) for family in families)
-        while more := list(islice(written, SLICE_LINES)):
+        while more := list(islice(written, SLICE_ITEMS)):
             lines += more
-            self._rest()
+            self._yielder.spend(len(more))
         if openmetrics:
             lines.append("# EOF\n")
         return "".join(lines).encode()
