@@ -17,7 +17,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 import torchotel
-from torchotel._utils.faults import warn_once
+from torchotel._utils.faults import process_warnings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many of them as there are cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
@@ -78,7 +78,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compare hooks, patches, threads and listening ports with what was there before."""
     monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")  # whoever else runs on this machine
     torch.manual_seed(0)
-    warn_once.cache_clear()
+    process_warnings.forget()
     before, ports = _global_state(), _listening()
     yield
     torchotel.uninstrument()

@@ -1,11 +1,11 @@
-"""The guard: what it takes, what it says, when it gives up."""
+"""The guard: what it takes, what it says, when it gives up; and warnings that are logged once."""
 
 import logging
 import threading
 
 import pytest
 
-from torchotel._utils.faults import Guard
+from torchotel._utils.faults import Guard, Warn
 
 
 def _fail(guard: Guard, times: int = 1) -> None:
@@ -104,3 +104,43 @@ def test_counts_faults_of_all_threads() -> None:
         thread.join()
     assert guard.faults == 200
     assert calls == [1]
+
+
+def test_warns_of_each_problem_once(caplog: pytest.LogCaptureFixture) -> None:
+    warn = Warn()
+    assert [warn("%d is too much", 5), warn("%d is too much", 6), warn("%s", "b", key="b")] == [True, False, True]
+    assert not warn("%s", "another text", key="b")
+    assert [record.getMessage() for record in caplog.records] == ["5 is too much", "b"]
+    warn.forget()
+    assert warn("%d is too much", 7)
+
+
+def test_warns_again_after_the_quiet_time(caplog: pytest.LogCaptureFixture) -> None:
+    warn = Warn(quiet_s=0.0)
+    assert [warn("no answer"), warn("no answer")] == [True, True]
+    assert len(caplog.records) == 2
+
+
+def test_logs_an_error_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        _ = 1 // 0
+    assert Warn()("could not divide", error=raised.value)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_one_of_many_threads_warns(caplog: pytest.LogCaptureFixture) -> None:
+    warn, logged = Warn(), list[bool]()
+    start = threading.Barrier(8)
+
+    def run() -> None:
+        start.wait()
+        logged.append(warn("from any thread"))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(logged) == len(caplog.records) == 1

@@ -1,9 +1,10 @@
 """Guard hooks against errors of torchotel, and warn of a problem once."""
 
-import contextlib
 import functools
 import logging
+import math
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -98,25 +99,50 @@ class Guard:
 
     def _log(self, message: str, *args: object) -> None:
         # A handler of the user's may raise, and then there is nobody left to tell.
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             _logger.log(self._level, message, *args)
 
 
-@functools.cache
-def warn_once(text: str, *values: object) -> None:
-    """Log what is wrong with a setting, unless it has been: variables are read again by each `instrument()`."""
-    _logger.warning(text, *values)
-
-
 class Warn:
-    """Log what a run can't do or see: each text once, with the values that it comes up with first."""
+    """Log each problem once, from any thread; never raises.
 
-    def __init__(self) -> None:
-        self._told: dict[str, object] = {}
+    Args:
+        quiet_s: Time after which the same problem is logged again.
+    """
 
-    def __call__(self, text: str, *values: object) -> None:
-        """Log a warning, unless this text has been; from any thread, and without raising."""
-        this_call = object()
-        if self._told.setdefault(text, this_call) is this_call:
-            with suppress(Exception):  # a handler of the user's may raise
-                _logger.warning(text, *values)
+    def __init__(self, quiet_s: float = math.inf) -> None:
+        self._quiet_s = quiet_s
+        self._quiet_until_s: dict[object, float] = {}
+
+    def __call__(self, text: str, *values: object, key: object = None, error: Exception | None = None) -> bool:
+        """Log a problem and return True, or return False if it was logged before.
+
+        Args:
+            text: The message, with placeholders for the values.
+            values: Values of the message.
+            key: Identifies the problem; None: the text does.
+            error: Logged with its traceback, as an error instead of a warning.
+        """
+        key, now_s = text if key is None else key, time.monotonic()
+        until_s = now_s + self._quiet_s
+        known_s = self._quiet_until_s.setdefault(key, until_s)  # atomic: one of several threads logs
+        if known_s is not until_s:
+            if now_s < known_s:
+                return False
+            self._quiet_until_s[key] = until_s
+        with suppress(Exception):  # a handler of the program may raise
+            _logger.log(logging.WARNING if error is None else logging.ERROR, text, *values, exc_info=error)
+        return True
+
+    def forget(self) -> None:
+        """Log every problem again."""
+        self._quiet_until_s.clear()
+
+
+process_warnings = Warn()
+"""Warnings that are logged once in a process."""
+
+
+def warn_once(text: str, *values: object) -> None:
+    """Warn of a setting once for each set of values: each `instrument()` reads the variables again."""
+    process_warnings(text, *values, key=(text, values))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
@@ -12,12 +11,10 @@ import torch
 from torch import Tensor
 
 from torchotel._records import LogValue
-from torchotel._utils.faults import Guard
+from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.async_readback import AsyncReadback, read_async
 from torchotel.capture.torch_internals import without_torch_function
-
-_logger = logging.getLogger("torchotel")
 
 LOSS = "loss"
 FRACTIONS = frozenset({LOSS, "lr"})
@@ -172,7 +169,7 @@ class LogReader:
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._offered: set[str] = set()
-        self._complained: set[str] = set()
+        self._warn = Warn()
 
     def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | AsyncReadback]:
         """Return what can be taken of the given values.
@@ -201,9 +198,7 @@ class LogReader:
         return taken
 
     def _complain(self, name: str, message: str) -> None:
-        if name not in self._complained:
-            self._complained.add(name)
-            _logger.warning("%s", message)
+        self._warn("%s", message, key=name)
 
 
 def _say_nothing(name: str, message: str) -> None:

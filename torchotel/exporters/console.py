@@ -4,11 +4,11 @@ A trace is a few lines, one for each span, written at once: the SDK's console ex
 a span, 12,000 on a step of a ResNet-50. All attributes are in OTLP and in the run file.
 """
 
-import logging
 import sys
 from collections.abc import Iterator
 
 from torchotel import _semconv as names
+from torchotel._utils.faults import Warn
 from torchotel._utils.text import duration, printable
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.sanitize import drop_nonfinite
@@ -22,8 +22,6 @@ _ARROWS = (
 _CLEAR_LINE = "\r\x1b[K"
 """For a terminal: a progress bar has left its line unfinished, and draws it anew."""
 
-_logger = logging.getLogger("torchotel")
-
 
 class ConsoleExporter(TraceExporter):
     """Print each trace as a tree with times, in one write.
@@ -34,7 +32,7 @@ class ConsoleExporter(TraceExporter):
 
     def __init__(self, stats: ExportStats) -> None:
         self._stats = stats
-        self._complained = False
+        self._warn = Warn()
 
     def export(self, trace: Trace) -> None:
         """Print one trace; where that fails it is counted, and told once."""
@@ -44,12 +42,10 @@ class ConsoleExporter(TraceExporter):
             text = start + "\n".join(_lines(trace)) + "\n"
             out.write(text.encode(out.encoding or "utf-8", "replace").decode(out.encoding or "utf-8"))
             out.flush()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a stream of the program may raise anything
             self._stats.error(type(error).__name__)
             self._stats.dropped(len(trace.spans))
-            if not self._complained:
-                self._complained = True
-                _logger.exception("Could not print a trace; further failures are only counted")
+            self._warn("Could not print a trace; further failures are only counted", error=error)
         else:
             self._stats.exported(len(trace.spans), [trace.trace_id])
 

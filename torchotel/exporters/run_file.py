@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
 from torchotel._types import ConfigError
+from torchotel._utils.faults import Warn
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.tracing.span import Attributes, Trace, TraceExporter
@@ -125,7 +126,7 @@ class RunFile(TraceExporter):
         self._deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}
         self._open = True
         self._lost = False
-        self._complained = False
+        self._warn = Warn()
         self.folder, self._metrics = _claim(folder.absolute())  # the program may change its working directory
         self._attempt(self._write_run, None)
 
@@ -191,11 +192,9 @@ class RunFile(TraceExporter):
                 error,
             )
             self._close()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the next record may be good
             self.stats.error(type(error).__name__)
-            if not self._complained:
-                self._complained = True
-                _logger.exception("Could not write a record to the run file; further ones are only counted")
+            self._warn("Could not write a record to the run file; further ones are only counted", error=error)
         return default
 
     def _write_trace(self, trace: Trace) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s
+from torchotel._utils.faults import Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.metrics import instruments as table
 from torchotel.metrics.aggregation import (
@@ -43,8 +43,6 @@ class _Sum:
 
 _Sums: TypeAlias = dict[ModuleInfo, _Sum]
 
-_logger = logging.getLogger("torchotel")
-
 
 class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
     """Give a module's labels, of its forward and of its backward."""
@@ -71,7 +69,7 @@ class ModuleTimes:
         self._labels, self._yielder = labels, yielder
         self._sums: tuple[_Sums, _Sums] = {}, {}
         """Since the last reading, forward and backward."""
-        self._full = False
+        self._warn = Warn()
 
     def add(self, timed: Timed, numbers: Aggregations) -> None:
         """Take the calls of a step; `numbers` get what there is of modules that come and go."""
@@ -97,17 +95,12 @@ class ModuleTimes:
             for module, total in self._yielder(taken.items()):
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MAX_MODULES:
-                    self._tell_full()
+                    self._warn("Metrics of more than %d modules are left out; spans and totals are not", MAX_MODULES)
                     continue
                 times[labels] = times.get(labels, 0.0) + total.time_ns / 1e9
                 calls[labels] = calls.get(labels, 0.0) + total.calls
                 if total.device_ns is not None:
                     device_times[labels] = device_times.get(labels, 0.0) + total.device_ns / 1e9
-
-    def _tell_full(self) -> None:
-        if not self._full:
-            self._full = True
-            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MAX_MODULES)
 
 
 def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -14,6 +13,7 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import View
 from opentelemetry.sdk.resources import Resource
 
+from torchotel._utils.faults import Warn
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats, MetricExporter
@@ -25,8 +25,6 @@ from torchotel.metrics.store import MAX_MODULES, Metrics
 from torchotel.tracing.span import Attributes
 
 THREAD_NAME = "torchotel-metrics"
-
-_logger = logging.getLogger("torchotel")
 
 
 class Pushing(NamedTuple):
@@ -153,6 +151,7 @@ class _Pusher:
 
     def __init__(self, push: Callable[[], None], interval_s: float) -> None:
         self._push, self._interval_s = push, interval_s
+        self._warn = Warn()
         self._changed = threading.Condition()
         self._asked = self._done = 0
         self._ended = False
@@ -182,8 +181,8 @@ class _Pusher:
                 asked, ended = self._asked, self._ended
             try:
                 self._push()
-            except Exception:
-                _logger.exception("Could not push metrics")
+            except Exception as error:  # noqa: BLE001  # the next push may succeed
+                self._warn("Could not push metrics; further failures are not logged", error=error)
             with self._changed:
                 self._done = asked
                 self._changed.notify_all()

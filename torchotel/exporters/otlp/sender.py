@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from torchotel._utils.faults import Warn
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.transport import TRACES, Reply, Signal, Transport
@@ -126,8 +127,8 @@ class FailureLog:
 
     def __init__(self, endpoint: str, signal: Signal, limit_s: float) -> None:
         self._endpoint, self._signal, self._limit_s = endpoint, signal, limit_s
-        self._warned = False
-        self._quiet_until_s: dict[str, float] = {}
+        self._failing = False
+        self._warn = Warn(QUIET_S)
 
     def failed(self, error_type: str, reply: Reply) -> None:
         """Warn at the first failure of its kind; training goes on, and so the rest is for the counters."""
@@ -141,8 +142,8 @@ class FailureLog:
         )
         message = "Could not send %s to %s: %s. Training is not affected. %s"
         cause = f"{error_type} paused" if paused else error_type
-        if self._warn(cause, message, self._signal.items, self._endpoint, reply.text, advice):
-            self._warned = True
+        if self._warn(message, self._signal.items, self._endpoint, reply.text, advice, key=cause):
+            self._failing = True
 
     def _advice(self, error_type: str, reply: Reply) -> str:
         if reply.answered and reply.retry:
@@ -153,17 +154,16 @@ class FailureLog:
     def rejected(self, count: int, text: str) -> None:
         """Warn that an endpoint took a request but not all that is in it."""
         reason = text or "it gave no reason"
-        self._warn("rejected", "%s rejected %d %s: %s", self._endpoint, count, self._signal.items, reason)
+        self._warn("%s rejected %d %s: %s", self._endpoint, count, self._signal.items, reason)
 
     def advised(self, text: str) -> None:
         """Pass on what an endpoint says of a request that it took whole."""
-        self._warn("advised", "%s took the %s, and says: %s", self._endpoint, self._signal.items, text)
+        self._warn("%s took the %s, and says: %s", self._endpoint, self._signal.items, text)
 
     def unsent(self, requests: int, spans: int) -> None:
         """Warn that requests were dropped because `shutdown` had no time left for them."""
         lost = f"{spans} spans" if spans else f"{requests} requests of {self._signal.items}"
         self._warn(
-            "unsent",
             "%s were not sent to %s before the deadline of shutdown and are dropped. Check that the endpoint answers, "
             "or call shutdown() with a longer timeout_s.",
             lost,
@@ -172,19 +172,10 @@ class FailureLog:
 
     def recovered(self) -> None:
         """Say that the endpoint takes requests again, where it was warned about."""
-        if self._warned:
-            self._warned = False
-            with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
+        if self._failing:
+            self._failing = False
+            with suppress(Exception):  # a handler of the program may raise
                 _logger.info("%s reach %s again", self._signal.items.capitalize(), self._endpoint)
-
-    def _warn(self, cause: str, message: str, *args: object) -> bool:
-        now_s = time.monotonic()
-        if now_s < self._quiet_until_s.get(cause, now_s):
-            return False
-        self._quiet_until_s[cause] = now_s + QUIET_S
-        with suppress(Exception):  # as above
-            _logger.warning(message, *args)
-        return True
 
 
 _random = random.Random()  # noqa: S311  # no secret; the global one is the program's
@@ -239,7 +230,7 @@ class Sender:
         self._waiting_bytes = 0
         self._under_way: _Request | None = None
         self._thread: threading.Thread | None = None
-        self._complained = False
+        self._warn = Warn()
         self._lost = False
         """Whether a request was lost since the last `flush`, or a part of one."""
         self._not_before_s = 0.0
@@ -328,25 +319,17 @@ class Sender:
                 try:
                     reply = self._deliver(request)
                 except Exception as error:  # noqa: BLE001  # the thread must go on
-                    self._complain(error)
+                    self._warn(
+                        "Could not send %s to %s; further such errors are only counted",
+                        self._signal.items,
+                        self._transport.endpoint,
+                        error=error,
+                    )
                     reply = Reply(error_type=type(error).__name__)
                     self._stats.error(type(error).__name__)
                 self._settle(request, reply)
             with suppress(Exception):  # nobody is left to tell
                 self._transport.close()
-
-    def _complain(self, error: Exception) -> None:
-        """Tell of an error of our own, once: the next request may be good."""
-        if self._complained:
-            return
-        self._complained = True
-        with suppress(Exception):  # a handler of the user's may raise
-            _logger.error(
-                "Could not send %s to %s; further such errors are only counted",
-                self._signal.items,
-                self._transport.endpoint,
-                exc_info=error,
-            )
 
     def _next(self) -> _Request | None:
         with self._changed:

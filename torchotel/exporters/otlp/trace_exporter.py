@@ -1,10 +1,10 @@
 """Batch encoded spans into requests and hand these to the sender."""
 
-import logging
 import time
 from collections.abc import Sequence
 from functools import cached_property
 
+from torchotel._utils.faults import Warn
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.encoder import EncodedSpan, Envelope, SpanEncoder
@@ -63,8 +63,6 @@ MAX_REQUEST_BYTES = 2 * 1024 * 1024
 MAX_AGE_S = 1.0
 """A batch that is older leaves with the next trace, full or not."""
 
-_logger = logging.getLogger("torchotel")
-
 
 class RequestExporter(TraceExporter):
     """Encode traces into requests of bounded size and hand them to a sender.
@@ -103,7 +101,7 @@ class RequestExporter(TraceExporter):
         self._max_bytes = max_request_bytes
         self._batch = Batch()
         self._since_s = 0.0
-        self._complained = False
+        self._warn = Warn()
         self._lost = False
         """Whether spans were lost to an error since the last `flush`."""
 
@@ -155,9 +153,7 @@ class RequestExporter(TraceExporter):
         self._lost = True
         self.stats.error(type(error).__name__)
         self.stats.dropped(spans)
-        if not self._complained:
-            self._complained = True
-            _logger.error("Could not encode a trace; further ones are only counted", exc_info=error)
+        self._warn("Could not encode a trace; further ones are only counted", error=error)
 
     def _add(self, spans: Sequence[EncodedSpan]) -> None:
         size = sum([len(data) for _, data in spans])

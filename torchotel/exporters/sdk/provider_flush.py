@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from torchotel._utils.faults import Warn
 from torchotel.exporters.base import ExportStats
 from torchotel.tracing.context import suppressed
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 SLICE_TIMEOUT_S = 30.0
 """What a flush between slices may take by its own account; the SDK's default."""
-
-_logger = logging.getLogger("torchotel")
 
 
 class ProviderFlush:
@@ -31,7 +29,7 @@ class ProviderFlush:
     def __init__(self, provider: TracerProvider | MeterProvider, stats: ExportStats | None = None) -> None:
         self._provider, self._stats = provider, stats or ExportStats()
         self._thread: threading.Thread | None = None
-        self._complained = False
+        self._warn = Warn()
 
     def now(self, timeout_s: float = SLICE_TIMEOUT_S) -> bool:
         """Flush on this thread, for as long as it takes."""
@@ -41,13 +39,10 @@ class ProviderFlush:
         try:
             with suppressed():
                 return flush(max(1, int(timeout_s * 1000))) is not False
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a provider of the program may raise anything
             self._stats.error(type(error).__name__)
-            if not self._complained:
-                self._complained = True
-                _logger.exception(
-                    "%s could not be flushed; further failures are only counted", type(self._provider).__name__
-                )
+            provider = type(self._provider).__name__
+            self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
             return False
 
     def by(self, deadline_s: float) -> bool:

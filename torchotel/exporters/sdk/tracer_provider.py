@@ -27,6 +27,7 @@ from opentelemetry.trace import Span as LiveSpan
 
 from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
+from torchotel._utils.faults import Warn
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats, TemplateCache
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
@@ -159,7 +160,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         self._known = TemplateCache(lambda template: otlp_safe(template.attributes))
         self._renamed: dict[tuple[int, int], SpanContext] = {}
         """Roots that nobody started by the ids that others link to: `torch.run`."""
-        self._complained = False
+        self._warn = Warn()
 
     def start(
         self,
@@ -294,9 +295,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
 
     def _failed(self, error: Exception) -> None:
         self.stats.error(type(error).__name__)
-        if not self._complained:
-            self._complained = True
-            _logger.error("The tracer provider raised at a span; further failures are only counted", exc_info=error)
+        self._warn("The tracer provider raised at a span; further failures are only counted", error=error)
 
 
 def _outer(parent: SpanReference | None, baggage: Baggage | None) -> Context:
