@@ -1,5 +1,7 @@
 """Every name that leaves the process on a span or a metric, each with its meaning, type and unit."""
 
+from typing import Literal, NamedTuple
+
 SCOPE = "torchotel"
 """Instrumentation scope of all spans; its version is the package's."""
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
@@ -215,3 +217,28 @@ METRIC_OVERHEAD_RATIO = "torchotel.overhead.ratio"
 """gauge, 1: share of step time that detail costs, measured against steps without."""
 METRIC_DETAIL_RATIO = "torchotel.detail.ratio"
 """gauge, 1: detailed steps among all."""
+
+# Names of `log()`.
+
+
+class LoggedName(NamedTuple):
+    """A name of `log()` that has an attribute or a metric of its own; its values are numbers."""
+
+    kind: Literal["gauge", "count", "epoch"]
+    """The last gauge of a step counts; counts add up over the step and over the run."""
+    attribute: str | None
+    """Attribute of the step; None: it has none."""
+    metric: str | None
+    """None: it has none."""
+
+
+LOGGED_NAMES = {
+    "loss": LoggedName("gauge", LOSS, METRIC_LOSS),
+    "lr": LoggedName("gauge", LEARNING_RATE, METRIC_LEARNING_RATE),
+    "epoch": LoggedName("epoch", EPOCH, None),
+    "samples": LoggedName("count", None, METRIC_SAMPLES),
+    "tokens": LoggedName("count", None, METRIC_TOKENS),
+}
+"""In the order of tables. Another name becomes an attribute `torch.log.<name>` and a value of the metric `torch.log`."""
+LOGGED_GAUGES = tuple(name for name, known in LOGGED_NAMES.items() if known.kind == "gauge")
+LOGGED_COUNTS = tuple(name for name, known in LOGGED_NAMES.items() if known.kind == "count")

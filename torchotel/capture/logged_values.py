@@ -11,18 +11,14 @@ import torch
 from torch import Tensor
 
 from torchotel._records import LogValue
+from torchotel._semconv import LOGGED_COUNTS, LOGGED_GAUGES, LOGGED_NAMES
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.async_readback import AsyncReadback, read_async
 from torchotel.capture.torch_internals import without_torch_function
 
-LOSS = "loss"
-FRACTIONS = frozenset({LOSS, "lr"})
-COUNTS = frozenset({"samples", "tokens"})
-"""They add up within a step: one `log` for each part of an accumulated batch."""
-EPOCH = "epoch"
-NUMBERS = FRACTIONS | COUNTS | {EPOCH}
-"""Known names; none takes a text."""
+LOSS, EPOCH = "loss", "epoch"
+FRACTIONS, COUNTS, NUMBERS = frozenset(LOGGED_GAUGES), frozenset(LOGGED_COUNTS), frozenset(LOGGED_NAMES)
 MAX_NAMES = 64
 """Of the user's values, and as many of a framework's; each is a series of its own."""
 MAX_TEXT = 256

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchotel.capture.logged_values import NUMBERS
+from torchotel._semconv import LOGGED_NAMES
 from torchotel.integrations.registry import current_subscriber, publish
 
 
@@ -59,7 +59,7 @@ class LightningEvents:
 
 def _prefixed(prefix: str, values: Mapping[str, object]) -> dict[str, object]:
     """Add a prefix to the names of step values, so that results of a validation or an epoch do not overwrite them."""
-    return {f"{prefix}_{name}" if name in NUMBERS else name: value for name, value in values.items()}
+    return {f"{prefix}_{name}" if name in LOGGED_NAMES else name: value for name, value in values.items()}
 
 
 def _logged(trainer: Any, *, on_step: bool) -> dict[str, object]:

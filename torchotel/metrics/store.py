@@ -10,6 +10,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s
+from torchotel._semconv import LOGGED_NAMES
 from torchotel._utils.faults import Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.metrics import instruments as table
@@ -114,13 +115,12 @@ def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | Non
 
 
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
-GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}
-COUNTERS = {"samples": table.SAMPLES, "tokens": table.TOKENS}
 ALL_PARAMETERS = "all"
 """The scope of gradient norms."""
 _LOSS_KIND, _GRADIENT_KIND = ("loss",), ("gradient",)
-LATER = frozenset({"epoch"})
-"""Known values that are no metric."""
+_BY_NAME = {instrument.name: instrument for instrument in table.TABLE}
+LOGGED = {name: _BY_NAME.get(known.metric or "") for name, known in LOGGED_NAMES.items()}
+"""The instrument of each known name of `log()`; None: the name has none."""
 
 
 class Observation(NamedTuple):
@@ -285,12 +285,11 @@ class Metrics:
             if isinstance(value, str):
                 continue
             number = _number(value)
-            if name in GAUGES:
-                self._numbers.set(GAUGES[name], number)
-            elif name in COUNTERS:
-                self._numbers.add(COUNTERS[name], number)
-            elif name not in LATER:
+            instrument = LOGGED.get(name)
+            if name not in LOGGED:
                 self._numbers.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
+            elif instrument is not None:
+                (self._numbers.add if instrument.kind == "counter" else self._numbers.set)(instrument, number)
             if name == "loss" and not isfinite(number) and step != self._bad_loss:
                 self._bad_loss = step
                 self._numbers.add(table.STEP_NONFINITE, 1, _LOSS_KIND)

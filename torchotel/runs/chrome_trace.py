@@ -140,8 +140,6 @@ MAX_TEXT = 1000
 """Characters of a name or a value."""
 MAX_PID = 2**22
 """The largest process id of Linux; a larger number is not used."""
-COUNTERS = ("loss", "lr")
-"""Logged values that are drawn as curves."""
 _RUN = "run"
 """Name of the track with the run's span."""
 
@@ -267,7 +265,7 @@ def _category(span: SpanLine) -> str:
 
 
 def _curves(record: RecordLine) -> dict[str, float]:
-    values = {name: record.values.get(name) for name in COUNTERS}
+    values = {name: record.values.get(name) for name in names.LOGGED_GAUGES}
     values["gradient norm"] = record.gradient_norm
     return {
         name: value for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+from torchotel._semconv import LOGGED_COUNTS, LOGGED_NAMES
 from torchotel._utils.text import cut
 from torchotel.runs.reader import RecordLine
 
-SUMMED_NAMES = ("samples", "tokens")
-"""Logged values that are summed over the run."""
 MAX_SUMMED = 2**63
 """Largest value of one line: larger ones in a damaged file could add up to more than a float can hold."""
-LEADING_NAMES = ("loss", "lr", "epoch")
-"""Logged values that are listed first; the others follow in alphabetical order."""
 
 
 NOT_FINITE = "NaN or Inf"
@@ -159,7 +156,7 @@ class ValueRangeCollector:
                 self._values[name] = self._values[name]._replace(last=None)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if name in SUMMED_NAMES:
+            if name in LOGGED_COUNTS:
                 self.totals[name] += min(value, MAX_SUMMED)  # type: ignore[assignment] # sums may be fractions in other programs' files
             else:
                 _extend(self._values, name, value)
@@ -167,7 +164,7 @@ class ValueRangeCollector:
 
     def result(self) -> ValueRanges:
         """Return the ranges of all lines added so far."""
-        order = {name: position for position, name in enumerate(LEADING_NAMES)}
+        order = {name: position for position, name in enumerate(LOGGED_NAMES)}
         named = layer_names(self._layers)
         layers = [track._replace(name=named[layer]) for layer, track in self._layers.items()]
         return ValueRanges(

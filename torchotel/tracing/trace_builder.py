@@ -28,10 +28,6 @@ from torchotel.tracing.span_templates import Directions, Templates
 
 ROOTS = {"step": names.SPAN_STEP, "evaluation": names.SPAN_EVALUATION, "data": names.SPAN_DATA}
 """Root spans of the kinds of records."""
-KNOWN = {"loss": names.LOSS, "lr": names.LEARNING_RATE, "epoch": names.EPOCH}
-"""Logged values that have an attribute of their own."""
-COUNTED = ("samples", "tokens")
-"""Logged values that add up over the run: they are metrics."""
 
 
 def root_name(unit: StepRecord) -> str:
@@ -62,8 +58,10 @@ def root_attributes(unit: StepRecord, reason: str | None, nonfinite: Sequence[st
     if reason is not None:
         attributes[names.KEPT_REASON] = reason
     for name, value in unit.values.items():
-        if name not in COUNTED and _says_something(value):
-            attributes[KNOWN.get(name, names.LOG_PREFIX + name)] = float(value) if name in {"loss", "lr"} else value
+        known = names.LOGGED_NAMES.get(name)
+        key = names.LOG_PREFIX + name if known is None else known.attribute
+        if key is not None and _says_something(value):
+            attributes[key] = float(value) if name in names.LOGGED_GAUGES else value
     if unit.gradients is not None and isfinite(unit.gradients.total):
         attributes[names.GRADIENT_NORM] = unit.gradients.total
     if nonfinite:

@@ -10,7 +10,7 @@ from torchotel import _semconv as names
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.reader import RecordLine, Run, SpanLine
 from torchotel.runs.summary import PHASES, Summary, summarise
-from torchotel.runs.value_ranges import LEADING_NAMES, SUMMED_NAMES, LayerId, layer_names
+from torchotel.runs.value_ranges import LayerId, layer_names
 
 MAX_LAYERS = 4_000
 MAX_LOGGED = 12
@@ -93,7 +93,7 @@ class Series:
                 row.append(NONFINITE if norm is None else norm)
 
     def _add_logged(self, record: RecordLine) -> None:
-        values = [(name, value) for name, value in record.values.items() if name not in SUMMED_NAMES]
+        values = [(name, value) for name, value in record.values.items() if name not in names.LOGGED_COUNTS]
         if record.gradient_norm is not None:
             values.append(("gradient norm", record.gradient_norm))
         for name, value in values:
@@ -108,10 +108,8 @@ class Series:
 
     def logged_in_order(self) -> Sequence[str]:
         """Return the logged names, loss and learning rate first."""
-        return sorted(
-            self.logged,
-            key=lambda name: (LEADING_NAMES.index(name) if name in LEADING_NAMES else len(LEADING_NAMES), name),
-        )
+        order = {name: place for place, name in enumerate(names.LOGGED_NAMES)}
+        return sorted(self.logged, key=lambda name: (order.get(name, len(order)), name))
 
 
 def chunks(items: Sequence[Item], max_parts: int) -> Iterator[Sequence[Item]]:
