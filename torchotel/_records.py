@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
+from torchotel import _semconv as names
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleInfo:
@@ -292,7 +294,16 @@ class Recordable(Protocol):
         """Return the record; to be called once."""
 
 
-PHASES = ("between", "data", "forward", "backward", "optimizer")
+PHASE_SPANS = {
+    "between": names.SPAN_BETWEEN,
+    "data": names.SPAN_DATA,
+    "forward": names.SPAN_FORWARD,
+    "backward": names.SPAN_BACKWARD,
+    "optimizer": names.SPAN_OPTIMIZER,
+}
+"""Kinds of phases and the names of their spans, in the order of a step."""
+PHASES = (*PHASE_SPANS, "other")
+"""What a step's time is divided into; "other" is the time in no phase."""
 
 
 def enclosing(phases: Sequence[Phase]) -> list[int]:
@@ -321,7 +332,7 @@ def phase_times_s(unit: StepRecord) -> dict[str, float]:
     A closure's forward inside the optimizer's step counts as forward, an optimizer that steps inside the
     backward as optimizer.
     """
-    times_ns = dict.fromkeys(PHASES, 0)
+    times_ns = dict.fromkeys(PHASE_SPANS, 0)
     parents = enclosing(unit.phases)
     for phase, parent in zip(unit.phases, parents, strict=True):
         length_ns = phase.end_ns - phase.start_ns

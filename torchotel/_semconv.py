@@ -239,6 +239,6 @@ LOGGED_NAMES = {
     "samples": LoggedName("count", None, METRIC_SAMPLES),
     "tokens": LoggedName("count", None, METRIC_TOKENS),
 }
-"""In the order of tables. Another name becomes an attribute `torch.log.<name>` and a value of the metric `torch.log`."""
+"""In the order of tables; another name becomes an attribute `torch.log.<name>` and a label value of `torch.log`."""
 LOGGED_GAUGES = tuple(name for name, known in LOGGED_NAMES.items() if known.kind == "gauge")
 LOGGED_COUNTS = tuple(name for name, known in LOGGED_NAMES.items() if known.kind == "count")

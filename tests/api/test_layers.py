@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": RECORDS | {"sampling", "tracing", "metrics", "exporters", "worker"},
     "_session": PRODUCT,
     "_handle": BASE | {"_session"},
-    "runs": BASE | {"runs"},
+    "runs": RECORDS | {"runs"},
     "stack": BASE | {"stack"},
     "doctor": PRODUCT | {"_session", "stack", "doctor"},
     "_api": BASE | {"_handle", "_session"},

@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
+from torchotel._records import PHASES
 from torchotel.runs.compare import CANNOT_TELL, Diff, LayerKey, RunTimes, StepTimes, compare
-from torchotel.runs.summary import PHASES
 
 PAIRS = 300
 LIMIT = 0.05

@@ -244,7 +244,7 @@ class Metrics:
         for instrument in table.TABLE:
             if instrument.kind == "counter" and not instrument.labels:
                 self._numbers.add(instrument, 0)
-        for phase in (*PHASES, "other"):
+        for phase in PHASES:
             self._numbers.add(table.PHASE_TIME, 0, (phase,))
         for kind in (_LOSS_KIND, _GRADIENT_KIND):
             self._numbers.add(table.STEP_NONFINITE, 0, kind)

@@ -11,9 +11,10 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torchotel import _semconv as names
+from torchotel._records import PHASES
 from torchotel.runs.reader import Run, RunError, SpanLine
 from torchotel.runs.statistics import MIN_STEPS, Ratio, ratio, ratio_of_runs, typical
-from torchotel.runs.summary import PHASES, quantile
+from torchotel.runs.summary import quantile
 
 RunEnvironment: TypeAlias = Mapping[str, str]
 """Texts by name; names without a value are left out."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
+from torchotel._records import PHASES
 from torchotel.runs.reader import RecordLine, SpanLine
 from torchotel.runs.value_ranges import ValueRangeCollector, ValueRanges
-
-PHASES = ("between", "data", "forward", "backward", "optimizer", "other")
 
 _OPEN_TRACES = 64
 """Traces with spans still to come. The run file writes a trace as a whole, so few are open at a time."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from torchotel import _semconv as names
 from torchotel._records import (
+    PHASE_SPANS,
     CallNote,
     Error,
     LogValue,
@@ -120,13 +121,6 @@ def _inside(time_ns: int, unit: StepRecord) -> int:
     return min(max(time_ns, unit.start_ns), unit.end_ns)
 
 
-PHASE_SPANS = {
-    "between": names.SPAN_BETWEEN,
-    "data": names.SPAN_DATA,
-    "forward": names.SPAN_FORWARD,
-    "backward": names.SPAN_BACKWARD,
-    "optimizer": names.SPAN_OPTIMIZER,
-}
 _PLAIN = {name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_EVALUATION, *PHASE_SPANS.values())}
 _new = cast("Callable[[type[Span], tuple[Any, ...]], Span]", tuple.__new__)  # half the time of Span(…)
 

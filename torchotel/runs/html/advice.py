@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from torchotel._records import PHASES
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.html.data import Content, StepTime
 from torchotel.runs.html.style import count, cut, duration, escaped, percent
-from torchotel.runs.summary import PHASES, LayerTime, Summary, has_several_models, run_failure
+from torchotel.runs.summary import LayerTime, Summary, has_several_models, run_failure
 from torchotel.runs.value_ranges import Onset
 
 DATA_SHARE = 0.1

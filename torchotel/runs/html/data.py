@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from torchotel import _semconv as names
+from torchotel._records import PHASES
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.reader import RecordLine, Run, SpanLine
-from torchotel.runs.summary import PHASES, Summary, summarise
+from torchotel.runs.summary import Summary, summarise
 from torchotel.runs.value_ranges import LayerId, layer_names
 
 MAX_LAYERS = 4_000

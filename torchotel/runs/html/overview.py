@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any, NamedTuple
 
+from torchotel._records import PHASES
 from torchotel.runs.compare import run_environment
 from torchotel.runs.html.advice import BROKEN, advise, after_warm_up, phase_shares
 from torchotel.runs.html.data import Content, StepTime
 from torchotel.runs.html.style import count, count_in_words, cut, duration, escaped, percent, rate
-from torchotel.runs.summary import PHASES
 from torchotel.runs.value_ranges import NOT_FINITE
 
 _MAX_ADVICE = 8

@@ -7,9 +7,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from torchotel._records import PHASES
 from torchotel.runs.html.data import Bucket, Content, StepTime, buckets
 from torchotel.runs.html.style import ALARM, INK, PHASE_COLOURS, Section, count, figure, rounded, scale
-from torchotel.runs.summary import PHASES, quantile
+from torchotel.runs.summary import quantile
 
 COLUMNS = 400
 """Bars that are distinguishable on a screen."""

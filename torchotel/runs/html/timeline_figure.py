@@ -6,6 +6,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from torchotel import _semconv as names
+from torchotel._records import PHASE_SPANS
 from torchotel.runs.html.advice import HAVE_MODULES
 from torchotel.runs.html.data import NEAR_MEDIAN, Content, StepTrace
 from torchotel.runs.html.style import (
@@ -34,13 +35,7 @@ _PANEL_GAP_PX = 58
 _MINUS = "\N{MINUS SIGN}"
 _LABEL_SHARE = 0.02
 """Share of the panel's width that a bar needs for a label."""
-_PHASES = {
-    names.SPAN_BETWEEN: "between",
-    names.SPAN_DATA: "data",
-    names.SPAN_FORWARD: "forward",
-    names.SPAN_BACKWARD: "backward",
-    names.SPAN_OPTIMIZER: "optimizer",
-}
+_PHASES = {span: phase for phase, span in PHASE_SPANS.items()}
 _PREFIXES = {names.FORWARD_PREFIX: "forward", names.BACKWARD_PREFIX: "backward"}
 
 
