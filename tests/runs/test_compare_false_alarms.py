@@ -9,7 +9,8 @@ from array import array
 import pytest
 
 from torchotel._records import PHASES
-from torchotel.runs.compare import CANNOT_TELL, Diff, LayerKey, RunTimes, StepTimes, compare
+from torchotel.runs.compare import CANNOT_TELL, Diff, RunTimes, StepTimes, compare
+from torchotel.runs.reader import LayerKey
 
 PAIRS = 300
 LIMIT = 0.05

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from torchotel._records import PHASES
-from torchotel.runs.compare import Diff, LayerKey, Row, RunTimes, StepTimes, compare
+from torchotel.runs.compare import Diff, Row, RunTimes, StepTimes, compare
 from torchotel.runs.compare_table import render_diff
+from torchotel.runs.reader import LayerKey
 
 RUNS = json.loads((Path(__file__).parent / "recorded_times.json").read_text())
 LIMIT = 0.05

@@ -6,13 +6,13 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torchotel import _semconv as names
 from torchotel._records import PHASES
-from torchotel.runs.reader import Run, RunError, SpanLine
+from torchotel.runs.reader import LayerKey, Run, RunError, SpanLine, calls_by_trace
 from torchotel.runs.statistics import MIN_STEPS, Ratio, ratio, ratio_of_runs, typical
 from torchotel.runs.summary import quantile
 
@@ -99,14 +99,6 @@ WARM_UP_SHARE = 0.2
 """Share of warm-up steps in a short series."""
 
 
-class LayerKey(NamedTuple):
-    """One module in one direction."""
-
-    model: str
-    path: str
-    direction: str
-
-
 @dataclass
 class StepTimes:
     """Seconds of steps in their order: the whole steps, and each phase."""
@@ -162,36 +154,20 @@ def _layer_times(spans: Iterable[SpanLine], failed: set[str]) -> tuple[Mapping[L
     """Return the layers' times, and the devices that the layers ran on."""
     layers: dict[LayerKey, array[float]] = defaultdict(lambda: array("d"))
     devices: set[str] = set()
-    # The run file writes a trace as one line, so its spans are consecutive.
-    for trace_id, trace in groupby(spans, key=lambda span: span.trace_id):
-        # A module's span without a step number belongs to an evaluation.
-        calls = [
-            span for span in trace if names.MODULE_TYPE in span.attributes and names.STEP_NUMBER in span.attributes
-        ]
-        devices |= {device for span in calls if isinstance(device := span.attributes.get(names.DEVICE), str)}
+    # A module's span without a step number belongs to an evaluation.
+    in_steps = (span for span in spans if names.STEP_NUMBER in span.attributes)
+    for trace_id, calls in calls_by_trace(in_steps):
+        devices |= {device for call in calls if isinstance(device := call.span.attributes.get(names.DEVICE), str)}
         if trace_id not in failed:
-            for key, self_ns in _self_times_ns(calls).items():
+            times_ns: Counter[LayerKey] = Counter()
+            for span, layer, outer in calls:
+                times_ns[layer] += span.duration_ns
+                if outer is not None:
+                    times_ns[outer] -= span.duration_ns
+            for layer, self_ns in times_ns.items():
                 # A child can end after its parent if its end is an upper bound.
-                layers[key].append(max(0, self_ns) / 1e9)
+                layers[layer].append(max(0, self_ns) / 1e9)
     return layers, devices
-
-
-def _self_times_ns(calls: Sequence[SpanLine]) -> Mapping[LayerKey, int]:
-    keys = {span.span_id: _key(span) for span in calls}
-    times: Counter[LayerKey] = Counter()
-    for span in calls:
-        duration_ns = max(0, span.end_ns - span.start_ns)
-        times[keys[span.span_id]] += duration_ns
-        parent = keys.get(span.parent_id)
-        if parent is not None:
-            times[parent] -= duration_ns
-    return times
-
-
-def _key(span: SpanLine) -> LayerKey:
-    read = span.attributes.get
-    path = str(read(names.MODULE_PATH, ""))
-    return LayerKey(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
 
 
 Series: TypeAlias = Sequence[Sequence[float]]

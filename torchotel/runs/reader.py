@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -124,6 +126,14 @@ class RecordLine(NamedTuple):
     """Seconds of all evaluations that this line stands for."""
 
 
+class LayerKey(NamedTuple):
+    """A module in one direction."""
+
+    model: str
+    path: str
+    direction: str
+
+
 class SpanLine(NamedTuple):
     """One span of the trace files; ids are hexadecimal, times unix nanoseconds."""
 
@@ -136,6 +146,37 @@ class SpanLine(NamedTuple):
     end_ns: int
     attributes: Mapping[str, Value]
     error: bool
+
+    @property
+    def duration_ns(self) -> int:
+        """Return the duration, at least 0."""
+        return max(0, self.end_ns - self.start_ns)
+
+    @property
+    def layer(self) -> LayerKey | None:
+        """Return the module and direction of a module call; None: the span is no module call."""
+        path = self.attributes.get(names.MODULE_PATH)
+        if path is None or names.MODULE_TYPE not in self.attributes:  # a failed root has the path of what raised
+            return None
+        model, direction = self.attributes.get(names.MODEL, ""), self.attributes.get(names.DIRECTION, "forward")
+        return LayerKey(str(model), str(path), str(direction))
+
+
+class Call(NamedTuple):
+    """A module call of a trace."""
+
+    span: SpanLine
+    layer: LayerKey
+    outer: LayerKey | None
+    """The module call around it; the self time of `outer` is less by the duration of this call."""
+
+
+def calls_by_trace(spans: Iterable[SpanLine]) -> Iterator[tuple[str, Sequence[Call]]]:
+    """Yield the module calls of each trace, with the trace id; the lines of a trace follow each other."""
+    for trace_id, trace in groupby(spans, key=attrgetter("trace_id")):
+        layers = [(span, layer) for span in trace if (layer := span.layer) is not None]
+        by_id = {span.span_id: layer for span, layer in layers}
+        yield trace_id, [Call(span, layer, by_id.get(span.parent_id)) for span, layer in layers]
 
 
 class RequestLine(NamedTuple):

@@ -1,18 +1,15 @@
 """Compute the summary of a run from its step records and spans; pure functions."""
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
 from torchotel._records import PHASES
-from torchotel.runs.reader import RecordLine, SpanLine
+from torchotel.runs.reader import Call, LayerKey, RecordLine, SpanLine, calls_by_trace
 from torchotel.runs.value_ranges import ValueRangeCollector, ValueRanges
-
-_OPEN_TRACES = 64
-"""Traces with spans still to come. The run file writes a trace as a whole, so few are open at a time."""
 
 
 class PhaseTime(NamedTuple):
@@ -139,7 +136,7 @@ class Summary:
 
 
 def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary:
-    """Return the summary of a run. Spans are read one by one and not kept in memory."""
+    """Add up the lines of a run; the spans of one trace are kept at a time."""
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     failures = _Failures()
@@ -184,8 +181,19 @@ def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary
 def _read_layers(spans: Iterable[SpanLine]) -> tuple["_Layers", "_Layers"]:
     """Return the layers of training steps, and the layers of evaluations."""
     in_steps, in_evaluations = _Layers(), _Layers()
-    for span in spans:
-        (in_steps if names.STEP_NUMBER in span.attributes else in_evaluations).add(span)
+
+    def layers_of(span: SpanLine) -> _Layers:
+        return in_steps if names.STEP_NUMBER in span.attributes else in_evaluations
+
+    def counted() -> Iterator[SpanLine]:
+        for span in spans:
+            folded = span.attributes.get(names.FOLDED_CALLS)
+            layers_of(span).folded_calls += folded if isinstance(folded, int) else 0
+            yield span
+
+    for _, calls in calls_by_trace(counted()):
+        for call in calls:
+            layers_of(call.span).add(call)
     return in_steps, in_evaluations
 
 
@@ -304,29 +312,14 @@ def _phases(steps: Sequence[RecordLine]) -> Sequence[PhaseTime]:
     ]
 
 
-class _Key(NamedTuple):
-    model: str
-    path: str
-    direction: str
-
-
 @dataclass(slots=True)
 class _Tally:
-    key: _Key
-    type: str
+    type: str = ""
     calls: int = 0
     total_ns: int = 0
     inner_ns: int = 0
     longest_ns: int = 0
     inner_calls: int = 0
-
-
-@dataclass(slots=True)
-class _OpenTrace:
-    tallies: dict[str, _Tally] = field(default_factory=dict)
-    """By span id."""
-    early: dict[str, list[tuple[_Tally, int]]] = field(default_factory=dict)
-    """Calls whose parent's span has not been read yet, with their nanoseconds, by the parent's span id."""
 
 
 class _Layers:
@@ -335,53 +328,33 @@ class _Layers:
     def __init__(self) -> None:
         self.folded_calls = 0
         self.root_calls_ns: Counter[str] = Counter()
-        """Nanoseconds of the forward calls that no other module call contains, by trace id."""
+        """Time of the forward calls that are in no other module call, by trace id."""
         self.root_calls: Counter[str] = Counter()
-        self._tallies: dict[_Key, _Tally] = {}
-        self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
+        self._tallies: defaultdict[LayerKey, _Tally] = defaultdict(_Tally)
         self._inner: set[tuple[str, str]] = set()
         """Models and paths of modules that another module of the same model called."""
 
-    def add(self, span: SpanLine) -> None:
-        folded = span.attributes.get(names.FOLDED_CALLS)
-        self.folded_calls += folded if isinstance(folded, int) else 0
-        path = span.attributes.get(names.MODULE_PATH)
-        if (
-            path is None or names.MODULE_TYPE not in span.attributes
-        ):  # a failed root span has the path of the module that raised
-            return
-        duration_ns = max(0, span.end_ns - span.start_ns)
-        tally = self._tally(span, str(path))
+    def add(self, call: Call) -> None:
+        span, layer, outer = call
+        tally = self._tallies[layer]
+        tally.type = tally.type or str(span.attributes.get(names.MODULE_TYPE, ""))
         tally.calls += 1
-        tally.total_ns += duration_ns
-        tally.longest_ns = max(tally.longest_ns, duration_ns)
-        if tally.key.direction == "forward":
-            self.root_calls_ns[span.trace_id] += duration_ns
+        tally.total_ns += span.duration_ns
+        tally.longest_ns = max(tally.longest_ns, span.duration_ns)
+        if outer is not None:
+            self._tallies[outer].inner_ns += span.duration_ns
+            self._tallies[outer].inner_calls += 1
+            # The calls of a wrapper (DistributedDataParallel) and of the module in it have the same path.
+            if outer.model == layer.model and outer.path != layer.path:
+                self._inner.add((layer.model, layer.path))
+        elif layer.direction == "forward":
+            self.root_calls_ns[span.trace_id] += span.duration_ns
             self.root_calls[span.trace_id] += 1
-        trace = self._trace(span.trace_id)
-        trace.tallies[span.span_id] = tally
-        for inner, inner_ns in trace.early.pop(span.span_id, ()):
-            self._add_inner(span.trace_id, tally, inner, inner_ns)
-        parent = trace.tallies.get(span.parent_id)
-        if parent is not None:
-            self._add_inner(span.trace_id, parent, tally, duration_ns)
-        else:
-            trace.early.setdefault(span.parent_id, []).append((tally, duration_ns))
 
-    def _add_inner(self, trace_id: str, outer: _Tally, inner: _Tally, duration_ns: int) -> None:
-        outer.inner_ns += duration_ns
-        outer.inner_calls += 1
-        if inner.key.direction == "forward":
-            self.root_calls_ns[trace_id] -= duration_ns
-            self.root_calls[trace_id] -= 1
-        # The calls of a wrapper (DistributedDataParallel) and of the wrapped module have the same path.
-        if outer.key.model == inner.key.model and outer.key.path != inner.key.path:
-            self._inner.add((inner.key.model, inner.key.path))
-
-    def _is_root(self, tally: _Tally) -> bool:
-        """Return whether the layer is the model: its path is its class name, and no module of the model called it."""
-        model, path, _ = tally.key
-        is_class = path in {tally.type, model} or model.startswith(f"{path}-")
+    def _is_root(self, layer: LayerKey, kind: str) -> bool:
+        """Tell a model from its layers: its path is its class, which a layer's path can be as well."""
+        model, path, _ = layer
+        is_class = path in {kind, model} or model.startswith(f"{path}-")
         return is_class and (model, path) not in self._inner
 
     def slowest(self, direction: str) -> Sequence[LayerTime]:
@@ -403,22 +376,7 @@ class _Layers:
                     share=self_ns / whole if whole else 0.0,
                     longest_s=tally.longest_ns / 1e9,
                     inner_calls=tally.inner_calls,
-                    is_root=self._is_root(tally),
+                    is_root=self._is_root(key, tally.type),
                 )
             )
         return sorted(rows, key=lambda row: (-row.self_s, row.path))
-
-    def _tally(self, span: SpanLine, path: str) -> _Tally:
-        read = span.attributes.get
-        key = _Key(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
-        if key not in self._tallies:
-            self._tallies[key] = _Tally(key, str(read(names.MODULE_TYPE, "")))
-        return self._tallies[key]
-
-    def _trace(self, trace_id: str) -> _OpenTrace:
-        trace = self._traces.get(trace_id)
-        if trace is None:
-            trace = self._traces[trace_id] = _OpenTrace()
-            if len(self._traces) > _OPEN_TRACES:
-                self._traces.popitem(last=False)
-        return trace
