@@ -13,10 +13,10 @@ from benchmarks.naive import sdk_provider
 from benchmarks.records import Builder
 from torchotel._records import StepRecord
 from torchotel.config.otlp_endpoint import OtlpEndpoint
+from torchotel.exporters.base import TraceExporter
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
-from torchotel.tracing.span import TraceExporter
 
 FLUSH_S = 60.0
 

@@ -25,7 +25,7 @@ from torchotel._utils.version import package_version
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
-from torchotel.exporters.base import ExportStats
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.factory import MetricExporters, make_exporters, open_record
 from torchotel.exporters.sdk.global_provider import import_despite_limit
 from torchotel.integrations.registry import Frameworks
@@ -34,7 +34,7 @@ from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import current_baggage, current_span, make_current
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource, describe_process
-from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
+from torchotel.tracing.span import SpanContextSource, Trace
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
@@ -234,7 +234,7 @@ class Session:
         """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
         self._frameworks.uninstall()
         self._capture.detach()
-        self._publisher.detach()
+        self._publisher.disable_after_fork()
 
     def discard_empty(self) -> None:
         """Take the run file of what has stopped back, if nothing is in it."""

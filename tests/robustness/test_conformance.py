@@ -29,6 +29,7 @@ from torchotel._records import ModelInfo, Recordable, StepRecord
 from torchotel._utils.gil import GilYielder
 from torchotel.capture.recorder import Capture
 from torchotel.config.otlp_endpoint import OtlpEndpoint as Endpoint
+from torchotel.exporters.base import TraceExporter
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
@@ -37,7 +38,7 @@ from torchotel.tracing.call_tree import CallTimer
 from torchotel.tracing.context import current_span
 from torchotel.tracing.evaluation_folding import EvaluationFold
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
-from torchotel.tracing.span import SpanContextSource, TraceExporter
+from torchotel.tracing.span import SpanContextSource
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 

@@ -4,25 +4,46 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from torchotel.tracing.span import SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import SpanTemplate, Trace
 
 
-class MetricExporter(Protocol):
-    """A way out of metrics: from its constructor to `shutdown` it shows or sends what they say."""
+class TraceExporter:
+    """Export finished traces. Unless a subclass overrides it, a method does nothing.
 
-    def first_step(self) -> None:
-        """Begin what had to wait until this process trains; called on the worker."""
+    Every method is called on the worker thread, except for `shutdown`. Deadlines are those of `time.monotonic()`.
+    """
+
+    def export(self, trace: Trace) -> None:
+        """Export a trace, or keep it until the next `push`, `flush` or `shutdown`."""
+
+    def push(self) -> None:
+        """Start to send the traces that are kept, without waiting."""
 
     def flush(self, deadline_s: float) -> bool:
-        """Bring out the present state; False where it could not be by `deadline_s` of `time.monotonic()`."""
+        """Export all traces by the deadline. Return False on timeout or if spans were dropped since the last flush."""
+        return True
 
     def shutdown(self, deadline_s: float) -> None:
-        """Bring out the last state, let go of threads, ports and files; nothing is shown any more."""
+        """Export all traces by the deadline and release threads, sockets and files."""
 
-    def detach(self) -> None:
-        """Be off in a forked child, and leave alone what is the parent's."""
+
+class MetricExporter:
+    """Export metrics, from the constructor to `shutdown`. Unless a subclass overrides it, a method does nothing."""
+
+    def first_step(self) -> None:
+        """Start what waits for this process to train; called on the worker thread."""
+
+    def flush(self, deadline_s: float) -> bool:
+        """Export the present state by `deadline_s` of `time.monotonic()`; return False on timeout."""
+        return True
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Export the last state by the deadline and release threads, ports and files."""
+
+    def disable_after_fork(self) -> None:
+        """Stop exporting in a forked child, without changing what belongs to the parent process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +126,10 @@ class DroppingExporter(TraceExporter):
         self._stats.dropped(len(trace.spans))
         self._lost = True
 
-    def push(self) -> None:
-        """Do nothing: no trace is kept."""
-
     def flush(self, deadline_s: float) -> bool:
         """Return False if spans were dropped since the last flush."""
         lost, self._lost = self._lost, False
         return not lost
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Do nothing: there are no threads, sockets or files."""
 
 
 MAX_TEMPLATES = 20_000

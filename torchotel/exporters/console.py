@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from torchotel import _semconv as names
 from torchotel._utils.faults import Warn
 from torchotel._utils.text import duration, printable
-from torchotel.exporters.base import ExportStats
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.sanitize import drop_nonfinite
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace
 
 _ARROWS = (
     (names.INPUT_SHAPES, names.OUTPUT_SHAPES),
@@ -48,16 +48,6 @@ class ConsoleExporter(TraceExporter):
             self._warn("Could not print a trace; further failures are only counted", error=error)
         else:
             self._stats.exported(len(trace.spans), [trace.trace_id])
-
-    def push(self) -> None:
-        """Do nothing: nothing waits."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: nothing waits."""
-        return True
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Do nothing: standard output is the program's."""
 
 
 def _lines(trace: Trace) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.state_dir import stack_targets
 from torchotel._utils.version import package_version
 from torchotel.config.config import Config
-from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter
+from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter, TraceExporter
 from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
@@ -25,7 +25,7 @@ from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
 from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.resource import ProcessResource
-from torchotel.tracing.span import Attributes, TraceExporter
+from torchotel.tracing.span import Attributes
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
@@ -123,11 +123,11 @@ class MetricExporters:
         for outlet in self._outlets:
             self.guard.guarded(outlet.shutdown)(deadline_s)
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Be off in a forked child, and leave alone what is the parent's."""
         for outlet in self._outlets:
             with contextlib.suppress(Exception):  # the guard's lock may be held by a thread that is not here
-                outlet.detach()
+                outlet.disable_after_fork()
 
 
 def _push_metrics(

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from torchotel._records import Record
-from torchotel.exporters.base import ExportStats
-from torchotel.tracing.span import Trace, TraceExporter
+from torchotel.exporters.base import ExportStats, TraceExporter
+from torchotel.tracing.span import Trace
 
 
 class InMemoryExporter(TraceExporter):
@@ -24,13 +24,3 @@ class InMemoryExporter(TraceExporter):
         """Keep it."""
         self.traces.append(trace)
         self._stats.exported(len(trace.spans), [trace.trace_id])
-
-    def push(self) -> None:
-        """Do nothing."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing."""
-        return True
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Do nothing."""

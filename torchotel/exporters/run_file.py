@@ -19,9 +19,9 @@ from typing import TypeVar
 from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Warn
-from torchotel.exporters.base import ExportStats
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
-from torchotel.tracing.span import Attributes, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, Trace
 
 
 class LineFile:
@@ -145,9 +145,6 @@ class RunFile(TraceExporter):
         """Write `run.json`, in place of what it said; a non-finite number becomes null."""
         self._run = dict(run)
         self._attempt(self._write_run, None)
-
-    def push(self) -> None:
-        """Do nothing: all is written when `export` returns."""
 
     def flush(self, deadline_s: float) -> bool:  # all is written when `export` returns
         """Say whether every trace since the last call was written."""

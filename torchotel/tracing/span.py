@@ -111,19 +111,3 @@ class SpanContextSource(Protocol):
 
         A parent that was started here gives the spans below it its baggage.
         """
-
-
-class TraceExporter(Protocol):
-    """Where finished traces go. Every method is called on the worker thread, never on a training thread."""
-
-    def export(self, trace: Trace) -> None:
-        """Take one trace."""
-
-    def push(self) -> None:
-        """Send what was taken on its way, without waiting."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Bring out what was taken; False where it could not be by `deadline_s` of `time.monotonic()`."""
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Flush and let go of threads, sockets and files."""

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torchotel._records import Log, Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
+from torchotel.exporters.base import TraceExporter
 from torchotel.exporters.run_file import RunFile, log_line, unit_line
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.tail import TailSampler
 from torchotel.tracing.call_tree import CallTimer
 from torchotel.tracing.diagnostics import BlindSpotDiagnostics, find_nonfinite
 from torchotel.tracing.evaluation_folding import EvaluationFold
-from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
+from torchotel.tracing.span import SpanContextSource, Trace
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torchotel._records import Record, Recordable, StepRecord
 from torchotel._utils.faults import Guard, Warn
-from torchotel.tracing.span import TraceExporter
+from torchotel.exporters.base import TraceExporter
 from torchotel.worker.buffer import Buffer
 from torchotel.worker.pipeline import Pipeline
 

@@ -110,12 +110,12 @@ class OtlpMetricExporter(MetricExporter):
         if self._instruments is not None:
             self._instruments.close()
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Forget the thread, which is not here."""
         self._ended = True
         self._pusher = None
         if self._instruments is not None:
-            self._instruments.detach()
+            self._instruments.disable_after_fork()
 
     def _begin(self) -> None:
         # More than the SDK's 2000 series of an instrument would be added up under no name.

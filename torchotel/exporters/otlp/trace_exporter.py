@@ -6,12 +6,12 @@ from functools import cached_property
 
 from torchotel._utils.faults import Warn
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
-from torchotel.exporters.base import ExportStats
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.otlp.encoder import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter, SpanLimits
-from torchotel.tracing.span import Attributes, SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, SpanTemplate, Trace
 
 SPANS_PER_ITEM = 4
 """Spans that are joined in the time of one item of `GilYielder`."""

@@ -91,13 +91,6 @@ class RegistryMetricExporter(MetricExporter):
                 error,
             )
 
-    def first_step(self) -> None:
-        """Do nothing: all is there."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: a scrape reads the present state."""
-        return True
-
     def shutdown(self, deadline_s: float) -> None:
         """Leave the registry."""
         self._collector.close()
@@ -105,7 +98,7 @@ class RegistryMetricExporter(MetricExporter):
         if registry is not None:
             registry.unregister(self._collector)
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Show nothing; the registry's lock may be held by a thread that is not here."""
         self._collector.close()
         if self._registry is not None:

@@ -159,10 +159,6 @@ class PrometheusMetricExporter(MetricExporter):
             except ConfigError as error:
                 _logger.warning("No scrape endpoint in this process: %s", error)
 
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: a scrape reads the present state."""
-        return True
-
     def shutdown(self, deadline_s: float) -> None:
         """Take the target back and close the port."""
         self._ended = True
@@ -172,12 +168,12 @@ class PrometheusMetricExporter(MetricExporter):
         """Leave the target where it is: a run that died is seen by its target being down."""
         self._file = None
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Close the copy of the port; the file is the parent's."""
         self._ended = True
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.detach()
+            listener.disable_after_fork()
 
     def _close(self) -> None:
         listener, self._listener = self._listener, None

@@ -276,6 +276,6 @@ class Listener:
             self._server.close()
         self._socket.close()
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Close this process's copy of the port: a forked child would keep it open."""
         self._socket.close()

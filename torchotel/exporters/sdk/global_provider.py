@@ -15,9 +15,9 @@ from opentelemetry.trace import (
 
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
-from torchotel.exporters.base import ExportStats
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
-from torchotel.tracing.span import Attributes, Trace, TraceExporter
+from torchotel.tracing.span import Attributes
 
 _logger = logging.getLogger("torchotel")
 _ours: TracerProvider | None = None
@@ -110,12 +110,6 @@ class UserSpans(TraceExporter):
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
         self._flush = ProviderFlush(provider, stats)
-
-    def export(self, trace: Trace) -> None:
-        """Do nothing: traces leave by our own exporter."""
-
-    def push(self) -> None:
-        """Do nothing: the provider sends by itself."""
 
     def flush(self, deadline_s: float) -> bool:
         """Send the spans that the user's program ended."""

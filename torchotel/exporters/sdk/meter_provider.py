@@ -46,7 +46,7 @@ class _Source:
             self._pid = os.getpid()
         self._metrics = None
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Show nothing any more, and read nothing: in a forked child the lock may be a thread's that is not here."""
         self._metrics, self._last = None, {}
 
@@ -98,9 +98,9 @@ class ProviderInstruments:
         self._source.end()
         self._histograms.clear()
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Show nothing any more in a forked child."""
-        self._source.detach()
+        self._source.disable_after_fork()
         self._histograms.clear()
 
     def _create(self, instrument: Instrument) -> None:
@@ -137,9 +137,6 @@ class MeterProviderExporter(MetricExporter):
         self._instruments = ProviderInstruments(provider, metrics, version)
         self._flush = ProviderFlush(provider)
 
-    def first_step(self) -> None:
-        """Do nothing: all is there."""
-
     def flush(self, deadline_s: float) -> bool:
         """Have the provider's readers bring out the present state."""
         return self._flush.by(deadline_s)
@@ -149,9 +146,9 @@ class MeterProviderExporter(MetricExporter):
         self._flush.by(deadline_s)
         self._instruments.close()
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Show nothing: a reader of the provider's may go on in the child."""
-        self._instruments.detach()
+        self._instruments.disable_after_fork()
 
 
 def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:

@@ -29,12 +29,12 @@ from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
 from torchotel._utils.faults import Warn
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
-from torchotel.exporters.base import ExportStats, TemplateCache
+from torchotel.exporters.base import ExportStats, TemplateCache, TraceExporter
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.tracing.context import baggage_context
 from torchotel.tracing.ids import context_of, own_random, random_span_id, random_trace_id, span_context_of
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace
 
 MAX_STARTED = 4096
 """Spans of open steps whose context was asked for; what is older belongs to records that were dropped."""
