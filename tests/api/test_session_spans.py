@@ -10,7 +10,7 @@ import torch
 from support.recorded_training import recorded, train
 from torch import nn
 
-from torchotel.sampling.detail import LEAST_OFTEN, WHILE_MEASURING, is_chosen
+from torchotel.sampling.detail import MAX_INTERVAL, WHILE_MEASURING, is_chosen
 from torchotel.tracing.span import Trace
 from torchotel.tracing.trace_builder import TraceBuilder
 
@@ -103,7 +103,7 @@ def test_auto_stays_within_its_budget() -> None:
             run.handle.flush()  # the worker has measured the step before the next begins
     detailed = [int(str(step.attributes["torch.step.number"])) for step in run.steps if step.find_all("forward 0")]
     assert detailed[:10] == list(range(10))
-    measured = [number for number in detailed[10:] if not is_chosen(number, LEAST_OFTEN)]
+    measured = [number for number in detailed[10:] if not is_chosen(number, MAX_INTERVAL)]
     assert [number // WHILE_MEASURING for number in measured] == list(range(measured[0] // 8, measured[0] // 8 + 5))
     reasons = [step.attributes.get("torch.kept.reason") for step in run.steps]
     assert reasons[:10] == ["first"] * 10

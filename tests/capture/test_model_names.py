@@ -10,7 +10,7 @@ from support.recorded_training import Run, recorded
 from torch import nn
 
 import torchotel
-from torchotel._utils.text import MAX_NAME
+from torchotel._limits import MAX_NAME
 
 
 def models(run: Run) -> list[list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from torchotel._limits import MAX_METRIC_MODULES
 from torchotel._records import (
     CallSignature,
     DeviceMemory,
@@ -23,7 +24,7 @@ from torchotel._utils.gil import GilYielder
 from torchotel.metrics import instruments as table
 from torchotel.metrics.aggregation import MAX_PENDING
 from torchotel.metrics.instruments import Instrument
-from torchotel.metrics.store import MAX_MODULES, Metrics, Observation
+from torchotel.metrics.store import Metrics, Observation
 from torchotel.tracing.call_tree import CallTimer, Timed
 
 MS = 1_000_000
@@ -242,11 +243,11 @@ def test_gradients_and_memory_are_as_they_were_last() -> None:
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Modules that come and go don't fill the memory."""
     found = metrics(module_histograms=True)
-    for number in range(MAX_MODULES + 50):
+    for number in range(MAX_METRIC_MODULES + 50):
         calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
         found.add(unit(number), Timed(calls, 0, [-1, -1], [False, False], [None, None], []), None)
-    assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_MODULES
-    assert len(found.distributions(table.MODULE_DURATION)) == 2 * MAX_MODULES
+    assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_METRIC_MODULES
+    assert len(found.distributions(table.MODULE_DURATION)) == 2 * MAX_METRIC_MODULES
     assert "left out" in caplog.text
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 

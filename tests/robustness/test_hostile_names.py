@@ -15,7 +15,7 @@ from support.scraped_metrics import OPENMETRICS, scrape
 from torch import Tensor, nn
 
 import torchotel
-from torchotel._utils.text import MAX_NAME
+from torchotel._limits import MAX_NAME
 
 MODULE = hostile_inputs.NAME.replace(".", "")  # torch takes no dot in a module's name
 CLASS = hostile_inputs.NAME.replace("\ud800", "").replace("\x00", "")  # Python takes neither in a class's

@@ -16,8 +16,8 @@ import pytest
 
 from torchotel._records import PHASES
 from torchotel.runs.compare import Diff, Row, RunTimes, StepTimes, compare
-from torchotel.runs.compare_table import render_diff
 from torchotel.runs.reader import LayerKey
+from torchotel.runs.tables import render_diff
 
 RUNS = json.loads((Path(__file__).parent / "recorded_times.json").read_text())
 LIMIT = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from torchotel._records import StepRecord
-from torchotel.sampling.detail import LEAST_OFTEN, MAX_OFTEN, Detail, Overhead, sampling_interval
+from torchotel.sampling.detail import MAX_INTERVAL, MIN_INTERVAL, Detail, Overhead, sampling_interval
 
 MS = 1_000_000
 
@@ -55,10 +55,10 @@ def test_a_slower_epoch_is_no_overhead() -> None:
         (0.01, 0.2, 8, 32),  # what is too dear becomes rarer at once
         (0.01, 0.2, 1024, 512),  # and more frequent step by step
         (0.01, 0.33, 64, 64),
-        (0.01, -0.1, 4, MAX_OFTEN),
-        (0.01, -0.1, MAX_OFTEN, MAX_OFTEN),
+        (0.01, -0.1, 4, MIN_INTERVAL),
+        (0.01, -0.1, MIN_INTERVAL, MIN_INTERVAL),
         (1.0, 0.9, 64, 32),
-        (0.001, 50.0, 8, LEAST_OFTEN),
+        (0.001, 50.0, 8, MAX_INTERVAL),
     ],
 )
 def test_how_often(budget: float, longer: float, now: int, every: int) -> None:
@@ -90,7 +90,7 @@ def test_the_budget_holds(budget: float, longer: float, spread: float) -> None:
     source = random.Random(7)
     detail, spent, measured = trained(budget, longer, lambda: source.lognormvariate(0, spread), steps=16_384)
     assert spent <= budget * 1.15  # of one draw: which steps happen to be detailed is chance
-    if spread == 0 and MAX_OFTEN < detail.every < LEAST_OFTEN:
+    if spread == 0 and MIN_INTERVAL < detail.every < MAX_INTERVAL:
         assert spent > budget / 2.3
     if spread == 0:
         assert measured == pytest.approx(longer / detail.every, rel=0.3)
@@ -114,5 +114,5 @@ def test_what_the_program_does_now_and_then_is_not_what_detail_costs(period: int
 def test_what_costs_nothing_is_had_often() -> None:
     """Every second step: the others are what it is measured against."""
     detail, _, measured = trained(0.01, 0.0, lambda: 1.0, steps=200)
-    assert detail.every == MAX_OFTEN
+    assert detail.every == MIN_INTERVAL
     assert measured == 0

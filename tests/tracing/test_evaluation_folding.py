@@ -15,9 +15,10 @@ from support.recorded_training import Seen, recorded
 from torch import nn
 
 import torchotel
+from torchotel._limits import MAX_FOLLOWING_EVALUATIONS
 from torchotel._records import SpanReference, StepRecord
 from torchotel.testing import Captured, capture
-from torchotel.tracing.evaluation_folding import MAX_EVALUATIONS, MAX_SPANS, EvaluationFold
+from torchotel.tracing.evaluation_folding import MAX_SPANS, EvaluationFold
 
 
 def test_generation_under_a_request() -> None:
@@ -94,7 +95,7 @@ def test_what_is_folded_is_sent_soon() -> None:
 def test_a_span_that_was_forgotten_takes_what_was_folded_along() -> None:
     """So many requests at a time that not all are remembered lose nothing."""
     fold = EvaluationFold()
-    once = [evaluation_of(1) for _ in range(MAX_EVALUATIONS)]
+    once = [evaluation_of(1) for _ in range(MAX_FOLLOWING_EVALUATIONS)]
     assert [fold.take(unit) for unit in once] == [[unit] for unit in once]
     assert [fold.take(evaluation_of(1)) for _ in range(5)] == [[]] * 5
     ready = [unit for span in range(2, MAX_SPANS + 2) for unit in fold.take(evaluation_of(span))]

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
+from torchotel._limits import MAX_FAULTS
+
 _logger = logging.getLogger("torchotel")
 
-LIMIT = 10
-"""Faults after which a part switches itself off."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +32,7 @@ class Guard:
     """
 
     def __init__(
-        self, part: str, off: Callable[[], None] | None = None, *, limit: int = LIMIT, level: int = logging.ERROR
+        self, part: str, off: Callable[[], None] | None = None, *, limit: int = MAX_FAULTS, level: int = logging.ERROR
     ) -> None:
         self.part = part
         self.off = off

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-MAX_NAME = 1024
-"""Characters of a name that leaves the process: of a module, a class, a service, a value that is logged."""
-MAX_MESSAGE = 2000
-"""Characters of an error message that may quote someone else's file."""
+from torchotel._limits import MAX_NAME
+
 RED, GREEN, YELLOW = "31", "32", "33"
 """Codes of ANSI's Select Graphic Rendition."""
 _MINUTE_S = 60.0

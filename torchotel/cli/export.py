@@ -26,6 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchotel._limits import MAX_UPLOAD_TRACES
 from torchotel._utils.text import printable
 from torchotel._utils.version import package_version
 from torchotel.cli.summary import newest
@@ -33,7 +34,7 @@ from torchotel.cli.terminal import Progress, add_force, atomic_file, atomic_fold
 from torchotel.config.config import Config
 from torchotel.runs import Run, RunError, open_run
 from torchotel.runs.chrome_trace import ChromeTrace
-from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines
+from torchotel.runs.jaeger_upload import Line, lines
 
 if TYPE_CHECKING:
     from torchotel.exporters.otlp.replay import Replay
@@ -87,7 +88,7 @@ def _write_otlp(run: Run, output: Path, *, force: bool) -> int:
         export_lines = lines(replace(run, on_read=progress.advance))
         write = _write_single_file if output.suffix in _FILE_SUFFIXES else _write_files
         files = write(export_lines, output, force=force)
-    per_file = f", at most {MAX_TRACES} traces in each" if files > 1 else ""
+    per_file = f", at most {MAX_UPLOAD_TRACES} traces in each" if files > 1 else ""
     message = f"{output}: {files:,} file{'' if files == 1 else 's'}{per_file}; upload on the search page of Jaeger"
     print(printable(message))
     return 0

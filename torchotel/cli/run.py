@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchotel._auto_instrument import start_with_torch
+from torchotel._limits import MAX_MESSAGE
 from torchotel._types import ConfigError
-from torchotel._utils.text import MAX_MESSAGE, cut
+from torchotel._utils.text import cut
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal

@@ -14,7 +14,7 @@ OtlpCompression: TypeAlias = Literal["gzip", "none"]
 
 MAX_QUOTED = 300
 """Characters that are repeated of what another program says."""
-_SHORTEST_SECRET = 4
+_MIN_SECRET = 4
 """Characters of what is looked for in such words: a flag or a tenant's number is none."""
 
 
@@ -69,7 +69,7 @@ class OtlpEndpoint(NamedTuple):
         """Give what a server or a library says of it in one printable line of bounded length, without our secrets."""
         said = str(text)
         for secret in sorted(set(self._secrets()), key=len, reverse=True):
-            said = said.replace(secret, "...") if len(secret) >= _SHORTEST_SECRET else said
+            said = said.replace(secret, "...") if len(secret) >= _MIN_SECRET else said
         line = printable(" ".join(said.split()))
         return line if len(line) <= MAX_QUOTED else line[: MAX_QUOTED - 3] + "..."
 

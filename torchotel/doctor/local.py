@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._utils.distributed import identify, own_folder, own_port
 from torchotel._utils.process import owner_of
 from torchotel._utils.state_dir import stack_folder, stack_targets
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
-from torchotel.exporters.run_file import LIMIT_BYTES, METRICS_NAME
+from torchotel.exporters.run_file import METRICS_NAME
 from torchotel.stack.manager import Stack, running_stack
 
 _PROMETHEUS = "prometheus"
@@ -109,9 +110,9 @@ def _check_folder(folder: Path, setting: str) -> Finding:
         return failed(_FOLDERS, text, "Set a folder that this user can write to, on a disk with free space.")
     free_bytes = shutil.disk_usage(existing).free
     text = f"{shown} can be written to, {free_bytes / _MIB:,.0f} MiB are free"
-    if setting != "record" or free_bytes >= LIMIT_BYTES:
+    if setting != "record" or free_bytes >= MAX_RUN_FILE_BYTES:
         return ok(_FOLDERS, text)
-    needs = f"A run file grows to {LIMIT_BYTES // _MIB} MiB at most. Recording stops if the disk is full."
+    needs = f"A run file grows to {MAX_RUN_FILE_BYTES // _MIB} MiB at most. Recording stops if the disk is full."
     return (failed if free_bytes < _MIN_BYTES else warning)(_FOLDERS, text, needs)
 
 

@@ -16,6 +16,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
+from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Warn
@@ -67,7 +68,6 @@ class LineFile:
 
 
 SEGMENT_BYTES = 8 * 1024 * 1024
-LIMIT_BYTES = 256 * 1024 * 1024
 MAX_LINE_SPANS = 4000
 """A longer trace goes into several lines, some 2 MB each, so that readers need not hold it whole."""
 RUN_NAME = "run.json"
@@ -112,7 +112,7 @@ class RunFile(TraceExporter):
         version: str,
         stats: ExportStats | None = None,
         segment_bytes: int = SEGMENT_BYTES,
-        limit_bytes: int = LIMIT_BYTES,
+        limit_bytes: int = MAX_RUN_FILE_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
         self._resource, self._version = resource, version

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple, TypeAlias
 
+from torchotel._limits import MAX_LABEL
 from torchotel.metrics.instruments import Instrument
 
 MAX_PENDING = 4096  # steps that wait for their trace; those of dropped traces never come
@@ -54,7 +55,6 @@ Labels: TypeAlias = tuple[str, ...]
 """Values of an instrument's labels, in their order."""
 
 NO_LABELS: Labels = ()
-MAX_CHARACTERS = 256
 
 
 class NumberDataPoint(NamedTuple):
@@ -147,4 +147,4 @@ class Aggregations:
 
 def label(text: str) -> str:
     """Return a label's value that every format can carry, of a sane length."""
-    return text[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
+    return text[:MAX_LABEL].encode("utf-8", "replace").decode()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from torchotel._limits import MAX_METRIC_MODULES
 from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s
 from torchotel._semconv import LOGGED_NAMES
 from torchotel._utils.faults import Warn
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from torchotel.tracing.call_tree import Timed
 
 
-MAX_MODULES = 2048  # each has a forward and a backward
-
-
 @dataclass(slots=True, eq=False)
 class _Sum:
     time_ns: int = 0
@@ -49,7 +47,7 @@ class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
     """Give a module's labels, of its forward and of its backward."""
 
     def __missing__(self, module: ModuleInfo) -> tuple[Labels, Labels]:
-        if len(self) >= MAX_MODULES:  # models that come and go
+        if len(self) >= MAX_METRIC_MODULES:  # models that come and go
             self.clear()
         shared = label(module.model), label(module.path), label(module.type)
         found = self[module] = (*shared, "forward"), (*shared, "backward")
@@ -83,11 +81,11 @@ class ModuleTimes:
         for run in yielder(timed.runs):
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
-        if len(forward) + len(backward) > 2 * MAX_MODULES:
+        if len(forward) + len(backward) > 2 * MAX_METRIC_MODULES:
             self.settle(numbers)
 
     def settle(self, numbers: Aggregations) -> None:
-        """Bring what was added into the counters; beyond `MAX_MODULES` no further module is begun."""
+        """Bring what was added into the counters; beyond `MAX_METRIC_MODULES` no further module is begun."""
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
@@ -95,8 +93,10 @@ class ModuleTimes:
             sums.clear()  # first: a handler may read in the midst of it
             for module, total in self._yielder(taken.items()):
                 labels = self._labels[module][direction]
-                if labels not in times and len(times) >= 2 * MAX_MODULES:
-                    self._warn("Metrics of more than %d modules are left out; spans and totals are not", MAX_MODULES)
+                if labels not in times and len(times) >= 2 * MAX_METRIC_MODULES:
+                    self._warn(
+                        "Metrics of more than %d modules are left out; spans and totals are not", MAX_METRIC_MODULES
+                    )
                     continue
                 times[labels] = times.get(labels, 0.0) + total.time_ns / 1e9
                 calls[labels] = calls.get(labels, 0.0) + total.calls
@@ -275,7 +275,7 @@ class Metrics:
         lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
         for index, direction, duration_ns in self._yielder(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
-            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MAX_MODULES)
+            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)
             if room and not timed.hidden[index]:
                 self._numbers.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
                 observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
@@ -301,7 +301,7 @@ class Metrics:
             finite = isfinite(norms.total)
             for module, norm in self._yielder(norms.modules):
                 labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
-                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_MODULES)
+                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_METRIC_MODULES)
                 finite = finite and isfinite(norm)
             if not finite:
                 self._numbers.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)

@@ -4,12 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torchotel._limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_TRACES
 from torchotel.runs.reader import RequestLine, Run, RunError
-
-MAX_TRACES = 50
-"""Traces in one file. Jaeger's page shows all of them at once."""
-MAX_BYTES = 20 * 1024 * 1024
-"""Bytes of one file, unless a single line is larger. Jaeger's page reads the file as one string."""
 
 
 class Line(NamedTuple):
@@ -29,7 +25,7 @@ def lines(run: Run) -> Iterator[Line]:
     file = size = 0
     for request in run.requests():
         text = _text(run, request)
-        if not file or len(traces | request.trace_ids) > MAX_TRACES or size + len(text) > MAX_BYTES:
+        if not file or len(traces | request.trace_ids) > MAX_UPLOAD_TRACES or size + len(text) > MAX_UPLOAD_BYTES:
             traces, size = frozenset(), 0
             file += 1
         traces |= request.trace_ids

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torchotel import _semconv as names
-
-MAX_INFO_BYTES = 4 * 1024 * 1024
-"""Bytes of `run.json` beyond which it is refused; settings, a resource and a few numbers take some kilobytes."""
+from torchotel._limits import MAX_INFO_BYTES, MAX_LINE_BYTES
 
 MAX_NAMED_RANKS = 2
 """Rank folders that the error message on a missing run folder names."""
@@ -77,8 +75,6 @@ def _select_valid(values: Mapping[str, Any], types: Mapping[str, type | Mapping[
 
 Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Bytes beyond which a line (some 100,000 spans) is skipped with a warning: parsing it would take gigabytes."""
 
 _logger = logging.getLogger("torchotel")
 _STATUS_ERROR = 2

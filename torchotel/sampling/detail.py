@@ -73,9 +73,9 @@ def is_chosen(number: int, every: int) -> bool:
     return True
 
 
-MAX_OFTEN = 2
+MIN_INTERVAL = 2
 """The others are what detail is measured against."""
-LEAST_OFTEN = 4096
+MAX_INTERVAL = 4096
 
 
 def sampling_interval(budget: float, longer: float, now: int) -> int:
@@ -90,11 +90,11 @@ def sampling_interval(budget: float, longer: float, now: int) -> int:
         now: What n was.
     """
     rarer = ceil(log2(max(1.0, longer / budget)))
-    return min(max(1 << rarer, now // 2, MAX_OFTEN), LEAST_OFTEN)
+    return min(max(1 << rarer, now // 2, MIN_INTERVAL), MAX_INTERVAL)
 
 
 COMPARED = 16  # detailed steps that count
-FEWEST = 5  # before which a median says little
+MIN_STEPS = 5  # before which a median says little
 BEFORE = 8  # plain steps that a detailed one is compared with
 WINDOW = 1 << 13  # steps whose share of detailed ones counts
 
@@ -136,7 +136,7 @@ class Overhead:
             elif self._plain_ns:
                 self._compare(taken_ns / max(1.0, _median(self._plain_ns)) - 1)
         self._began = True
-        if len(self._longer) >= FEWEST:
+        if len(self._longer) >= MIN_STEPS:
             self.ratio = max(0.0, self._recent_detailed / len(self._recent) * self._usual)
 
     def _take_note(self, *, detailed: bool) -> None:
@@ -148,7 +148,7 @@ class Overhead:
     def _compare(self, longer: float) -> None:
         self._longer.append(longer)
         self._usual = _median(self._longer)
-        if len(self._longer) >= FEWEST:
+        if len(self._longer) >= MIN_STEPS:
             self.at_most = _upper_bound(self._longer, self._usual)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchotel._records import StepRecord
 
 WINDOW = 200  # steps that a step is compared with
-FEWEST = 20  # before that, what is slow is not known
+MIN_STEPS = 20  # before that, what is slow is not known
 SLOW = 1.5  # times the 95th percentile
 
 
@@ -39,7 +39,7 @@ class _Window:
     def is_slow(self, duration_ns: int) -> bool:
         """Compare with those before, and be one of them from now on."""
         recent_ns, sorted_ns = self._recent_ns, self._sorted_ns
-        known = len(sorted_ns) >= FEWEST
+        known = len(sorted_ns) >= MIN_STEPS
         slow = known and duration_ns > SLOW * sorted_ns[int(0.95 * (len(sorted_ns) - 1))]
         if len(recent_ns) == WINDOW:
             del sorted_ns[bisect_left(sorted_ns, recent_ns.popleft())]

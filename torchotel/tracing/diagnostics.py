@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
+from torchotel._limits import MAX_NONFINITE_NAMES
 from torchotel._records import ModuleInfo, StepRecord
 from torchotel._utils.faults import Warn
 from torchotel.tracing.call_tree import Timed
@@ -89,9 +90,6 @@ class BlindSpotDiagnostics:
                 self._warn(TRANSFORMED, site.module)
 
 
-MAX_NAMES = 16
-
-
 def find_nonfinite(unit: StepRecord, timed: Timed) -> tuple[str, ...]:
     """Name the first that went NaN or infinite: the loss, then layers in the order that their backwards ran.
 
@@ -104,7 +102,7 @@ def find_nonfinite(unit: StepRecord, timed: Timed) -> tuple[str, ...]:
         ends = _ends(timed) if bad else {}
         bad.sort(key=lambda module: ends.get(module, unit.end_ns))
         found += [f"gradient {module.path}" for module in bad]
-    return tuple(found[:MAX_NAMES])
+    return tuple(found[:MAX_NONFINITE_NAMES])
 
 
 def _ends(timed: Timed) -> dict[ModuleInfo, int]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from torchotel._limits import MAX_FOLLOWING_EVALUATIONS
 from torchotel._records import StepRecord
 
-MAX_EVALUATIONS = 10
 MAX_SPANS = 1024
 """Spans of the user's that are remembered; one that was forgotten begins anew."""
 QUIET_NS = 2_000_000_000
@@ -35,7 +35,7 @@ class EvaluationFold:
         span = (unit.user_span.trace_id, unit.user_span.span_id)
         count = self._counts[span] = self._counts.pop(span, 0) + 1
         ready = self._forget() if len(self._counts) > MAX_SPANS else []
-        if count <= MAX_EVALUATIONS or _stands_for_itself(unit):
+        if count <= MAX_FOLLOWING_EVALUATIONS or _stands_for_itself(unit):
             return [*ready, unit]
         self._fold(span, unit)
         return ready

@@ -125,7 +125,7 @@ _PLAIN = {name: SpanTemplate(name, {}) for name in (names.SPAN_STEP, names.SPAN_
 _new = cast("Callable[[type[Span], tuple[Any, ...]], Span]", tuple.__new__)  # half the time of Span(…)
 
 
-LARGEST_ID = (1 << 64) - 1
+MAX_ID = (1 << 64) - 1
 
 
 class TraceBuilder:
@@ -353,7 +353,7 @@ def _spans(nodes: Sequence[Node], folded: set[int], parent_id: int, sliced: GilY
     for index in sliced(range(len(nodes))):
         if index not in folded:
             node = nodes[index]
-            span_id = node.span_id = node.span_id or (first_id + index) & LARGEST_ID
+            span_id = node.span_id = node.span_id or (first_id + index) & MAX_ID
             above = nodes[node.parent].span_id if index else parent_id
             fields = (
                 node.template, span_id, above, node.start_ns, node.end_ns,

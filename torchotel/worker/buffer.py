@@ -5,9 +5,8 @@ import queue
 import threading
 from collections import deque
 
+from torchotel._limits import MAX_BUFFER_SPANS
 from torchotel._records import Recordable
-
-MAX_SPANS = 100_000
 
 
 class Bell:
@@ -34,7 +33,7 @@ class Buffer:
         limit: Most spans that the records held may make.
     """
 
-    def __init__(self, limit: int = MAX_SPANS) -> None:
+    def __init__(self, limit: int = MAX_BUFFER_SPANS) -> None:
         self._limit = limit
         self._handed: deque[tuple[Recordable, int]] = deque()
         self._spans = 0

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from torchotel._limits import MAX_CONNECTIONS
 from torchotel._utils.faults import Guard
 from torchotel.exporters.prometheus import server as module
 from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
-from torchotel.exporters.prometheus.server import MAX_CONNECTIONS, THREAD_NAME, Listener
+from torchotel.exporters.prometheus.server import THREAD_NAME, Listener
 from torchotel.metrics.store import Metrics
 
 BODY = b"torch_steps_total 1.0\n"

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import grpc
 
+from torchotel._limits import MAX_RETRY_AFTER_S
 from torchotel.config.otlp_endpoint import OtlpEndpoint, address_of, host_without_proxy
-from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Signal, Transport, taken
+from torchotel.exporters.otlp.transport import Reply, Signal, Transport, taken
 
 with suppress(ImportError):  # private; grpc.insecure_channel() would import it on the sender's thread
     import grpc._channel

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import requests
 from urllib3.exceptions import HTTPError
 
+from torchotel._limits import MAX_RETRY_AFTER_S
 from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
-from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
+from torchotel.exporters.otlp.transport import Reply, Transport, taken
 
 MAX_ANSWER_BYTES = 64 * 1024
 """What is read of an answer; an endpoint that never stops talking must not fill the memory."""

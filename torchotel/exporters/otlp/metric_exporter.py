@@ -13,6 +13,7 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import View
 from opentelemetry.sdk.resources import Resource
 
+from torchotel._limits import MAX_METRIC_MODULES
 from torchotel._utils.faults import Warn
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import OtlpEndpoint
@@ -21,7 +22,7 @@ from torchotel.exporters.otlp.metric_requests import SenderMetricExporter
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender, make_transport
 from torchotel.exporters.otlp.transport import METRICS
 from torchotel.exporters.sdk.meter_provider import ProviderInstruments
-from torchotel.metrics.store import MAX_MODULES, Metrics
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 THREAD_NAME = "torchotel-metrics"
@@ -119,7 +120,7 @@ class OtlpMetricExporter(MetricExporter):
 
     def _begin(self) -> None:
         # More than the SDK's 2000 series of an instrument would be added up under no name.
-        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MAX_MODULES}
+        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MAX_METRIC_MODULES}
         try:
             views = [View(instrument_name="torch.module.*", **limit)]
         except TypeError:  # a version without a limit, before 1.45.2

@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics.view import Aggregation, ExponentialBucketHistogr
 from opentelemetry.sdk.resources import Resource
 
 from torchotel import _semconv as names
+from torchotel._limits import MAX_REQUEST_BYTES
 from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES
 from torchotel.exporters.sanitize import otlp_safe
 from torchotel.tracing.span import Attributes
 

@@ -56,7 +56,7 @@ _FIXED32 = struct.Struct("<I").pack
 _FIXED64 = struct.Struct("<Q").pack
 _ONE_BYTE = [bytes((number,)) for number in range(_CONTINUE)]
 _DOUBLE_LEN = 8
-_MOST_KEPT, _LONGEST_KEPT = 1024, 256  # attributes whose bytes are kept: many, but no long ones
+_MAX_CACHED, _MAX_CACHED_TEXT = 1024, 256  # attributes whose bytes are kept: many, but no long ones
 _END = 1 << 63  # of the whole numbers that there are
 
 
@@ -124,30 +124,30 @@ def attributes_field(field: int, attributes: Attributes) -> bytes:
 
 def _attribute(field: int, key: str, value: AttributeValue) -> bytes:
     """Write one attribute: what stands before a number, and a whole text, come again and again."""
-    if len(key) > _LONGEST_KEPT:
+    if len(key) > _MAX_CACHED_TEXT:
         return _key_value(field, key, any_value(value))
     if type(value) is int and 0 <= value < _END:
         number = varint(value)
         return _before_number(field, key, len(number)) + number
     if isinstance(value, float):
         return _before_double(field, key) + _DOUBLE(value)
-    if isinstance(value, str) and len(key) + len(value) <= _LONGEST_KEPT:
+    if isinstance(value, str) and len(key) + len(value) <= _MAX_CACHED_TEXT:
         return _known_text(field, key, value)
     return _key_value(field, key, any_value(value))
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _before_double(field: int, key: str) -> bytes:
     return _key_value(field, key, any_value(0.0))[:-_DOUBLE_LEN]
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _before_number(field: int, key: str, number_len: int) -> bytes:
     value = tag(ANY_INT, VARINT) + bytes(number_len)
     return _key_value(field, key, value)[:-number_len]
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _known_text(field: int, key: str, value: str) -> bytes:
     return _key_value(field, key, any_value(value))
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchotel._limits import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
 from torchotel.exporters.otlp.json_to_protobuf import parts
 from torchotel.exporters.otlp.sender import DEFAULT_RETRY, RetryPolicy
-from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
 from torchotel.exporters.otlp.transport import Reply, Transport
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from torchotel._limits import MAX_RETRY_S, MAX_WAITING_BYTES, MAX_WAITING_REQUESTS
 from torchotel._utils.faults import Warn
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats
@@ -30,8 +31,6 @@ def make_transport(receiver: OtlpEndpoint, signal: Signal, *, version: str) -> T
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 32.0
-MAX_ELAPSED_S = 64.0
-"""A request that cannot be delivered for so long is given up."""
 _SPREAD = 0.25
 
 
@@ -39,7 +38,7 @@ class RetryPolicy(NamedTuple):
     """Pauses that double, are never shorter than an endpoint asks, and end in time."""
 
     first_backoff_s: float = FIRST_BACKOFF_S
-    max_elapsed_s: float = MAX_ELAPSED_S
+    max_elapsed_s: float = MAX_RETRY_S
 
     def pause_s(self, reply: Reply, attempts: int, elapsed_s: float, chance: float = 0.5) -> float | None:
         """Say how long to rest after a failure; None: it was the last attempt.
@@ -180,8 +179,6 @@ class FailureLog:
 
 _random = random.Random()  # noqa: S311  # no secret; the global one is the program's
 
-MAX_REQUESTS = 64
-MAX_BYTES = 32 * 1024 * 1024
 CLOSING_BACKOFF_S = 0.5
 """Longest pause of our own in `shutdown`, while an endpoint answers but does not take the request."""
 
@@ -214,8 +211,8 @@ class Sender:
         stats: ExportStats,
         *,
         signal: Signal = TRACES,
-        max_requests: int = MAX_REQUESTS,
-        max_bytes: int = MAX_BYTES,
+        max_requests: int = MAX_WAITING_REQUESTS,
+        max_bytes: int = MAX_WAITING_BYTES,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self._transport = transport

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 
+from torchotel._limits import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
 from torchotel._utils.faults import Warn
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats, TraceExporter
@@ -57,9 +58,6 @@ class Batch:
         return pieces
 
 
-MAX_REQUEST_SPANS = 4000
-MAX_REQUEST_BYTES = 2 * 1024 * 1024
-"""Half of what a gRPC receiver takes by default: a collector may pass requests on as they are."""
 MAX_AGE_S = 1.0
 """A batch that is older leaves with the next trace, full or not."""
 

@@ -4,9 +4,6 @@ from typing import NamedTuple, Protocol
 
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 
-MAX_RETRY_AFTER_S = 3600.0
-"""Longest wait that an endpoint may ask for: a date by a wrong clock must not end the export for good."""
-
 
 class Reply(NamedTuple):
     """What came of an attempt; all of its items arrived where nothing else is said."""

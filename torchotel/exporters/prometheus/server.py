@@ -16,6 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from torchotel._limits import MAX_CONNECTIONS
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
 
@@ -56,8 +57,6 @@ POLL_S = 0.1
 """How long `close` waits for the loop to see it."""
 REQUEST_S = 10.0
 """A client whose request and answer take longer, all in all, is cut off."""
-MAX_CONNECTIONS = 16
-"""Each is a thread. Beyond that, the connection that has waited longest without a whole request is closed."""
 MAX_HEADER = 1000
 """Characters of an Accept or Accept-Encoding header that are read."""
 PATHS = ("/metrics", "/")

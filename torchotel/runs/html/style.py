@@ -104,11 +104,11 @@ def _luminance(parts: Sequence[float]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-_LONGEST = 60
+_MAX_TEXT = 60
 _SECOND_S = 1.0
 
 
-def escaped(text: object, limit: int = _LONGEST) -> str:
+def escaped(text: object, limit: int = _MAX_TEXT) -> str:
     """Cut and escape a text from the run, for HTML and for plotly, which reads tags and TeX in its labels."""
     return html.escape(cut(text, limit), quote=False).replace("$", "&#36;")
 
