@@ -102,7 +102,7 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
 
 def test_a_graph_that_runs_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step keeps so many moments of backwards and no more; what is beyond is counted, and the step is there."""
-    monkeypatch.setattr(autograd_hooks, "MAX_TIMESTAMPS", 40)
+    monkeypatch.setattr(autograd_hooks, "MAX_STEP_TIMESTAMPS", 40)
     with recorded() as run, torchotel.step():
         loss = Model(lambda m, x: m.b(m.a(x)))(ROWS).sum()
         for _ in range(30):

@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from torchotel._limits import MAX_BETWEEN_NS
 from torchotel._records import Error, SpanReference, StepRecord
 from torchotel.capture.step_detector import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepDetector
-from torchotel.capture.step_segment import MAX_BETWEEN_NS, StepSegment, build_record
+from torchotel.capture.step_segment import StepSegment, build_record
 
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
 

@@ -16,9 +16,9 @@ from support.gradient_norm_training import ROWS, Recorded, captured, net, traine
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from torchotel._limits import MAX_WATCH_NAMES, MAX_WATCHED
 from torchotel._records import TensorGradient
 from torchotel.capture.recorder import Capture
-from torchotel.capture.tensor_watch import MAX_NAMES, MAX_WATCHED
 
 
 def gradients(recorded: Recorded) -> list[TensorGradient]:
@@ -177,12 +177,12 @@ def test_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Each name is a series of its own, so their number is limited; known ones go on."""
     with captured() as (seen, capture), caplog.at_level(logging.WARNING):
         x = torch.ones(2, requires_grad=True)
-        for number in [*range(MAX_NAMES + 5), 0]:
+        for number in [*range(MAX_WATCH_NAMES + 5), 0]:
             y = x * 2
             capture.watches.watch(y, f"name {number}")
             y.sum().backward()
         capture.flush()
-    assert len(gradients(seen)) == MAX_NAMES + 1
+    assert len(gradients(seen)) == MAX_WATCH_NAMES + 1
     assert len(caplog.records) == 1
 
 

@@ -11,7 +11,7 @@ from torch import distributed
 
 import torchotel
 from torchotel import _semconv as names
-from torchotel.capture.logged_values import MAX_NAMES
+from torchotel._limits import MAX_LOG_NAMES
 from torchotel.testing import capture
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")
@@ -55,7 +55,7 @@ def test_values_for_trackers_alone_do_no_harm(caplog: pytest.LogCaptureFixture) 
     assert of_steps(captured, "torch.log.mine", "torch.log.metric 7") == [(3.0, 1.0)] * BATCHES
     assert captured.handle.stats()["internal_errors"] == 0
     (record,) = [record for record in caplog.records if record.name == "torchotel"]
-    assert f"log() takes {MAX_NAMES} names of a framework; 'metric 62'" in record.getMessage()
+    assert f"log() takes {MAX_LOG_NAMES} names of a framework; 'metric 62'" in record.getMessage()
 
 
 def test_every_name_that_is_taken_is_a_series() -> None:
@@ -70,13 +70,13 @@ def test_every_name_that_is_taken_is_a_series() -> None:
             torchotel.watch(watched, f"tensor {number}")
         accelerator.backward(net(**next(iter(batches)))["loss"] + watched.sum())
         optimizer.step()
-        accelerator.log({f"theirs {number}": 1.0 for number in range(MAX_NAMES)})
-        torchotel.log(**{f"mine {number}": 1.0 for number in range(MAX_NAMES)})
+        accelerator.log({f"theirs {number}": 1.0 for number in range(MAX_LOG_NAMES)})
+        torchotel.log(**{f"mine {number}": 1.0 for number in range(MAX_LOG_NAMES)})
         handle.flush()
         series = [name for name, _ in scrape(handle.prometheus_port).series]
     loop.forget()
     counts = [series.count(name) for name in ("torch_log", "torch_tensor_gradient_norm")]
-    assert counts == [2 * MAX_NAMES, 100]
+    assert counts == [2 * MAX_LOG_NAMES, 100]
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
+from torchotel._limits import MAX_STEP_TIMESTAMPS
 from torchotel._records import NO_SLOTS, NodeTimestamp, Slots
 from torchotel.capture.module_registry import ModuleState
 from torchotel.capture.torch_internals import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
 MAX_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
 MAX_PATH = 1024  # remembered
-MAX_TIMESTAMPS = 1 << 18  # kept for one part
 
 DeviceTimestamp: TypeAlias = Callable[[int, int], None]
 """Takes a slot and the graph task."""
@@ -38,7 +38,7 @@ class RecordingSwitch:
 
     open: bool = False
     dropped: int = 0
-    """Stamps beyond `MAX_TIMESTAMPS`: a graph may run backward any number of times."""
+    """Stamps beyond `MAX_STEP_TIMESTAMPS`: a graph may run backward any number of times."""
 
 
 class TimestampLog:
@@ -57,7 +57,7 @@ class TimestampLog:
         """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
         if not self._gate.open:
             return
-        if len(self.stamps) >= MAX_TIMESTAMPS:
+        if len(self.stamps) >= MAX_STEP_TIMESTAMPS:
             self._gate.dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))

@@ -16,10 +16,11 @@ from torch.nn import Module
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torchotel._limits import MAX_REGISTRATIONS
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
-from torchotel.capture.thread_state import MAX_REGISTRATIONS, ThreadState
+from torchotel.capture.thread_state import ThreadState
 
 if TYPE_CHECKING:
     from torchotel.capture.recorder import Capture

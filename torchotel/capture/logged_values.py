@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchotel._limits import MAX_LOG_NAMES, MAX_LOG_TEXT
 from torchotel._records import LogValue
 from torchotel._semconv import LOGGED_COUNTS, LOGGED_GAUGES, LOGGED_NAMES
 from torchotel._utils.faults import Guard, Warn
@@ -19,9 +20,6 @@ from torchotel.capture.torch_internals import without_torch_function
 
 LOSS, EPOCH = "loss", "epoch"
 FRACTIONS, COUNTS, NUMBERS = frozenset(LOGGED_GAUGES), frozenset(LOGGED_COUNTS), frozenset(LOGGED_NAMES)
-MAX_NAMES = 64
-"""Of the user's values, and as many of a framework's; each is a series of its own."""
-MAX_TEXT = 256
 
 
 class Logged:
@@ -180,10 +178,12 @@ class LogReader:
         for whole, value in given.items():
             name = shortened(str(whole).strip())
             known.add(name)
-            if len(known) > MAX_NAMES:
+            if len(known) > MAX_LOG_NAMES:
                 known.discard(name)
                 whose = " of a framework" if offered else ""
-                message = f"log() takes {MAX_NAMES} names{whose}; {name!r} and later ones are left out. Use fewer names"
+                message = (
+                    f"log() takes {MAX_LOG_NAMES} names{whose}; {name!r} and later ones are left out. Use fewer names"
+                )
                 self._complain(f"another name{whose}", message)
                 continue
             read = _read(name, value)
@@ -206,7 +206,7 @@ def _read(name: str, value: Any) -> LogValue | AsyncReadback | None:
         with without_torch_function():  # a mode of the user's would be called for each property that we read
             return read_async([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
-        return None if name in NUMBERS else value[:MAX_TEXT]
+        return None if name in NUMBERS else value[:MAX_LOG_TEXT]
     try:
         item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
         return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)

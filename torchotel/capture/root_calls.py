@@ -14,11 +14,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
+from torchotel._limits import MAX_STEP_CALLS
 from torchotel._records import CallNote, Error, ModuleCall
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
 from torchotel.capture.step_segment import StepSegment
-from torchotel.capture.thread_state import MAX_CALLS, ThreadState
+from torchotel.capture.thread_state import ThreadState
 from torchotel.capture.torch_internals import (
     COMPILING,
     calls_in_progress,
@@ -142,9 +143,9 @@ class RootCalls:
             if not watch or self._capture.hooks.watch_exit(thread, module):
                 return False
             self._capture.hooks.want(thread, detailed=True)
-        if len(thread.calls) >= MAX_CALLS:
+        if len(thread.calls) >= MAX_STEP_CALLS:
             thread.muted_from = len(thread.calls)
-            self._capture.warn(MANY_CALLS, MAX_CALLS)
+            self._capture.warn(MANY_CALLS, MAX_STEP_CALLS)
         return True
 
     def _goes_on(self, thread: ThreadState, module: Module) -> bool:

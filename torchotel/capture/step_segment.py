@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from torch.nn import Module
 
+from torchotel._limits import MAX_BETWEEN_NS
 from torchotel._records import (
     Baggage,
     DeviceTimes,
@@ -28,8 +29,6 @@ from torchotel.capture.logged_values import Logged
 
 T_co = TypeVar("T_co", covariant=True)
 
-MAX_BETWEEN_NS = 60 * 10**9
-"""The longest time since the step before that is part of a step."""
 
 new_phase = cast("Callable[[type[Phase], tuple[Any, ...]], Phase]", tuple.__new__)
 """`Phase(…)` calls a function of Python's for this, at every event of every step."""

@@ -24,9 +24,6 @@ from torchotel.capture.tensor_watch import PendingGradient
 Frame: TypeAlias = tuple[Module, int, int, Mark | None]
 """An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
 
-MAX_CALLS = 1 << 16  # kept for one part; what a longer one calls is counted as dropped
-MAX_REGISTRATIONS = 128
-
 
 class ThreadState:
     """Steps are found thread by thread, so each thread that forwards, fetches or steps has one of these."""
