@@ -20,15 +20,15 @@ R = TypeVar("R")
 
 
 class Guard:
-    """Count the internal errors of one part, log the first, and switch the part off at the tenth.
+    """Count the internal errors of one part, log the first, and switch the part off after `limit` errors.
 
-    A hot hook says `except Exception: guard.fault()`; all else can be wrapped with `guarded`.
+    A hot hook has its own `except Exception: guard.fault()`; other callbacks are wrapped with `guarded`.
 
     Args:
-        part: What it is called in the log.
-        off: Takes the part out.
-        limit: Faults after which the part is off.
-        level: Of what is logged; lower where the user can do nothing and misses little.
+        part: Name of the part in the log.
+        off: Switches the part off.
+        limit: Faults after which the part is switched off.
+        level: Level of the log records.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class Guard:
     ) -> None:
         self.part = part
         self.off = off
-        """Takes the part out; called once, on the thread of the last fault that was allowed."""
+        """Switches the part off; called once, on the thread of the fault that reached the limit."""
         self.faults = 0
         self.is_off = False
-        """Whether the part has had its last fault."""
+        """Whether the limit is reached."""
         self._limit, self._level = limit, level
         self._switched_off = False
         # Reentrant: logging a fault may run code that faults again on the same thread.
         self._lock = threading.RLock()
 
     def fault(self, *, iterated: bool = False) -> None:
-        """Take note of the exception that is being handled; raises nothing itself.
+        """Count the exception that is being handled; never raises.
 
         Args:
-            iterated: The caller reads a dictionary of hooks, so nothing may be taken out of it now: the part
-                switches itself off at the next call that is guarded otherwise.
+            iterated: PyTorch iterates over a dictionary of hooks, so no hook may be removed now. The part is switched
+                off by the next guarded call without `iterated`.
         """
         with self._lock:
             self.faults += 1
@@ -60,30 +60,30 @@ class Guard:
             # As text, not exc_info: a handler that keeps records would keep the frames' tensors alive.
             self._log("internal error in %s, your program goes on:\n%s", self.part, traceback.format_exc())
         if not iterated:
-            self.settle()
+            self.apply_switch_off()
 
-    def settle(self) -> None:
-        """Switch the part off where that is due; to be called where no dictionary of hooks is being read."""
+    def apply_switch_off(self) -> None:
+        """Switch the part off if the limit is reached; not to be called while PyTorch iterates over hooks."""
         if self.is_off and not self._switched_off:
             self._switched_off = True
             self._log("%s switched off after %d internal errors", self.part, self._limit)
             self._switch_off()
 
     def guarded(self, function: Callable[P, R], *, iterated: bool = False) -> Callable[P, R | None]:
-        """Wrap a callback that is not hot: an error in it becomes a fault and None.
+        """Wrap a callback that is not hot: if it raises, a fault is counted and None is returned.
 
         Args:
-            function: What is called.
-            iterated: As in `fault`.
+            function: The callback.
+            iterated: Passed to `fault`.
         """
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if self.is_off and not iterated:
-                self.settle()
+                self.apply_switch_off()
             try:
                 return function(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - the guard is the one place that takes them all
+            except Exception:  # noqa: BLE001  # the purpose of the guard
                 self.fault(iterated=iterated)
                 return None
 
@@ -94,12 +94,11 @@ class Guard:
             return
         try:
             self.off()
-        except Exception:  # noqa: BLE001 - a part that cannot even be taken out must not raise either
-            self._log("%s could not be taken out:\n%s", self.part, traceback.format_exc())
+        except Exception:  # noqa: BLE001  # must not raise into the program
+            self._log("%s could not be switched off:\n%s", self.part, traceback.format_exc())
 
     def _log(self, message: str, *args: object) -> None:
-        # A handler of the user's may raise, and then there is nobody left to tell.
-        with suppress(Exception):
+        with suppress(Exception):  # a handler of the program may raise
             _logger.log(self._level, message, *args)
 
 
