@@ -131,9 +131,9 @@ def test_counters_start_at_zero() -> None:
         if instrument is table.RUN_FINISHED:
             expected = {(): 0}
         assert values(begun, instrument) == expected, instrument.name
-    (duration,) = begun.distributions(table.STEP_DURATION)
+    (duration,) = begun.histograms(table.STEP_DURATION)
     assert (sum(duration.counts), duration.sum) == (0, 0)
-    assert not begun.distributions(table.MODULE_DURATION)
+    assert not begun.histograms(table.MODULE_DURATION)
 
 
 def test_an_evaluation_stands_for_those_that_it_folded() -> None:
@@ -170,7 +170,7 @@ def test_calls_are_counted_forward_and_backward() -> None:
     assert values(found, table.MODULE_CALLS) == dict.fromkeys(keys, 1)
     times = values(found, table.MODULE_TIME)
     assert times["Net", "outer", "Linear", "forward"] == pytest.approx(0.002)
-    assert {one.labels: one.sum for one in found.distributions(table.MODULE_DURATION)} == times
+    assert {one.labels: one.sum for one in found.histograms(table.MODULE_DURATION)} == times
     assert values(found, table.DETAIL_RATIO) == {(): 1}
 
 
@@ -247,7 +247,7 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
         calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
         found.add(unit(number), Timed(calls, 0, [-1, -1], [False, False], [None, None], []), None)
     assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_METRIC_MODULES
-    assert len(found.distributions(table.MODULE_DURATION)) == 2 * MAX_METRIC_MODULES
+    assert len(found.histograms(table.MODULE_DURATION)) == 2 * MAX_METRIC_MODULES
     assert "left out" in caplog.text
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
@@ -266,14 +266,14 @@ def test_an_exemplar_waits_for_its_trace() -> None:
         found.add(unit(number, length_ns), Timed(), SpanReference(100 + number, number + 1, sampled=True))
     found.add(unit(3, MS // 2), Timed(), None)
     found.exported([101, 102, 999])
-    (duration,) = found.distributions(table.STEP_DURATION)
+    (duration,) = found.histograms(table.STEP_DURATION)
     shown = {bucket: (one.trace_id, one.span_id, one.value) for bucket, one in duration.exemplars.items()}
     assert shown == {2: (101, 2, 0.004), 5: (102, 3, 0.04)}
     assert duration.counts[:6] == (1, 0, 2, 0, 0, 1)
     for number in range(MAX_PENDING):
         found.add(unit(number, 3 * MS), Timed(), SpanReference(5000 + number, 1, sampled=True))
     found.exported([100])
-    (duration,) = found.distributions(table.STEP_DURATION)
+    (duration,) = found.histograms(table.STEP_DURATION)
     assert duration.exemplars[2].trace_id == 101
 
 

@@ -1,4 +1,4 @@
-"""Count steps, evaluations, module calls and logged values; every exporter reads from here."""
+"""Aggregate steps, evaluations, module calls and logged values for all metric exporters."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class _Sum:
     time_ns: int = 0
     calls: int = 0
     device_ns: int | None = None
-    """None where no call was timed on a device."""
+    """None: no call was timed on a device."""
 
 
 _Sums: TypeAlias = dict[ModuleInfo, _Sum]
 
 
 class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
-    """Give a module's labels, of its forward and of its backward."""
+    """Map a module to the labels of its forward and of its backward."""
 
     def __missing__(self, module: ModuleInfo) -> tuple[Labels, Labels]:
-        if len(self) >= MAX_METRIC_MODULES:  # models that come and go
+        if len(self) >= MAX_METRIC_MODULES:  # the program creates ever new models
             self.clear()
         shared = label(module.model), label(module.path), label(module.type)
         found = self[module] = (*shared, "forward"), (*shared, "backward")
@@ -55,23 +55,23 @@ class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
 
 
 class ModuleTimes:
-    """Add calls up by module, and by labels only when somebody reads: four strings are a costly key.
+    """Sum calls by module, and by labels only when they are read: a key of four strings is slow.
 
-    Whoever shares them between threads holds a lock.
+    Threads that share an object hold a lock.
 
     Args:
-        labels: Those of modules.
+        labels: Labels of modules.
         yielder: Counts calls, to yield the GIL.
     """
 
     def __init__(self, labels: ModuleLabels, yielder: GilYielder) -> None:
         self._labels, self._yielder = labels, yielder
         self._sums: tuple[_Sums, _Sums] = {}, {}
-        """Since the last reading, forward and backward."""
+        """Forward and backward sums since they were last folded into the counters."""
         self._warn = Warn()
 
     def add(self, timed: Timed, numbers: Aggregations) -> None:
-        """Take the calls of a step; `numbers` get what there is of modules that come and go."""
+        """Add the calls of a step; fold all sums into `numbers` if there are too many modules."""
         forward, backward = self._sums
         calls, hidden, yielder = timed.calls, timed.hidden, self._yielder
         for index in yielder(range(timed.own, len(calls))):
@@ -82,20 +82,21 @@ class ModuleTimes:
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
         if len(forward) + len(backward) > 2 * MAX_METRIC_MODULES:
-            self.settle(numbers)
+            self.fold_into_counters(numbers)
 
-    def settle(self, numbers: Aggregations) -> None:
-        """Bring what was added into the counters; beyond `MAX_METRIC_MODULES` no further module is begun."""
+    def fold_into_counters(self, numbers: Aggregations) -> None:
+        """Add the sums to the counters; beyond `MAX_METRIC_MODULES` modules, further ones are left out."""
         times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
         device_times = numbers.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
-            taken = sums.copy()
-            sums.clear()  # first: a handler may read in the midst of it
-            for module, total in self._yielder(taken.items()):
+            pending = sums.copy()
+            sums.clear()  # before the loop: a signal handler may read meanwhile
+            for module, total in self._yielder(pending.items()):
                 labels = self._labels[module][direction]
                 if labels not in times and len(times) >= 2 * MAX_METRIC_MODULES:
                     self._warn(
-                        "Metrics of more than %d modules are left out; spans and totals are not", MAX_METRIC_MODULES
+                        "Metrics of more than %d modules are left out; spans are not",
+                        MAX_METRIC_MODULES,
                     )
                     continue
                 times[labels] = times.get(labels, 0.0) + total.time_ns / 1e9
@@ -116,7 +117,7 @@ def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | Non
 
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
 ALL_PARAMETERS = "all"
-"""The scope of gradient norms."""
+"""Value of `torch.gradient.scope`."""
 _LOSS_KIND, _GRADIENT_KIND = ("loss",), ("gradient",)
 _BY_NAME = {instrument.name: instrument for instrument in table.TABLE}
 LOGGED = {name: _BY_NAME.get(known.metric or "") for name, known in LOGGED_NAMES.items()}
@@ -124,23 +125,23 @@ LOGGED = {name: _BY_NAME.get(known.metric or "") for name, known in LOGGED_NAMES
 
 
 class Observation(NamedTuple):
-    """One value that a histogram counted."""
+    """One value that was added to a histogram."""
 
     instrument: Instrument
     value: float
     labels: Labels
     span: SpanReference | None
-    """The root of the trace that shows it; None: no such trace is sent."""
+    """Root of the trace of the value; None: the trace is not exported."""
 
 
 class Metrics:
-    """Count steps, evaluations, module calls and what was logged; any thread may read at any time.
+    """Aggregate records; any thread may read at any time.
 
     Args:
-        outcomes: Reads how many spans met each of `OUTCOMES`.
-        errors: Reads how often exports failed, by type.
-        overhead_ratio: Reads what detail costs.
-        module_histograms: Whether the durations of module calls are kept as a histogram too.
+        outcomes: Returns the number of spans of each of `OUTCOMES`.
+        errors: Returns the number of failed exports by type.
+        overhead_ratio: Returns the share of step time that detail costs.
+        module_histograms: Whether durations of module calls are a histogram, too.
         exemplars: Whether the histogram of steps has exemplars.
         yielder: Counts calls and norms, to yield the GIL; used by the thread that holds the lock.
     """
@@ -156,65 +157,65 @@ class Metrics:
         yielder: GilYielder | None = None,
     ) -> None:
         self.start_ns = time.time_ns()
-        """The unix time from which on it counts."""
+        """Unix time at which all counters were 0."""
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
         self._module_histograms, self._yielder = module_histograms, yielder or GilYielder()
-        self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
+        self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
         self._numbers = Aggregations()
         self._exemplars, self._has_exemplars = Exemplars(), exemplars
         self._labels = ModuleLabels()
         self._module_times = ModuleTimes(self._labels, self._yielder)
         self._steps = self._detailed = 0
         self._bad_loss = -1
-        """The last step whose loss was not finite: a later log of the same step counts no second time."""
+        """The last step with a NaN or infinite loss: a later log of this step is not counted again."""
         self._observers: list[Callable[[Observation], None]] = []
         self._begin()
 
     def observe_with(self, observer: Callable[[Observation], None]) -> None:
-        """Hand every value that a histogram counts from now on to `observer`, on the worker."""
+        """Call `observer` on the worker thread with every later value of a histogram."""
         self._observers.append(observer)
 
-    def add(self, unit: StepRecord, timed: Timed, span: SpanReference | None) -> None:
-        """Count a step or an evaluation.
+    def add(self, record: StepRecord, timed: Timed, span: SpanReference | None) -> None:
+        """Add a step or an evaluation.
 
         Args:
-            unit: The record.
-            timed: Its module calls.
-            span: The root of its trace, where that is about to be sent.
+            record: The step or the evaluation.
+            timed: The module calls of the record.
+            span: Root of the record's trace if the trace is about to be exported.
         """
         observed: list[Observation] = []
         with self._lock:
-            if unit.kind == "step":
-                self._add_step(unit, span, observed)
+            if record.kind == "step":
+                self._add_step(record, span, observed)
                 self._module_times.add(timed, self._numbers)
                 if self._module_histograms:
                     self._observe_calls(timed, span, observed)
-            elif unit.counts_as_evaluation:
-                self._numbers.add(table.EVALUATIONS, unit.folded or 1)
-                self._numbers.add(table.EVALUATION_TIME, (unit.folded_ns or unit.end_ns - unit.start_ns) / 1e9)
-            self._add_values(unit.values, unit.number)
-            self._add_readings(unit)
-        for observation in observed:  # without the lock: a reader of theirs may be at our numbers
+            elif record.counts_as_evaluation:
+                self._numbers.add(table.EVALUATIONS, record.folded or 1)
+                self._numbers.add(table.EVALUATION_TIME, (record.folded_ns or record.end_ns - record.start_ns) / 1e9)
+            self._add_values(record.values, record.number)
+            self._add_norms_and_memory(record)
+        for observation in observed:  # without the lock: an observer's reader may read these metrics
             for observer in self._observers:
                 observer(observation)
 
     def log(self, record: Log) -> None:
-        """Count what was logged when its step had been handed over."""
+        """Add values that were logged after their step was recorded."""
         with self._lock:
             self._add_values(record.values, record.step)
 
     def exported(self, traces: Iterable[int]) -> None:
-        """Take note of traces that arrived; from any thread."""
+        """Make exemplars of exported traces; from any thread."""
         with self._lock:
             self._exemplars.arrive(traces)
 
     def finish(self) -> None:
-        """Take note of a normal end."""
+        """Record the normal end of the run."""
         with self._lock:
             self._numbers.set(table.RUN_FINISHED, 1)
 
     def points(self, instrument: Instrument) -> Sequence[NumberDataPoint]:
-        """Read a counter or a gauge."""
+        """Return the values of a counter or a gauge."""
         if instrument is table.SPANS:
             counts = self._outcomes()
             return [NumberDataPoint((outcome,), counts.get(outcome, 0)) for outcome in OUTCOMES]
@@ -224,21 +225,21 @@ class Metrics:
             ratio = self._overhead_ratio()
             return [] if ratio is None else [NumberDataPoint(NO_LABELS, ratio)]
         with self._lock:
-            self._module_times.settle(self._numbers)
+            self._module_times.fold_into_counters(self._numbers)
             return self._numbers.points(instrument)
 
-    def distributions(self, instrument: Instrument) -> Sequence[HistogramDataPoint]:
-        """Read a histogram."""
+    def histograms(self, instrument: Instrument) -> Sequence[HistogramDataPoint]:
+        """Return the series of a histogram."""
         with self._lock:
-            read = self._numbers.distributions(instrument)
+            read = self._numbers.histograms(instrument)
             if instrument is table.STEP_DURATION:
                 return [one._replace(exemplars=self._exemplars.read()) for one in read]
             return read
 
     def collect(self) -> list[MetricData]:
-        """Read all that there is, as of one moment but for what exporters count."""
+        """Return all metrics at one moment; counts of exporters may be newer."""
         with self._lock:
-            return [MetricData(one, self.points(one), self.distributions(one)) for one in table.TABLE]
+            return [MetricData(one, self.points(one), self.histograms(one)) for one in table.TABLE]
 
     def _begin(self) -> None:
         for instrument in table.TABLE:
@@ -251,22 +252,22 @@ class Metrics:
         self._numbers.buckets(table.STEP_DURATION)
         self._numbers.set(table.RUN_FINISHED, 0)
 
-    def _add_step(self, unit: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
-        duration_s = (unit.end_ns - unit.start_ns) / 1e9
-        end_s = (unit.end_ns + unit.unix_offset_ns) / 1e9
+    def _add_step(self, record: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
+        duration_s = (record.end_ns - record.start_ns) / 1e9
+        end_s = (record.end_ns + record.unix_offset_ns) / 1e9
         self._numbers.add(table.STEPS, 1)
         bucket = self._numbers.observe(table.STEP_DURATION, duration_s)
         observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
         if span is not None and self._has_exemplars:
             self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
-        for phase, time_s in phase_times_s(unit).items():
+        for phase, time_s in phase_times_s(record).items():
             self._numbers.add(table.PHASE_TIME, time_s, (phase,))
-        if unit.gap_ns:
-            self._numbers.add(table.PHASE_TIME, unit.gap_ns / 1e9, ("between",))
+        if record.gap_ns:
+            self._numbers.add(table.PHASE_TIME, record.gap_ns / 1e9, ("between",))
         ends = self._numbers.of(table.STEP_LAST_END_TIME)
-        ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads come in any order
+        ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads arrive in any order
         self._steps += 1
-        self._detailed += unit.detailed
+        self._detailed += record.detailed
         self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
 
     def _observe_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
@@ -294,9 +295,9 @@ class Metrics:
                 self._bad_loss = step
                 self._numbers.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
 
-    def _add_readings(self, unit: StepRecord) -> None:
-        """Take gradient norms and memory, which are as they were at the end of the step."""
-        if (norms := unit.gradients) is not None:
+    def _add_norms_and_memory(self, record: StepRecord) -> None:
+        """Set gradient norms and memory, which were read at the end of the step."""
+        if (norms := record.gradients) is not None:
             self._numbers.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
             finite = isfinite(norms.total)
             for module, norm in self._yielder(norms.modules):
@@ -305,10 +306,10 @@ class Metrics:
                 finite = finite and isfinite(norm)
             if not finite:
                 self._numbers.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)
-        for tensor in unit.tensor_gradients:
+        for tensor in record.tensor_gradients:  # `watch` bounds the number of names
             if tensor.norm is not None:
-                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))  # so does `watch`
-        for memory in unit.memory:
+                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))
+        for memory in record.memory:
             device = (label(memory.device),)
             self._numbers.set(table.MEMORY_ALLOCATED, memory.allocated, device)
             self._numbers.set(table.MEMORY_RESERVED, memory.reserved, device)
@@ -318,5 +319,5 @@ class Metrics:
 def _number(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number may be larger than any float
+    except OverflowError:  # an int may be larger than any float
         return inf if value > 0 else -inf

@@ -56,7 +56,7 @@ class MetricsCollector(Collector):
         resource = self._resource
         labels = [] if resource is None else [target_labels(resource)]
         target = [InfoMetricFamily("target", "Target metadata", one) for one in labels]
-        families = (family for family in metrics.collect() if family.points or family.distributions)
+        families = (family for family in metrics.collect() if family.points or family.histograms)
         return [*target, *(_metric(family) for family in families)]
 
 
@@ -112,7 +112,7 @@ def _described(instrument: Instrument) -> Metric:
 def _metric(family: MetricData) -> Metric:
     instrument = family.instrument
     if instrument.kind == "histogram":
-        return _histogram(instrument, family.distributions)
+        return _histogram(instrument, family.histograms)
     name, metric = instrument.prometheus_name, _described(instrument)
     sample = f"{name}_total" if instrument.kind == "counter" else name
     keys = _keys(instrument)
@@ -121,7 +121,7 @@ def _metric(family: MetricData) -> Metric:
     return metric
 
 
-def _histogram(instrument: Instrument, distributions: Iterable[HistogramDataPoint]) -> Metric:
+def _histogram(instrument: Instrument, histograms: Iterable[HistogramDataPoint]) -> Metric:
     metric = HistogramMetricFamily(
         instrument.prometheus_name,
         instrument.description,
@@ -129,7 +129,7 @@ def _histogram(instrument: Instrument, distributions: Iterable[HistogramDataPoin
         unit=instrument.prometheus_unit,
     )
     bounds = [*map(floatToGoString, instrument.bounds), "+Inf"]
-    for one in distributions:
+    for one in histograms:
         buckets: list[tuple[str, float] | tuple[str, float, PrometheusExemplar]] = []
         for bucket, count in enumerate(accumulate(one.counts)):
             exemplar = one.exemplars.get(bucket)

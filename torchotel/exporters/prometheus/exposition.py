@@ -44,7 +44,7 @@ class Exposition:
         name, kind = ("target", "info") if openmetrics else ("target_info", "gauge")
         target = _braces([_pair(*item) for item in sorted(target_labels(self._resource).items())])
         lines = [f"# HELP {name} Target metadata\n# TYPE {name} {kind}\ntarget_info{target} 1.0\n"]
-        families = (one for one in self._metrics.collect() if one.points or one.distributions)
+        families = (one for one in self._metrics.collect() if one.points or one.histograms)
         written = chain.from_iterable(self._family(family, openmetrics=openmetrics) for family in families)
         while more := list(islice(written, SLICE_ITEMS)):
             lines += more
@@ -63,7 +63,7 @@ class Exposition:
             yield f"# UNIT {name} {unit}\n"
         for labels, value in family.points:
             yield f"{self._head(instrument, labels)} {float(value)!r}\n"
-        for one in family.distributions:
+        for one in family.histograms:
             yield from _histogram(instrument, one, openmetrics=openmetrics)
 
     def _head(self, instrument: Instrument, labels: Labels) -> str:
