@@ -183,7 +183,7 @@ class Session:
             package_version(),
             self._stats,
             os.environ,
-            wait=wait or is_child(),
+            defer_start=wait or is_child(),
         )
         undo.callback(lambda: self._publisher.shutdown(time.monotonic(), finished=False))
         self._describe(finished=False)
@@ -348,7 +348,7 @@ class Session:
             return None
         unit = record
         if unit.kind == "step" or not is_child():  # a loader's worker may evaluate, too
-            self._publisher.begin()
+            self._publisher.first_step()
         if unit.kind != "step":
             return None
         self._describe(finished=False)

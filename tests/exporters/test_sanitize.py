@@ -14,7 +14,7 @@ from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, Trace
 
 def sent(trace: Trace, limits: SpanLimits) -> list[ProtoSpan]:
     """Give the spans as a receiver reads them."""
-    body = Envelope(RESOURCE, "1.2").wrap([SpanEncoder().encode(Limiter(limits, GilYielder()).hold(trace))])
+    body = Envelope(RESOURCE, "1.2").wrap([SpanEncoder().encode(Limiter(limits, GilYielder()).apply(trace))])
     return list(TracesData.FromString(body).resource_spans[0].scope_spans[0].spans)
 
 
@@ -25,9 +25,9 @@ def keys(span: ProtoSpan) -> list[str]:
 def test_what_is_within_limits_stays_as_it_is() -> None:
     """By default no span of ours comes near them, and the bytes are the same; most traces are not even made anew."""
     for trace in (rich(), flat(100)):
-        assert SpanEncoder().encode(Limiter(DEFAULT_LIMITS, GilYielder()).hold(trace)) == SpanEncoder().encode(trace)
+        assert SpanEncoder().encode(Limiter(DEFAULT_LIMITS, GilYielder()).apply(trace)) == SpanEncoder().encode(trace)
     plain = Trace(1, [Span(STEP, 1, 0, T0, T0 + 9, {"a": 1})], {"torch.step.number": 3})
-    assert Limiter(DEFAULT_LIMITS, GilYielder()).hold(plain) is plain
+    assert Limiter(DEFAULT_LIMITS, GilYielder()).apply(plain) is plain
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 8, 9, 10, 128])

@@ -107,7 +107,7 @@ WORKER = (
     "metrics.store.Metrics.add",
     "tracing.call_tree.CallTimer.time",
     "tracing.trace_builder.TraceBuilder.build",
-    "exporters.run_file.unit_line",
+    "exporters.run_file.record_line",
     "exporters.factory._make_otlp",
     "exporters.otlp.encoder.SpanEncoder.slices",
     "exporters.otlp.encoder.Envelope.wrap",

@@ -67,7 +67,7 @@ def lines_between_rests(unit: StepRecord, max_spans: int | None) -> list[int]:
     def work() -> None:
         timed = timer.time(unit)
         metrics.add(unit, timed, ROOT)
-        encoder.encode(limiter.hold(builder.build(unit, timed, ROOT, {})))
+        encoder.encode(limiter.apply(builder.build(unit, timed, ROOT, {})))
 
     work()  # what is kept by site of call is made here
     counts[:] = [0]

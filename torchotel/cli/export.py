@@ -125,7 +125,7 @@ def _send(run: Run, endpoint: str) -> int:
         with Progress(run.size_bytes) as progress:
             progress.begin(f"sending {run.folder.name}")
             for line in replace(run, on_read=progress.advance).requests():
-                sent_all = replayed.take(line.request)
+                sent_all = replayed.add(line.request)
                 if not sent_all:
                     break
                 progress.begin(f"sending {run.folder.name}, {replayed.arrived:,} spans arrived")

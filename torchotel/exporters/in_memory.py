@@ -1,4 +1,4 @@
-"""Traces kept in memory instead of being sent."""
+"""Keep traces in memory."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torchotel.tracing.span import Trace
 
 
 class InMemoryExporter(TraceExporter):
-    """Keep every trace, and every record that is put here before it is built; nothing bounds them."""
+    """Keep all traces, and the records that the caller appends; unbounded."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -16,11 +16,11 @@ class InMemoryExporter(TraceExporter):
         self._stats = ExportStats()
 
     def exporters(self, stats: ExportStats) -> Sequence[TraceExporter]:
-        """Be the one exporter of a session, and count into its statistics."""
+        """Return this exporter as the only one of a session, with the session's statistics."""
         self._stats = stats
         return [self]
 
     def export(self, trace: Trace) -> None:
-        """Keep it."""
+        """Keep a trace."""
         self.traces.append(trace)
         self._stats.exported(len(trace.spans), [trace.trace_id])

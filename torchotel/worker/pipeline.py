@@ -9,7 +9,7 @@ from torchotel._records import Log, Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.exporters.base import TraceExporter
-from torchotel.exporters.run_file import RunFile, log_line, unit_line
+from torchotel.exporters.run_file import RunFile, log_line, record_line
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.tail import TailSampler
 from torchotel.tracing.call_tree import CallTimer
@@ -125,7 +125,7 @@ class Pipeline:
             unit.baggage,
         )
         if self._on_line is not None:
-            self._on_line(unit_line(unit, root.trace_id, nonfinite))
+            self._on_line(record_line(unit, root.trace_id, nonfinite))
         # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
         sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
         self._measure(unit, timed, root if sent and self._export_to else None)

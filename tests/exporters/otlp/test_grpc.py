@@ -285,4 +285,4 @@ def test_a_channel_that_is_idle_again_makes_no_answer_of_a_failure(peer: GrpcRec
         with pytest.raises(grpc.RpcError) as caught:
             call(b"", timeout=5)
     with grpc.insecure_channel(address) as idle:
-        assert not _failure(caught.value, way._receiver, idle).answered
+        assert not _failure(caught.value, way._otlp_endpoint, idle).answered

@@ -25,7 +25,7 @@ def _requests(count: int, spans: int = 1) -> list[dict[str, Any]]:
 def _resend(url: str, requests: list[dict[str, Any]], **more: Any) -> tuple[Replay, bool]:
     found = Replay(http(url), **more)
     try:
-        return found, all(found.take(request) for request in requests) and found.push()
+        return found, all(found.add(request) for request in requests) and found.push()
     finally:
         found.transport.close()
 

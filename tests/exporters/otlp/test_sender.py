@@ -203,7 +203,7 @@ def test_a_warning_of_an_endpoint_is_told(server: Receiver, caplog: pytest.LogCa
         assert sender.flush(soon())
     assert stats.read() == ExportCounts(20, 0, {})
     (record,) = caplog.records
-    assert record.getMessage() == f"{server.url} took the spans, and says: use HTTPS"
+    assert record.getMessage() == f"{server.url} accepted the spans with a warning: use HTTPS"
 
 
 def test_gives_up(server: Receiver) -> None:

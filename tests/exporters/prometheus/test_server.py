@@ -137,7 +137,7 @@ def test_a_port_that_nobody_can_answer_is_given_back(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(threading.Thread, "start", no_more)
     guard = Guard("it")
-    outlet = PrometheusMetricExporter("127.0.0.1", 0, Metrics(dict, dict), {}, tmp_path, guard, wait=False)
+    outlet = PrometheusMetricExporter("127.0.0.1", 0, Metrics(dict, dict), {}, tmp_path, guard, defer_start=False)
     assert guard.faults == 1
     assert outlet.port is None
     assert not list(tmp_path.iterdir())

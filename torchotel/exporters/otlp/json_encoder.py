@@ -1,6 +1,6 @@
-"""Traces as OTLP/JSON, one `ExportTraceServiceRequest` a line.
+"""Encode traces as OTLP/JSON, one `ExportTraceServiceRequest` per line.
 
-As the OpenTelemetry file exporter has it: ids in hex, 64-bit integers as strings, enums as numbers
+The format is that of OpenTelemetry's file exporter: ids in hex, 64-bit integers as strings, enums as numbers
 (https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding).
 """
 
@@ -17,12 +17,12 @@ from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, 
 SPAN_ITEMS = SLICE_ITEMS // 64
 """Items that a span counts as: the GIL is yielded after 64 spans."""
 
-# Text, not ASCII escapes: half the size for names that are not ASCII, and quoting is a C function either way.
+# Without ASCII escapes, which double the size of names in other scripts. Quoting is a C function in both cases.
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class JsonEncoder:
-    """Encode traces as lines; on one thread.
+    """Encode traces as lines. An object is used by one thread.
 
     Args:
         resource: Attributes of the resource.
@@ -42,9 +42,9 @@ class JsonEncoder:
         self._after = f"],{schema}}}],{schema}}}]}}"
 
     def encode(self, trace: Trace) -> bytes:
-        """Encode a trace; the line has no line break, neither in it nor at its end."""
+        """Encode a trace as one line without a line break."""
         line = self._before + ",".join(self._spans(trace)) + self._after
-        # What UTF-8 cannot say (a lone surrogate) becomes a question mark, which is good JSON as well.
+        # A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
         return line.encode("utf-8", "replace")
 
     def _spans(self, trace: Trace) -> Iterable[str]:
@@ -72,7 +72,7 @@ def _template(template: SpanTemplate) -> tuple[str, str]:
 
 
 def _attributes(attributes: Attributes) -> str:
-    """Write KeyValue objects, each after a comma, so that groups of them can be put together."""
+    """Encode KeyValue objects, each after a comma, so that groups can be concatenated."""
     return "".join(
         f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in drop_nonfinite(attributes).items()
     )
@@ -81,7 +81,7 @@ def _attributes(attributes: Attributes) -> str:
 def _any_value(value: AttributeValue) -> str:
     if isinstance(value, str):
         return f'{{"stringValue":{_quote(value)}}}'
-    if isinstance(value, bool):  # before int, which it is too
+    if isinstance(value, bool):  # before int, its base class
         return f'{{"boolValue":{"true" if value else "false"}}}'
     if isinstance(value, int):
         return f'{{"{"intValue" if is_int64(value) else "stringValue"}":"{value}"}}'
@@ -92,7 +92,7 @@ def _any_value(value: AttributeValue) -> str:
 
 
 def _extra(span: Span) -> str:
-    """Write what only this span has besides attributes."""
+    """Encode events, links and status."""
     out = ""
     if events := own_events(span):
         out += f',"events":[{",".join(map(_event, events))}]'
