@@ -1,4 +1,4 @@
-"""The records that capture hands over: plain values, without tensors, modules or autograd nodes."""
+"""Records that capture passes to the worker: plain values, without tensors, modules or autograd nodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +145,7 @@ class Registration(NamedTuple):
 
 
 class SpanReference(NamedTuple):
-    """The context of a span: a current span of the program, or a span of ours that was read while it ran."""
+    """The context of a span: a current span of the program, or a span whose context was read while it ran."""
 
     trace_id: int
     span_id: int

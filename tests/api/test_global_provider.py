@@ -162,7 +162,7 @@ def test_a_meter_provider_that_cannot_be_loaded_costs_the_users_spans_alone(tmp_
         OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"),
     )
     assert done.returncode == 0
-    assert done.stderr.count("The SDK made no tracer provider (StopIteration; OTEL_PYTHON_METER_PROVIDER") == 1
+    assert done.stderr.count("The SDK created no tracer provider (StopIteration; OTEL_PYTHON_METER_PROVIDER") == 1
     assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
 
 

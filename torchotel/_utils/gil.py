@@ -15,7 +15,7 @@ PAUSE_S = 0.0002
 
 
 def yield_gil() -> None:
-    """Sleep, so that the training thread gets the GIL."""
+    """Sleep, so that the training thread can take the GIL."""
     time.sleep(PAUSE_S)
 
 

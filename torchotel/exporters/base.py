@@ -33,7 +33,7 @@ class MetricExporter:
     """Export metrics, from the constructor to `shutdown`. Unless a subclass overrides it, a method does nothing."""
 
     def first_step(self) -> None:
-        """Start what waits for this process to train; called on the worker thread."""
+        """Start if this was deferred until the first step; called on the worker thread."""
 
     def flush(self, deadline_s: float) -> bool:
         """Export the present state by `deadline_s` of `time.monotonic()`; return False on timeout."""

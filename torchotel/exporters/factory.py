@@ -65,10 +65,10 @@ class MetricExporters:
         if "prometheus" in config.metrics_exporter:
             self._serve(config, resource, environ, defer_start=defer_start)
         if config.meter_provider is not None:
-            made = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
-            self._exporters += [] if made is None else [made]
+            through = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
+            self._exporters += [] if through is None else [through]
         if "otlp" in config.metrics_exporter:
-            pushed = self.guard.guarded(_push_metrics)(
+            pushed = self.guard.guarded(_make_otlp_metric_exporter)(
                 config, metrics, resource, version, stats, defer_start=defer_start
             )
             self._exporters += [] if pushed is None else [pushed]
@@ -107,7 +107,7 @@ class MetricExporters:
         return None if self._endpoint is None else self._endpoint.port
 
     def first_step(self) -> None:
-        """Start the exporters whose start was deferred; called on the worker thread."""
+        """Start the deferred exporters; called on the worker thread."""
         for exporter in self._exporters:
             self.guard.guarded(exporter.first_step)()
 
@@ -132,17 +132,17 @@ class MetricExporters:
                 exporter.disable_after_fork()
 
 
-def _push_metrics(
+def _make_otlp_metric_exporter(
     config: Config, metrics: Metrics, resource: Attributes, version: str, stats: ExportStats, *, defer_start: bool
 ) -> MetricExporter:
     from torchotel.exporters.otlp.metric_exporter import (  # noqa: PLC0415  # loads the SDK's metrics
         OtlpMetricExporter,
-        Pushing,
+        PushSettings,
     )
 
     return OtlpMetricExporter(
         config.receiver("metrics"),
-        Pushing.of(config),
+        PushSettings.of(config),
         resource=resource,
         metrics=metrics,
         version=version,

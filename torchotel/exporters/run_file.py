@@ -118,7 +118,7 @@ class RunFile(TraceExporter):
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._segments: deque[_Segment] = deque()
-        self._begun = 0
+        self._segments_started = 0
         self._bytes = 0
         """Size of all files of lines."""
         self._run: dict[str, object] = {}
@@ -228,8 +228,8 @@ class RunFile(TraceExporter):
     def _begin_segment(self) -> None:
         if self._segments:
             self._segments[-1].file.close()
-        self._begun += 1
-        self._segments.append(_Segment(LineFile(self.folder / TRACE_NAME.format(self._begun))))
+        self._segments_started += 1
+        self._segments.append(_Segment(LineFile(self.folder / TRACE_NAME.format(self._segments_started))))
 
     def _make_room(self, size: int) -> bool:
         deleted = False

@@ -100,7 +100,7 @@ class Limiter:
         self._limits, self._yielder = limits, yielder
         self._room = limits.attributes
         """Attributes of a span in addition to those of its trace; the same for nearly all traces of a run."""
-        self._known = TemplateCache(self._truncate_template)
+        self._templates = TemplateCache(self._truncate_template)
 
     def apply(self, trace: Trace) -> Trace:
         """Return the trace within the limits; attributes of the trace precede those of template and span."""
@@ -108,11 +108,11 @@ class Limiter:
         room = self._limits.attributes - len(common)
         if room != self._room:
             self._room = room
-            self._known.clear()
-        known, spans, same = self._known, list[Span](), common is trace.attributes
+            self._templates.clear()
+        templates, spans, same = self._templates, list[Span](), common is trace.attributes
         for span in self._yielder(trace.spans):
             template, _, _, _, _, own, error, events, links, _ = span
-            truncated = known[template]
+            truncated = templates[template]
             plain = own is None and error is None and not events and not links
             if dropped or truncated.dropped or not (plain or self._fits(span, truncated)):
                 spans.append(self._truncate(span, truncated, dropped))

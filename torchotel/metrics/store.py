@@ -70,8 +70,8 @@ class ModuleTimes:
         """Forward and backward sums since they were last folded into the counters."""
         self._warn = Warn()
 
-    def add(self, timed: Timed, numbers: Aggregations) -> None:
-        """Add the calls of a step; fold all sums into `numbers` if there are too many modules."""
+    def add(self, timed: Timed, aggregations: Aggregations) -> None:
+        """Add the calls of a step; fold all sums into `aggregations` if there are too many modules."""
         forward, backward = self._sums
         calls, hidden, yielder = timed.calls, timed.hidden, self._yielder
         for index in yielder(range(timed.own, len(calls))):
@@ -82,12 +82,12 @@ class ModuleTimes:
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
         if len(forward) + len(backward) > 2 * MAX_METRIC_MODULES:
-            self.fold_into_counters(numbers)
+            self.fold_into_counters(aggregations)
 
-    def fold_into_counters(self, numbers: Aggregations) -> None:
+    def fold_into_counters(self, aggregations: Aggregations) -> None:
         """Add the sums to the counters; beyond `MAX_METRIC_MODULES` modules, further ones are left out."""
-        times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
-        device_times = numbers.of(table.MODULE_DEVICE_TIME)
+        times, calls = aggregations.of(table.MODULE_TIME), aggregations.of(table.MODULE_CALLS)
+        device_times = aggregations.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
             pending = sums.copy()
             sums.clear()  # before the loop: a signal handler may read meanwhile
@@ -161,7 +161,7 @@ class Metrics:
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
         self._module_histograms, self._yielder = module_histograms, yielder or GilYielder()
         self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
-        self._numbers = Aggregations()
+        self._aggregations = Aggregations()
         self._exemplars, self._has_exemplars = Exemplars(), exemplars
         self._labels = ModuleLabels()
         self._module_times = ModuleTimes(self._labels, self._yielder)
@@ -187,12 +187,14 @@ class Metrics:
         with self._lock:
             if record.kind == "step":
                 self._add_step(record, span, observed)
-                self._module_times.add(timed, self._numbers)
+                self._module_times.add(timed, self._aggregations)
                 if self._module_histograms:
                     self._observe_calls(timed, span, observed)
             elif record.counts_as_evaluation:
-                self._numbers.add(table.EVALUATIONS, record.folded or 1)
-                self._numbers.add(table.EVALUATION_TIME, (record.folded_ns or record.end_ns - record.start_ns) / 1e9)
+                self._aggregations.add(table.EVALUATIONS, record.folded or 1)
+                self._aggregations.add(
+                    table.EVALUATION_TIME, (record.folded_ns or record.end_ns - record.start_ns) / 1e9
+                )
             self._add_values(record.values, record.number)
             self._add_norms_and_memory(record)
         for observation in observed:  # without the lock: an observer's reader may read these metrics
@@ -212,7 +214,7 @@ class Metrics:
     def finish(self) -> None:
         """Record the normal end of the run."""
         with self._lock:
-            self._numbers.set(table.RUN_FINISHED, 1)
+            self._aggregations.set(table.RUN_FINISHED, 1)
 
     def points(self, instrument: Instrument) -> Sequence[NumberDataPoint]:
         """Return the values of a counter or a gauge."""
@@ -225,13 +227,13 @@ class Metrics:
             ratio = self._overhead_ratio()
             return [] if ratio is None else [NumberDataPoint(NO_LABELS, ratio)]
         with self._lock:
-            self._module_times.fold_into_counters(self._numbers)
-            return self._numbers.points(instrument)
+            self._module_times.fold_into_counters(self._aggregations)
+            return self._aggregations.points(instrument)
 
     def histograms(self, instrument: Instrument) -> Sequence[HistogramDataPoint]:
         """Return the series of a histogram."""
         with self._lock:
-            read = self._numbers.histograms(instrument)
+            read = self._aggregations.histograms(instrument)
             if instrument is table.STEP_DURATION:
                 return [one._replace(exemplars=self._exemplars.read()) for one in read]
             return read
@@ -244,31 +246,31 @@ class Metrics:
     def _begin(self) -> None:
         for instrument in table.TABLE:
             if instrument.kind == "counter" and not instrument.labels:
-                self._numbers.add(instrument, 0)
+                self._aggregations.add(instrument, 0)
         for phase in PHASES:
-            self._numbers.add(table.PHASE_TIME, 0, (phase,))
+            self._aggregations.add(table.PHASE_TIME, 0, (phase,))
         for kind in (_LOSS_KIND, _GRADIENT_KIND):
-            self._numbers.add(table.STEP_NONFINITE, 0, kind)
-        self._numbers.buckets(table.STEP_DURATION)
-        self._numbers.set(table.RUN_FINISHED, 0)
+            self._aggregations.add(table.STEP_NONFINITE, 0, kind)
+        self._aggregations.buckets(table.STEP_DURATION)
+        self._aggregations.set(table.RUN_FINISHED, 0)
 
     def _add_step(self, record: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
         duration_s = (record.end_ns - record.start_ns) / 1e9
         end_s = (record.end_ns + record.unix_offset_ns) / 1e9
-        self._numbers.add(table.STEPS, 1)
-        bucket = self._numbers.observe(table.STEP_DURATION, duration_s)
+        self._aggregations.add(table.STEPS, 1)
+        bucket = self._aggregations.observe(table.STEP_DURATION, duration_s)
         observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
         if span is not None and self._has_exemplars:
             self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
         for phase, time_s in phase_times_s(record).items():
-            self._numbers.add(table.PHASE_TIME, time_s, (phase,))
+            self._aggregations.add(table.PHASE_TIME, time_s, (phase,))
         if record.gap_ns:
-            self._numbers.add(table.PHASE_TIME, record.gap_ns / 1e9, ("between",))
-        ends = self._numbers.of(table.STEP_LAST_END_TIME)
+            self._aggregations.add(table.PHASE_TIME, record.gap_ns / 1e9, ("between",))
+        ends = self._aggregations.of(table.STEP_LAST_END_TIME)
         ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads arrive in any order
         self._steps += 1
         self._detailed += record.detailed
-        self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
+        self._aggregations.set(table.DETAIL_RATIO, self._detailed / self._steps)
 
     def _observe_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
         own = range(timed.own, len(timed.calls))
@@ -276,9 +278,9 @@ class Metrics:
         lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
         for index, direction, duration_ns in self._yielder(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
-            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)
+            room = self._aggregations.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)
             if room and not timed.hidden[index]:
-                self._numbers.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
+                self._aggregations.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
                 observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
 
     def _add_values(self, values: Mapping[str, LogValue], step: int) -> None:
@@ -288,32 +290,32 @@ class Metrics:
             number = _number(value)
             instrument = LOGGED.get(name)
             if name not in LOGGED:
-                self._numbers.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
+                self._aggregations.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
             elif instrument is not None:
-                (self._numbers.add if instrument.kind == "counter" else self._numbers.set)(instrument, number)
+                (self._aggregations.add if instrument.kind == "counter" else self._aggregations.set)(instrument, number)
             if name == "loss" and not isfinite(number) and step != self._bad_loss:
                 self._bad_loss = step
-                self._numbers.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
+                self._aggregations.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
 
     def _add_norms_and_memory(self, record: StepRecord) -> None:
         """Set gradient norms and memory, which were read at the end of the step."""
         if (norms := record.gradients) is not None:
-            self._numbers.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
+            self._aggregations.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
             finite = isfinite(norms.total)
             for module, norm in self._yielder(norms.modules):
                 labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
-                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_METRIC_MODULES)
+                self._aggregations.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_METRIC_MODULES)
                 finite = finite and isfinite(norm)
             if not finite:
-                self._numbers.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)
+                self._aggregations.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)
         for tensor in record.tensor_gradients:  # `watch` bounds the number of names
             if tensor.norm is not None:
-                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))
+                self._aggregations.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))
         for memory in record.memory:
             device = (label(memory.device),)
-            self._numbers.set(table.MEMORY_ALLOCATED, memory.allocated, device)
-            self._numbers.set(table.MEMORY_RESERVED, memory.reserved, device)
-            self._numbers.set(table.MEMORY_PEAK, memory.peak, device)
+            self._aggregations.set(table.MEMORY_ALLOCATED, memory.allocated, device)
+            self._aggregations.set(table.MEMORY_RESERVED, memory.reserved, device)
+            self._aggregations.set(table.MEMORY_PEAK, memory.peak, device)
 
 
 def _number(value: float) -> float:

@@ -66,7 +66,7 @@ class SpanEncoder:
 
     def __init__(self, yielder: GilYielder | None = None) -> None:
         self._yielder = yielder or GilYielder()
-        self._known = TemplateCache(_Encoding)
+        self._templates = TemplateCache(_Encoding)
 
     def encode(self, trace: Trace) -> bytes:
         """Encode a trace as repeated `ScopeSpans.spans`."""
@@ -84,11 +84,11 @@ class SpanEncoder:
             self._yielder.spend(len(spans) * SPAN_ITEMS)
 
     def _encoded(self, spans: Sequence[Span], head: bytes) -> list[EncodedSpan]:
-        known, head_len, join = self._known, len(head), b"".join
+        templates, head_len, join = self._templates, len(head), b"".join
         encoded: list[EncodedSpan] = []
         for span in spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, dropped = span
-            encoding = known[template]
+            encoding = templates[template]
             times = _TIMES(_START, start_ns, _END, end_ns)
             if parent_id and attributes is None and error is None and not events and not links and dropped is None:
                 if encoding.head_len != head_len:

@@ -32,7 +32,7 @@ class JsonEncoder:
 
     def __init__(self, resource: Attributes, version: str, yielder: GilYielder | None = None) -> None:
         self._yielder = yielder or GilYielder()
-        self._known = TemplateCache(_template)
+        self._templates = TemplateCache(_template)
         described = _attributes(resource)[1:]
         self._before = (
             f'{{"resourceSpans":[{{"resource":{{"attributes":[{described}]}},"scopeSpans":[{{'
@@ -54,7 +54,7 @@ class JsonEncoder:
         flags = protobuf.flags(sampled=trace.sampled, remote=trace.remote_parent)
         for span in trace.spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, _ = span
-            name, shared = self._known[template]
+            name, shared = self._templates[template]
             parent = f'"parentSpanId":"{parent_id:016x}",' if parent_id else ""
             plain = attributes is None and error is None and not events and not links
             own, extra = ("", "") if plain else (_attributes(own_attributes(span)), _extra(span))

@@ -28,7 +28,7 @@ from torchotel.tracing.span import Attributes
 THREAD_NAME = "torchotel-metrics"
 
 
-class Pushing(NamedTuple):
+class PushSettings(NamedTuple):
     """Settings of pushed metrics."""
 
     interval_s: float
@@ -40,7 +40,7 @@ class Pushing(NamedTuple):
     """Value of OTEL_METRICS_EXEMPLAR_FILTER."""
 
     @classmethod
-    def of(cls, config: Config) -> Pushing:
+    def of(cls, config: Config) -> PushSettings:
         """Read the settings from the configuration."""
         return cls(
             config.metrics_interval_s,
@@ -58,7 +58,7 @@ class OtlpMetricExporter(MetricExporter):
 
     Args:
         otlp_endpoint: Endpoint and its settings.
-        pushing: Settings of the pushes.
+        settings: Settings of the pushes.
         resource: Attributes of the resource.
         metrics: Source of the metrics.
         version: Version of torchotel, for the scope.
@@ -69,7 +69,7 @@ class OtlpMetricExporter(MetricExporter):
     def __init__(
         self,
         otlp_endpoint: OtlpEndpoint,
-        pushing: Pushing,
+        settings: PushSettings,
         *,
         resource: Attributes,
         metrics: Metrics,
@@ -77,11 +77,11 @@ class OtlpMetricExporter(MetricExporter):
         stats: ExportStats,
         defer_start: bool,
     ) -> None:
-        self._pushing, self._resource, self._metrics, self._version = pushing, resource, metrics, version
-        attempt_s = min(otlp_endpoint.timeout_s, pushing.export_timeout_s)
+        self._settings, self._resource, self._metrics, self._version = settings, resource, metrics, version
+        attempt_s = min(otlp_endpoint.timeout_s, settings.export_timeout_s)
         self._transport = make_transport(otlp_endpoint._replace(timeout_s=attempt_s), METRICS, version=version)
         self._sender = Sender(
-            self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=pushing.export_timeout_s)
+            self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=settings.export_timeout_s)
         )
         self._ended = False
         self._instruments: ProviderInstruments | None = None
@@ -125,26 +125,26 @@ class OtlpMetricExporter(MetricExporter):
             views = [View(instrument_name="torch.module.*", **limit)]
         except TypeError:  # SDK before 1.45.2: no limit
             views = []
-        pushing = self._pushing
+        settings = self._settings
         exporter = SenderMetricExporter(
             self._sender,
             self._resource,
             start_ns=self._metrics.start_ns,
-            temporality=pushing.temporality,
-            histograms=pushing.histograms,
+            temporality=settings.temporality,
+            histograms=settings.histograms,
         )
         # Without the SDK's thread, which restarts in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
         # Without an argument the SDK reads the variable and raises on an unknown value. Exemplars link to traces, so
         # `always_on` adds none without a trace.
-        off = pushing.exemplars == "always_off"
+        off = settings.exemplars == "always_off"
         exemplars = sdk.AlwaysOffExemplarFilter() if off else sdk.TraceBasedExemplarFilter()
         provider = sdk.MeterProvider(
             [reader], Resource.get_empty(), exemplar_filter=exemplars, shutdown_on_exit=False, views=views
         )
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)
-        self._pusher = _Pusher(reader.collect, pushing.interval_s)
+        self._pusher = _Pusher(reader.collect, settings.interval_s)
 
 
 class _Pusher:

@@ -66,7 +66,7 @@ class Delivery:
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
         self._provider, self._stats = provider, stats
-        self._flush = ProviderFlush(provider, stats)
+        self._provider_flush = ProviderFlush(provider, stats)
         self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
         self.closed = False
         self._open = 0
@@ -96,7 +96,7 @@ class Delivery:
         if root_of is not None:
             self._traces.append(root_of)
         if self._pending >= self._room:
-            self._count_flushed(flushed=self._flush.now())
+            self._count_flushed(flushed=self._provider_flush.flush())
 
     def sampled_out(self) -> None:
         """Count a span that the sampler did not sample."""
@@ -116,17 +116,17 @@ class Delivery:
     def push(self) -> None:
         """Flush if the oldest pending span is too old."""
         if self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
-            self._count_flushed(flushed=self._flush.now())
+            self._count_flushed(flushed=self._provider_flush.flush())
 
     def flush(self, deadline_s: float) -> bool:
         """Flush. Return False on timeout or if spans were dropped since the last flush."""
-        self._count_flushed(flushed=self._flush.by(deadline_s))
+        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
         lost, self._lost = self._lost, False
         return not lost
 
     def close(self, deadline_s: float) -> None:
         """Flush a last time by the deadline; spans that a busy worker has not ended by then are dropped."""
-        self._count_flushed(flushed=self._flush.by(deadline_s))
+        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
         with self._lock:
             self.closed = True
             self._stats.dropped(self._open)

@@ -56,7 +56,7 @@ def find_provider(given: TracerProvider | None) -> TracerProvider | None:
 def _global_provider() -> TracerProvider | None:
     """Return the global provider, or None if OTEL_PYTHON_TRACER_PROVIDER names one that cannot be loaded.
 
-    The API loads it at the first call (opentelemetry.util._providers) and raises what its entry point raises.
+    The API loads it at the first call (opentelemetry.util._providers) and raises the errors of its entry point.
     """
     try:
         return get_tracer_provider()
@@ -92,7 +92,7 @@ def set_provider(config: Config, resource: Attributes) -> None:
         _own_provider = make_provider(config, resource)
     except Exception as error:  # noqa: BLE001  # a malformed OTEL_* variable, or OTEL_PYTHON_METER_PROVIDER's entry point
         _logger.warning(
-            "The SDK made no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
+            "The SDK created no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
             "spans are not exported. Correct the OTEL_* variable.",
             str(error) or f"{type(error).__name__}; OTEL_PYTHON_METER_PROVIDER may name a provider that is not there",
         )
@@ -109,12 +109,12 @@ class GlobalProviderExporter(TraceExporter):
     """Flush the program's spans with those of torchotel; the provider is never shut down, for the next session."""
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
-        self._flush = ProviderFlush(provider, stats)
+        self._provider_flush = ProviderFlush(provider, stats)
 
     def flush(self, deadline_s: float) -> bool:
         """Flush the program's spans."""
-        return self._flush.by(deadline_s)
+        return self._provider_flush.flush_by(deadline_s)
 
     def shutdown(self, deadline_s: float) -> None:
         """Flush the program's spans a last time."""
-        self._flush.by(deadline_s)
+        self._provider_flush.flush_by(deadline_s)

@@ -135,15 +135,15 @@ class MeterProviderExporter(MetricExporter):
 
     def __init__(self, provider: MeterProvider, metrics: Metrics, version: str) -> None:
         self._instruments = ProviderInstruments(provider, metrics, version)
-        self._flush = ProviderFlush(provider)
+        self._provider_flush = ProviderFlush(provider)
 
     def flush(self, deadline_s: float) -> bool:
         """Flush the provider's readers."""
-        return self._flush.by(deadline_s)
+        return self._provider_flush.flush_by(deadline_s)
 
     def shutdown(self, deadline_s: float) -> None:
         """Flush the provider's readers and keep the last values for later reads."""
-        self._flush.by(deadline_s)
+        self._provider_flush.flush_by(deadline_s)
         self._instruments.close()
 
     def disable_after_fork(self) -> None:

@@ -31,7 +31,7 @@ class ProviderFlush:
         self._thread: threading.Thread | None = None
         self._warn = Warn()
 
-    def now(self, timeout_s: float = SLICE_TIMEOUT_S) -> bool:
+    def flush(self, timeout_s: float = SLICE_TIMEOUT_S) -> bool:
         """Flush on this thread, without a deadline."""
         flush = getattr(self._provider, "force_flush", None)
         if flush is None:
@@ -45,7 +45,7 @@ class ProviderFlush:
             self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
             return False
 
-    def by(self, deadline_s: float) -> bool:
+    def flush_by(self, deadline_s: float) -> bool:
         """Flush; return False on failure or if this takes beyond `deadline_s` of `time.monotonic()`."""
         if self._thread is not None:  # an earlier flush has timed out; only one may run
             self._thread.join(_until(deadline_s))
@@ -53,11 +53,11 @@ class ProviderFlush:
                 return False
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         left_s = _until(deadline_s)
-        thread = threading.Thread(target=lambda: answers.put(self.now(left_s)), name="torchotel-flush", daemon=True)
+        thread = threading.Thread(target=lambda: answers.put(self.flush(left_s)), name="torchotel-flush", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the interpreter is ending and starts no threads
-            return self.now(left_s)
+            return self.flush(left_s)
         self._thread = thread
         try:
             return answers.get(timeout=_until(deadline_s))

@@ -156,7 +156,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         self._tracer = self._get_tracer()
         self._delivery = Delivery(provider, self.stats)
         self._started = StartedSpans()
-        self._known = TemplateCache(lambda template: otlp_safe(template.attributes))
+        self._templates = TemplateCache(lambda template: otlp_safe(template.attributes))
         self._renamed: dict[tuple[int, int], SpanContext] = {}
         """Contexts of roots that `start` did not create, by the ids in links to them: `torch.run`."""
         self._warn = Warn()
@@ -233,7 +233,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         """Start a span unless `start` has, and return it with its parent context."""
         plain = span.attributes is None and span.error is None
         own = {} if plain else otlp_safe(own_attributes(span))
-        attributes = {**self._known[span.template], **common, **own}
+        attributes = {**self._templates[span.template], **common, **own}
         if span is trace.root:
             attributes |= self._identity()
         live, context = self._started.take(trace.trace_id, span.span_id) or (None, context)
