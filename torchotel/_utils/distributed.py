@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from torchotel._utils.process import is_child
+from torchotel._utils.process import MAX_PORT, is_child
 from torchotel._utils.text import shortened
 
-LAST_PORT = 65_535
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 """Slurm step ids from here on belong to batch scripts and interactive shells, not to steps of `srun`."""
 
@@ -111,7 +110,7 @@ def own_folder(record: Path, identity: Identity) -> Path:
 def own_port(port: int, local_rank: int | None) -> int:
     """Return this rank's port: the first port plus the local rank; 0 means any free port."""
     own = port + (local_rank or 0) if port else 0
-    return own if own <= LAST_PORT else 0
+    return own if own <= MAX_PORT else 0
 
 
 class OwnRunId:

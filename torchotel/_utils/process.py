@@ -51,6 +51,7 @@ def is_fork_server() -> bool:
     return any(word.startswith("from multiprocessing.forkserver import main") for word in sys.orig_argv)
 
 
+MAX_PORT = 65_535
 MAX_SHOWN = 100
 """Characters of another process's command line."""
 _LISTENS = "0A"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 from torchotel._types import UNSET, ConfigError
-from torchotel._utils.distributed import LAST_PORT
 from torchotel._utils.faults import warn_once
+from torchotel._utils.process import MAX_PORT
 from torchotel._utils.text import shortened
 from torchotel.config import config_file
 from torchotel.config import validators as checks
@@ -64,7 +64,7 @@ _TEXT: Final = optional(checks.TEXT)
 _FOLDER: Final = optional(checks.FOLDER)
 _FILE: Final = optional(checks.FILE)
 _METRICS: Final = choices("prometheus", "otlp")._replace(ours=only("prometheus", "otlp"))
-_PORT: Final = optional(integer(0, LAST_PORT), word="none")
+_PORT: Final = optional(integer(0, MAX_PORT), word="none")
 _TRACER_PROVIDER: Final = optional(having("get_tracer"))
 _METER_PROVIDER: Final = optional(having("get_meter"))
 _REGISTRY: Final = optional(having("register", "unregister"))

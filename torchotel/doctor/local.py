@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._utils.distributed import identify, own_folder, own_port
-from torchotel._utils.process import owner_of
+from torchotel._utils.process import MAX_PORT, owner_of
 from torchotel._utils.state_dir import stack_folder, stack_targets
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import is_loopback
@@ -33,7 +33,7 @@ def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     if port == 0 and config.prometheus_port:
         yield warning(
             _PROMETHEUS,
-            "the port of this rank would be above 65535, so any free port is used",
+            f"the port of this rank would be above {MAX_PORT}, so any free port is used",
             f"Lower {_PORT_VARIABLE}.",
         )
     try:

@@ -10,12 +10,11 @@ from http.client import HTTPException
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
+from torchotel._utils.process import MAX_PORT
+
 
 class StackError(Exception):
     """The stack cannot be started, stopped or described; the message gives the reason and an action."""
-
-
-_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +51,8 @@ class Ports:
             field.name: environ[_variable(field.name)] for field in fields(cls) if environ.get(_variable(field.name))
         }
         for name, text in overrides.items():
-            if not (text.isdecimal() and 0 < int(text) <= _MAX_PORT):
-                raise StackError(f"{_variable(name)}: got {text!r}, takes a port between 1 and {_MAX_PORT}")
+            if not (text.isdecimal() and 0 < int(text) <= MAX_PORT):
+                raise StackError(f"{_variable(name)}: got {text!r}, takes a port between 1 and {MAX_PORT}")
         return replace(base or cls(), **{name: int(text) for name, text in overrides.items()})
 
     def variables(self) -> dict[str, str]:
