@@ -118,18 +118,18 @@ class DroppingExporter(TraceExporter):
 
     def __init__(self, stats: ExportStats) -> None:
         self._stats = stats
-        self._lost = False
+        self._has_dropped = False
         """Whether spans were dropped since the last flush."""
 
     def export(self, trace: Trace) -> None:
         """Drop one trace."""
         self._stats.dropped(len(trace.spans))
-        self._lost = True
+        self._has_dropped = True
 
     def flush(self, deadline_s: float) -> bool:
         """Return False if spans were dropped since the last flush."""
-        lost, self._lost = self._lost, False
-        return not lost
+        dropped, self._has_dropped = self._has_dropped, False
+        return not dropped
 
 
 MAX_TEMPLATES = 20_000

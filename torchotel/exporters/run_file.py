@@ -124,7 +124,7 @@ class RunFile(TraceExporter):
         self._run: dict[str, object] = {}
         self._deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}
         self._open = True
-        self._lost = False
+        self._has_dropped = False
         self._warn = Warn()
         self.folder, self._metrics = _claim(folder.absolute())  # absolute: the program may change its folder
         self._attempt(self._write_run, None)
@@ -133,7 +133,7 @@ class RunFile(TraceExporter):
         """Write a trace as one line, or as several lines of at most `MAX_LINE_SPANS` spans."""
         for part in _parts(trace):
             if not self._attempt(partial(self._write_trace, part), default=False):
-                self._lost = True
+                self._has_dropped = True
                 self.stats.dropped(len(part.spans))
 
     def step(self, summary: Mapping[str, object]) -> None:
@@ -147,8 +147,8 @@ class RunFile(TraceExporter):
 
     def flush(self, deadline_s: float) -> bool:
         """Return whether all traces since the last call were written."""
-        lost, self._lost = self._lost, False
-        return not lost
+        dropped, self._has_dropped = self._has_dropped, False
+        return not dropped
 
     def shutdown(self, deadline_s: float) -> None:
         """Close the files."""

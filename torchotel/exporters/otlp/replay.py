@@ -64,13 +64,13 @@ class Replay:
         return True
 
     def _deliver(self, body: bytes) -> Reply:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         for attempts in itertools.count(1):
             reply = self.transport.send(body, None)
             self._answered = self._answered or reply.answered
             if reply.error_type is None or not self._answered:
                 return reply
-            pause_s = self.retry.pause_s(reply, attempts, time.monotonic() - began_s)
+            pause_s = self.retry.pause_s(reply, attempts, time.monotonic() - start_s)
             if pause_s is None:
                 return reply
             self.sleep(pause_s)

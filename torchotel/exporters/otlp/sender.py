@@ -228,7 +228,7 @@ class Sender:
         self._in_flight: _Request | None = None
         self._thread: threading.Thread | None = None
         self._warn = Warn()
-        self._lost = False
+        self._has_dropped = False
         """Whether items were dropped since the last `flush`."""
         self._not_before_s = 0.0
         """Time before which the endpoint wants no request; used by the sender thread."""
@@ -264,8 +264,8 @@ class Sender:
             if self._waiting and self._thread is None:
                 return False
             idle = self._changed.wait_for(self._is_idle, max(0.0, deadline_s - time.monotonic()))
-            lost, self._lost = self._lost, False
-            return idle and not lost
+            dropped, self._has_dropped = self._has_dropped, False
+            return idle and not dropped
 
     def shutdown(self, deadline_s: float) -> None:
         """Send the waiting requests by the deadline and drop the others; try each once if unreachable."""
@@ -298,7 +298,7 @@ class Sender:
         return request
 
     def _drop(self, spans: int, *, queue: bool = False) -> None:
-        self._lost = True
+        self._has_dropped = True
         self._stats.dropped(spans, queue=queue)
 
     def _start(self) -> None:
@@ -339,7 +339,7 @@ class Sender:
             self._stats.error("throttled")
             return Reply("throttled")
         body = self._transport.pack(request.body)
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         for attempts in itertools.count(1):
             reply = self._transport.send(body, self._time_left_s())
             if reply.error_type is None:
@@ -348,13 +348,13 @@ class Sender:
             self._failure_log.failed(reply.error_type, reply)
             if reply.retry_after_s is not None:
                 self._not_before_s = time.monotonic() + reply.retry_after_s
-            pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - began_s, _random.random())
+            pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - start_s, _random.random())
             if pause_s is None or not self._pause(reply, pause_s):
                 return reply
         raise AssertionError("attempts never end")
 
     def _count_result(self, request: _Request, reply: Reply) -> None:
-        lost = request.spans if reply.error_type is not None else min(reply.rejected, request.spans)
+        dropped = request.spans if reply.error_type is not None else min(reply.rejected, request.spans)
         if reply.error_type is None:
             self._failure_log.recovered()
         if reply.rejected:
@@ -366,9 +366,9 @@ class Sender:
             if self._in_flight is request:  # else `shutdown` has counted the request
                 self._in_flight = None
                 # The response does not name the rejected spans, so none of the request's traces counts as exported.
-                self._stats.exported(request.spans - lost, () if lost else request.traces)
+                self._stats.exported(request.spans - dropped, () if dropped else request.traces)
                 if reply.error_type is not None or reply.rejected:
-                    self._drop(lost)
+                    self._drop(dropped)
                 self._changed.notify_all()
 
     def _time_left_s(self) -> float | None:

@@ -100,7 +100,7 @@ class RequestExporter(TraceExporter):
         self._batch = Batch()
         self._since_s = 0.0
         self._warn = Warn()
-        self._lost = False
+        self._has_dropped = False
         """Whether spans were dropped because of an error since the last `flush`."""
 
     def export(self, trace: Trace) -> None:
@@ -134,8 +134,8 @@ class RequestExporter(TraceExporter):
     def flush(self, deadline_s: float) -> bool:
         """Send all spans; return False on timeout or if spans were dropped since the last flush."""
         self.push()
-        lost, self._lost = self._lost, False
-        return self._sender.flush(deadline_s) and not lost
+        dropped, self._has_dropped = self._has_dropped, False
+        return self._sender.flush(deadline_s) and not dropped
 
     def shutdown(self, deadline_s: float) -> None:
         """Send all spans by the deadline and end the sender."""
@@ -148,7 +148,7 @@ class RequestExporter(TraceExporter):
         return Envelope(self._resource, self._version)
 
     def _failed(self, error: Exception, spans: int) -> None:
-        self._lost = True
+        self._has_dropped = True
         self.stats.error(type(error).__name__)
         self.stats.dropped(spans)
         self._warn("Could not encode a trace; further ones are only counted", error=error)

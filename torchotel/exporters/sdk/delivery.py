@@ -76,7 +76,7 @@ class Delivery:
         """Ids of the traces whose roots are pending."""
         self._room = 0
         self._since_s = 0.0
-        self._lost = False
+        self._has_dropped = False
 
     def accept(self, spans: int) -> bool:
         """Accept spans, each of which is later ended, sampled out or dropped; return False after `close`."""
@@ -110,7 +110,7 @@ class Delivery:
         with self._lock:
             if not self.closed:
                 self._open -= 1
-                self._lost = True
+                self._has_dropped = True
                 self._stats.dropped(1)
 
     def push(self) -> None:
@@ -121,8 +121,8 @@ class Delivery:
     def flush(self, deadline_s: float) -> bool:
         """Flush. Return False on timeout or if spans were dropped since the last flush."""
         self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
-        lost, self._lost = self._lost, False
-        return not lost
+        dropped, self._has_dropped = self._has_dropped, False
+        return not dropped
 
     def close(self, deadline_s: float) -> None:
         """Flush a last time by the deadline; spans that a busy worker has not ended by then are dropped."""
@@ -139,7 +139,7 @@ class Delivery:
             spans, self._pending = self._pending, 0
             traces, self._traces = self._traces, []
             self._open -= spans
-            self._lost = self._lost or not flushed
+            self._has_dropped = self._has_dropped or not flushed
         if flushed:
             self._stats.exported(spans, traces)
         else:
