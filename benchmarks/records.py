@@ -32,7 +32,7 @@ class Builder:
     """Builds traces from records, as the worker does."""
 
     def __init__(self) -> None:
-        sliced = GilYielder()
+        sliced = GilYielder(lambda: None)
         self._traces, self._timer = TraceBuilder(Templates(), 2000, sliced), CallTimer(sliced)
         self._identities = IdGenerator("always_on")
 

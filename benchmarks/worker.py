@@ -16,6 +16,7 @@ from benchmarks.records import Builder, record
 from benchmarks.replay import complete_exports
 from benchmarks.spread import Spread, spread
 from benchmarks.wire import RESOURCE, gzip
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.tracing.span import Trace
@@ -36,7 +37,8 @@ def part(workload: str) -> Part:
 
 def _measure(workload: str, conditions: Conditions) -> Table:
     units = record(workloads.make(workload), steps=2 if conditions.quick else 48)
-    builder, encoder, lines = Builder(), SpanEncoder(), JsonEncoder(RESOURCE, "0")
+    without_pauses = GilYielder(lambda: None)
+    builder, encoder, lines = Builder(), SpanEncoder(without_pauses), JsonEncoder(RESOURCE, "0", without_pauses)
     traces = [builder.build(unit) for unit in units]
     request = Envelope(RESOURCE, "0").wrap([encoder.encode(trace) for trace in traces])
     finished = _sdk_spans(traces)
