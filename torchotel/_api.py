@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import ContextDecorator
 
+from torchotel._lifecycle import LIFECYCLE, WAITING_FOR_TORCH
 from torchotel._types import UNSET, Unset
 
 TYPE_CHECKING = False  # typing takes half of what `import torchotel` does
@@ -98,34 +99,27 @@ def instrument(
     Raises:
         ConfigError: A value is bad. Nothing is installed.
     """
-    given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
-    zero_code = sys.modules.get("torchotel._auto_instrument")
-    if zero_code is not None or "torch" not in sys.modules:
-        from torchotel.config.config import Config  # noqa: PLC0415  # importing torchotel must stay free
+    explicit = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
+    if LIFECYCLE.state == WAITING_FOR_TORCH or "torch" not in sys.modules:
+        from torchotel.config.config import Config  # noqa: PLC0415  # `import torchotel` must stay below 10 ms
 
-        Config.read(given, os.environ)  # a bad value is told before torch is loaded, or zero code starts
-    if zero_code is not None:  # it may be waiting for torch, and its settings hold where none are given here
-        zero_code.start_now()
-    return start_handle(given, model)
+        Config.read(explicit, os.environ)  # raises for a bad value before torch is imported or zero code starts
+    LIFECYCLE.start_deferred()  # zero code's settings apply to all arguments that this call leaves out
+    return start_handle(explicit, model)
 
 
 def start_handle(
-    given: Mapping[str, object], model: Module | None, *, zero_code: bool = False, wait: bool = False
+    explicit: Mapping[str, object], model: Module | None, *, zero_code: bool = False, defer_start: bool = False
 ) -> Handle:
     """Import torch and call `_handle.start`."""
     from torchotel import _handle  # noqa: PLC0415  # imports torch
 
-    return _handle.start(given, model, zero_code=zero_code, wait=wait)
+    return _handle.start(explicit, model, zero_code=zero_code, defer_start=defer_start)
 
 
 def uninstrument() -> None:
-    """Shut down what `instrument()` started, if it runs."""
-    zero_code = sys.modules.get("torchotel._auto_instrument")
-    if zero_code is not None:
-        zero_code.call_off()
-    handle = sys.modules.get("torchotel._handle")
-    if handle is not None:
-        handle.stop()
+    """Shut down what `instrument()` started; without a handle, do nothing."""
+    LIFECYCLE.stop()
 
 
 def log(**values: object) -> None:
@@ -206,6 +200,5 @@ class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torcho
 
 
 def _running() -> Session | None:
-    handle = sys.modules.get("torchotel._handle")  # importing it would bring in torch
-    # While Dynamo compiles we are not there, or a graph would break, and `fullgraph=True` would raise.
-    return None if handle is None or handle.is_compiling() else handle.running()
+    # Dynamo traces this function, and is_compiling() is True then. A call of the session would break the graph.
+    return None if LIFECYCLE.is_compiling() else LIFECYCLE.session

@@ -92,7 +92,7 @@ class Session:
         model: Its modules get their full names from the first call on.
         exporters: Makes what traces go to, instead of where the configuration says.
         on_record: Gets each record, on the worker.
-        wait: Open ports and push metrics only when there is something to tell: this process may be a launcher.
+        defer_start: Open ports and push metrics only from the first record on: this process may be a launcher.
 
     Raises:
         ConfigError: A folder or an address can't be used; nothing was installed.
@@ -105,7 +105,7 @@ class Session:
         exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None = None,
         *,
         on_record: Callable[[Record], None] | None = None,
-        wait: bool = False,
+        defer_start: bool = False,
     ) -> None:
         self._config = config
         import_despite_limit()
@@ -130,7 +130,7 @@ class Session:
         with ExitStack() as undo:  # of what is open by then, where the rest can't be had
             undo.callback(self._discard_record)
             made = None if exporters is None else exporters(self._stats)
-            self._build(model, made, on_record, undo, wait=wait)
+            self._build(model, made, on_record, undo, defer_start=defer_start)
             undo.pop_all()
 
     def _build(
@@ -140,7 +140,7 @@ class Session:
         on_record: Callable[[Record], None] | None,
         undo: ExitStack,
         *,
-        wait: bool,
+        defer_start: bool,
     ) -> None:
         config = self._config
         if exporters is None:
@@ -183,7 +183,7 @@ class Session:
             package_version(),
             self._stats,
             os.environ,
-            defer_start=wait or is_child(),
+            defer_start=defer_start or is_child(),
         )
         undo.callback(lambda: self._publisher.shutdown(time.monotonic(), finished=False))
         self._describe(finished=False)
@@ -230,8 +230,8 @@ class Session:
         """Put them back."""
         self._guard.guarded(self._capture.resume)()
 
-    def detach(self) -> None:
-        """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
+    def disable_after_fork(self) -> None:
+        """Remove every hook and export nothing: a forked child has no worker thread."""
         self._frameworks.uninstall()
         self._capture.detach()
         self._publisher.disable_after_fork()

@@ -9,9 +9,9 @@ from functools import partial
 
 from torch.nn import Module
 
-from torchotel import _handle
 from torchotel import _semconv as names
-from torchotel._handle import Handle
+from torchotel._handle import Handle, start
+from torchotel._lifecycle import LIFECYCLE
 from torchotel._records import Error, Record
 from torchotel._session import Session
 from torchotel.exporters.in_memory import InMemoryExporter
@@ -130,12 +130,12 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
         ConfigError: A setting is invalid.
         RuntimeError: torchotel is already running in this process.
     """
-    if _handle.running() is not None:
+    if LIFECYCLE.session is not None:
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
     memory = InMemoryExporter()
     session = partial(Session, exporters=memory.exporters, on_record=memory.records.append)
     explicit = {"metrics_exporter": "none", **settings, "detail": detail}
-    handle = _handle.start(explicit, model, environ={}, session=session)
+    handle = start(explicit, model, environ={}, session=session)
     try:
         yield Captured(memory, handle)
     finally:

@@ -14,7 +14,7 @@ from support import commands
 from support.otlp_http_receiver import Receiver
 
 import torchotel
-from torchotel import _handle
+from torchotel._lifecycle import LIFECYCLE
 from torchotel.instrumentor import TorchInstrumentor
 from torchotel.runs import open_run
 
@@ -151,8 +151,8 @@ class Where(torch.utils.data.Dataset):
         return running()
 
 def running():
-    handle = sys.modules.get("torchotel._handle")
-    return handle is not None and handle.running() is not None
+    lifecycle = sys.modules.get("torchotel._lifecycle")
+    return lifecycle is not None and lifecycle.LIFECYCLE.session is not None
 
 def report(method):
     train(1)
@@ -234,7 +234,8 @@ def test_records_what_multiprocessing_spawns(folder: Path, processes: int) -> No
 INTERRUPTED = """
 import signal
 from torchotel import _auto_instrument
-_auto_instrument.start_with_torch({"prometheus_port": 0, "endpoint": "http://127.0.0.1:1"}, wait=True, failed=print)
+settings = {"prometheus_port": 0, "endpoint": "http://127.0.0.1:1"}
+_auto_instrument.start_with_torch(settings, defer_start=True, failed=print)
 from train import train
 import torch
 torch.nn.Linear(4, 1)(torch.ones(2, 4)).sum().backward()
@@ -277,7 +278,7 @@ def test_opens_its_port_at_once_where_the_program_asks_for_it_itself(
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     TorchInstrumentor().instrument(detail="off")
     try:
-        running = _handle.running()
+        running = LIFECYCLE.session
         assert running is not None
         assert running.prometheus_port is None
         port = torchotel.instrument(model).prometheus_port
@@ -294,10 +295,10 @@ def test_goes_on_without_an_argument_that_is_for_other_instrumentors(
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     TorchInstrumentor().instrument(detail="off", logger_provider=None, excluded_urls="")
     try:
-        running = _handle.running()
+        running = LIFECYCLE.session
         assert running is not None
         assert [record.getMessage() for record in caplog.records] == [
-            "torchotel takes no logger_provider and excluded_urls, and goes on without"
+            "torchotel has no setting logger_provider and excluded_urls: ignored"
         ]
     finally:
         TorchInstrumentor().uninstrument()

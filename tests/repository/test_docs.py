@@ -29,7 +29,7 @@ NOT_RUN = {
 }
 """The reasons why a block is not run here; each stands above the block."""
 SHOWN_ONLY = {"text", "yaml"}
-NOT_PUBLIC = {"again", "detach", "end", "session"}
+NOT_PUBLIC = {"reconfigure", "disable_after_fork", "end", "session"}
 """Methods of the handle that only torchotel calls."""
 
 

@@ -79,7 +79,10 @@ def run_recorded(
     recording = _Recording(settings(explicit, program), tuple(explicit), started, quiet=quiet)
     program.prepare()
     start_with_torch(
-        {**explicit, "record": recording.config.record}, wait=False, failed=_exit_on_error, started=recording.start
+        {**explicit, "record": recording.config.record},
+        defer_start=False,
+        failed=_exit_on_error,
+        started=recording.start,
     )
     try:
         code = program.run()
