@@ -9,7 +9,7 @@ from torchotel._records import Recordable, StepRecord
 from torchotel._utils.gil import GilYielder
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span import Trace
 from torchotel.tracing.span_templates import Templates
@@ -33,10 +33,10 @@ class Builder:
 
     def __init__(self) -> None:
         sliced = GilYielder(lambda: None)
-        self._traces, self._timer = TraceBuilder(Templates(), 2000, sliced), CallTimer(sliced)
+        self._traces, self._timer = TraceBuilder(Templates(), 2000, sliced), CallTreeBuilder(sliced)
         self._identities = IdGenerator("always_on")
 
     def build(self, unit: StepRecord) -> Trace:
         """Build the trace of a step."""
         root = self._identities.start("torch.step", None, unit.start_ns)
-        return self._traces.build(unit, self._timer.time(unit), root, {})
+        return self._traces.build(unit, self._timer.build(unit), root, {})

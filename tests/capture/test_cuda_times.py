@@ -21,7 +21,7 @@ from torchotel.capture.recorder import Capture
 from torchotel.metrics import instruments as table
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.detail import Detail
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 
 ONE = torch.ones(2, 4)
 WHOLE_STEP = {
@@ -129,10 +129,10 @@ def test_the_counter_adds_them_up(clock: DeviceClock) -> None:
     found.uninstall()
     found.end()
     sliced = GilYielder()
-    metrics, timer = Metrics(dict, dict), CallTimer(sliced)
+    metrics, timer = Metrics(dict, dict, yielder=GilYielder()), CallTreeBuilder(sliced)
     for unit in handed.records:
         assert isinstance(unit, StepRecord)
-        metrics.add(unit, timer.time(unit), None)
+        metrics.add(unit, timer.build(unit), None)
     points = {(path, way): round(s, 6) for (_, path, _, way), s in metrics.points(table.MODULE_DEVICE_TIME)}
     assert points == {
         ("Sequential", "forward"): 0.024,

@@ -25,7 +25,7 @@ from torchotel.metrics import instruments as table
 from torchotel.metrics.aggregation import MAX_PENDING
 from torchotel.metrics.instruments import Instrument
 from torchotel.metrics.store import Metrics, Observation
-from torchotel.tracing.call_tree import CallTimer, Timed
+from torchotel.tracing.call_tree import CallTree, CallTreeBuilder
 
 MS = 1_000_000
 CONVENTIONS = """
@@ -138,8 +138,8 @@ def test_counters_start_at_zero() -> None:
 
 def test_an_evaluation_stands_for_those_that_it_folded() -> None:
     found = metrics()
-    found.add(unit(kind="evaluation"), Timed(), None)
-    found.add(unit(kind="evaluation", length_ns=900 * MS, folded=40, folded_ns=80 * MS), Timed(), None)
+    found.add(unit(kind="evaluation"), CallTree(), None)
+    found.add(unit(kind="evaluation", length_ns=900 * MS, folded=40, folded_ns=80 * MS), CallTree(), None)
     assert values(found, table.EVALUATIONS) == {(): 41}
     assert values(found, table.EVALUATION_TIME) == {(): pytest.approx(0.085)}
     assert values(found, table.STEPS) == {(): 0}
@@ -149,7 +149,7 @@ def test_device_times_are_of_what_was_timed_on_a_device() -> None:
     """Two calls add up, none at all is no series, and a time of 0 is one."""
     calls = [call(site(path)) for path in ("conv", "conv", "view", "host")]
     step = unit(detailed=True, calls=calls)
-    timed = replace(CallTimer(GilYielder()).time(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
+    timed = replace(CallTreeBuilder(GilYielder()).build(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
     found = metrics()
     found.add(step, timed, None)
     assert values(found, table.MODULE_DEVICE_TIME) == {
@@ -165,7 +165,7 @@ def test_calls_are_counted_forward_and_backward() -> None:
     step = unit(detailed=True, calls=[call(inner, 10, MS, 1, 1), call(outer, 0, 2 * MS, 2, 2)])
     step.stamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
     found = metrics(module_histograms=True)
-    found.add(step, CallTimer(GilYielder()).time(step), None)
+    found.add(step, CallTreeBuilder(GilYielder()).build(step), None)
     keys = {("Net", path, "Linear", way) for path in ("inner", "outer") for way in ("forward", "backward")}
     assert values(found, table.MODULE_CALLS) == dict.fromkeys(keys, 1)
     times = values(found, table.MODULE_TIME)
@@ -179,7 +179,7 @@ def test_calls_of_all_steps_are_added_up() -> None:
     found = metrics()
     for number in range(6):
         calls = [call(site("again")), call(site("again"))] if number % 2 else [call(site("again"))]
-        found.add(unit(number), Timed(calls, 0, [-1] * 2, [False] * 2, [None] * 2, []), None)
+        found.add(unit(number), CallTree(calls, 0, [-1] * 2, [False] * 2, [None] * 2, []), None)
         if number == 3:
             assert values(found, table.MODULE_CALLS) == {("Net", "again", "Linear", "forward"): 6}
     assert values(found, table.MODULE_TIME) == {("Net", "again", "Linear", "forward"): pytest.approx(0.009)}
@@ -190,14 +190,14 @@ def test_hidden_calls_are_left_out() -> None:
     """A compiled region is one call."""
     found = metrics()
     calls = [call(site("inside")), call(site("region"))]
-    found.add(unit(), Timed(calls, 0, [1, -1], [True, False], [None, None], []), None)
+    found.add(unit(), CallTree(calls, 0, [1, -1], [True, False], [None, None], []), None)
     assert list(values(found, table.MODULE_CALLS)) == [("Net", "region", "Linear", "forward")]
 
 
 def test_what_is_logged_late_counts_too() -> None:
     """Counters grow, gauges follow; text, a step's epoch and what would turn a counter back are no metric."""
     found = metrics()
-    found.add(unit(values={"loss": 2.0, "samples": 8, "epoch": 3, "acc": True}), Timed(), None)
+    found.add(unit(values={"loss": 2.0, "samples": 8, "epoch": 3, "acc": True}), CallTree(), None)
     found.log(Log(0, 0, {"loss": 1.0, "samples": -8, "tokens": math.inf, "note": "text", "big": 10**400}))
     assert values(found, table.LOSS) == {(): 1.0}
     assert values(found, table.SAMPLES) == {(): 8}
@@ -208,11 +208,11 @@ def test_what_is_logged_late_counts_too() -> None:
 def test_a_loss_that_is_no_number_is_counted_and_not_shown() -> None:
     """Once for each step, however often it was logged."""
     found = metrics()
-    found.add(unit(7, values={"loss": math.nan}), Timed(), None)
+    found.add(unit(7, values={"loss": math.nan}), CallTree(), None)
     found.log(Log(7, 0, {"loss": math.inf}))
     assert values(found, table.LOSS) == {}
     assert values(found, table.STEP_NONFINITE)["loss",] == 1
-    found.add(unit(8, values={"loss": 0.5}), Timed(), None)
+    found.add(unit(8, values={"loss": 0.5}), CallTree(), None)
     assert values(found, table.LOSS) == {(): 0.5}
     assert values(found, table.STEP_NONFINITE)["loss",] == 1
 
@@ -220,7 +220,7 @@ def test_a_loss_that_is_no_number_is_counted_and_not_shown() -> None:
 def test_gradients_and_memory_are_as_they_were_last() -> None:
     good, bad = (ModuleInfo("Net", path, "Linear", 4, 1) for path in ("good", "bad"))
     found = metrics()
-    found.add(unit(gradients=GradientNorms(5.0, ((good, 3.0), (bad, 4.0)))), Timed(), None)
+    found.add(unit(gradients=GradientNorms(5.0, ((good, 3.0), (bad, 4.0)))), CallTree(), None)
     assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "good", "all"): 3.0, ("Net", "bad", "all"): 4.0}
     assert values(found, table.STEP_NONFINITE)["gradient",] == 0
     found.add(
@@ -229,7 +229,7 @@ def test_gradients_and_memory_are_as_they_were_last() -> None:
             tensor_gradients=[TensorGradient(0, "probs", "2", 5.0), TensorGradient(0, "late", "2", None)],
             memory=(DeviceMemory("cuda:0", 1, 2, 3),),
         ),
-        Timed(),
+        CallTree(),
         None,
     )
     assert values(found, table.GRADIENT_NORM) == {}
@@ -245,7 +245,7 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     found = metrics(module_histograms=True)
     for number in range(MAX_METRIC_MODULES + 50):
         calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
-        found.add(unit(number), Timed(calls, 0, [-1, -1], [False, False], [None, None], []), None)
+        found.add(unit(number), CallTree(calls, 0, [-1, -1], [False, False], [None, None], []), None)
     assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_METRIC_MODULES
     assert len(found.histograms(table.MODULE_DURATION)) == 2 * MAX_METRIC_MODULES
     assert "left out" in caplog.text
@@ -263,15 +263,15 @@ def test_an_exemplar_waits_for_its_trace() -> None:
     """It is shown when the trace has arrived, in the bucket of its step; a bound keeps the dropped ones few."""
     found = metrics()
     for number, length_ns in enumerate((3 * MS, 4 * MS, 40 * MS)):
-        found.add(unit(number, length_ns), Timed(), SpanReference(100 + number, number + 1, sampled=True))
-    found.add(unit(3, MS // 2), Timed(), None)
+        found.add(unit(number, length_ns), CallTree(), SpanReference(100 + number, number + 1, sampled=True))
+    found.add(unit(3, MS // 2), CallTree(), None)
     found.exported([101, 102, 999])
     (duration,) = found.histograms(table.STEP_DURATION)
     shown = {bucket: (one.trace_id, one.span_id, one.value) for bucket, one in duration.exemplars.items()}
     assert shown == {2: (101, 2, 0.004), 5: (102, 3, 0.04)}
     assert duration.counts[:6] == (1, 0, 2, 0, 0, 1)
     for number in range(MAX_PENDING):
-        found.add(unit(number, 3 * MS), Timed(), SpanReference(5000 + number, 1, sampled=True))
+        found.add(unit(number, 3 * MS), CallTree(), SpanReference(5000 + number, 1, sampled=True))
     found.exported([100])
     (duration,) = found.histograms(table.STEP_DURATION)
     assert duration.exemplars[2].trace_id == 101
@@ -282,13 +282,13 @@ def test_observers_get_what_histograms_count() -> None:
     found, seen = metrics(), list[Observation]()
     found.observe_with(seen.append)
     root = SpanReference(1, 2, sampled=True)
-    found.add(unit(), Timed(), root)
+    found.add(unit(), CallTree(), root)
     assert seen == [Observation(table.STEP_DURATION, 0.005, (), root)]
 
 
 def test_the_last_end_never_goes_back() -> None:
     """Steps of several threads come in any order."""
     found = metrics()
-    found.add(unit(0, 9 * MS), Timed(), None)
-    found.add(unit(1, 5 * MS), Timed(), None)
+    found.add(unit(0, 9 * MS), CallTree(), None)
+    found.add(unit(1, 5 * MS), CallTree(), None)
     assert values(found, table.STEP_LAST_END_TIME) == {(): pytest.approx(10**9 + 0.009)}

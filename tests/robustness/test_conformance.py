@@ -34,7 +34,7 @@ from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 from torchotel.sampling.detail import Detail
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.context import current_span
 from torchotel.tracing.evaluation_folding import EvaluationFold
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
@@ -64,16 +64,16 @@ def records(program: Callable[[], None]) -> list[StepRecord]:
 def export(units: Sequence[StepRecord], exporter: TraceExporter, starter: SpanContextSource, max_spans: int) -> None:
     """Build and export as the worker does."""
     sliced = GilYielder()
-    timer, fold = CallTimer(sliced), EvaluationFold()
+    timer, fold = CallTreeBuilder(sliced), EvaluationFold()
     builder = TraceBuilder(Templates(), max_spans, sliced)
     builder.link_steps_to(RUN)
     exporter.export(run_trace(RUN, 10**18, ModelInfo("Net", 3, 400), {"detail": "all"}, {"torch.version": "2.9"}))
-    ready = [unit for record in copy.deepcopy(list(units)) for unit in fold.take(record)]
-    for unit in [*ready, *fold.rest()]:
+    ready = [unit for record in copy.deepcopy(list(units)) for unit in fold.add(record)]
+    for unit in [*ready, *fold.pop_all()]:
         attributes = root_attributes(unit, unit.reason, [])
         start_ns = unit.start_ns + unit.unix_offset_ns
         root = starter.start(root_name(unit), root_parent(unit), start_ns, {**trace_attributes(unit), **attributes})
-        exporter.export(builder.build(unit, timer.time(unit), root, attributes))
+        exporter.export(builder.build(unit, timer.build(unit), root, attributes))
     assert exporter.flush(time.monotonic() + 10)
     exporter.shutdown(time.monotonic() + 10)
 

@@ -15,7 +15,6 @@ from support.recorded_training import Seen, recorded
 from torch import nn
 
 import torchotel
-from torchotel._limits import MAX_FOLLOWING_EVALUATIONS
 from torchotel._records import SpanReference, StepRecord
 from torchotel.testing import Captured, capture
 from torchotel.tracing.evaluation_folding import MAX_SPANS, EvaluationFold
@@ -96,12 +95,12 @@ def test_a_span_that_was_forgotten_takes_what_was_folded_along() -> None:
     """So many requests at a time that not all are remembered lose nothing."""
     fold = EvaluationFold()
     once = [evaluation_of(1) for _ in range(MAX_FOLLOWING_EVALUATIONS)]
-    assert [fold.take(unit) for unit in once] == [[unit] for unit in once]
-    assert [fold.take(evaluation_of(1)) for _ in range(5)] == [[]] * 5
-    ready = [unit for span in range(2, MAX_SPANS + 2) for unit in fold.take(evaluation_of(span))]
+    assert [fold.add(unit) for unit in once] == [[unit] for unit in once]
+    assert [fold.add(evaluation_of(1)) for _ in range(5)] == [[]] * 5
+    ready = [unit for span in range(2, MAX_SPANS + 2) for unit in fold.add(evaluation_of(span))]
     assert [unit.folded for unit in ready if unit.folded] == [5]
     assert len(ready) == MAX_SPANS + 1
-    assert fold.rest() == []
+    assert fold.pop_all() == []
 
 
 def evaluation_of(span: int) -> StepRecord:

@@ -13,7 +13,7 @@ from torchotel.exporters.otlp.encoder import SpanEncoder
 from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter
 from torchotel.metrics.instruments import MODULE_CALLS
 from torchotel.metrics.store import Metrics
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 
@@ -60,12 +60,12 @@ def lines_between_rests(unit: StepRecord, max_spans: int | None) -> list[int]:
         counts.append(0)
 
     sliced = GilYielder(rest)
-    timer, metrics = CallTimer(sliced), Metrics(dict, dict, yielder=GilYielder(rest))
+    timer, metrics = CallTreeBuilder(sliced), Metrics(dict, dict, yielder=GilYielder(rest))
     builder = TraceBuilder(Templates(), max_spans, sliced)
     limiter, encoder = Limiter(DEFAULT_LIMITS, sliced), SpanEncoder(sliced)
 
     def work() -> None:
-        timed = timer.time(unit)
+        timed = timer.build(unit)
         metrics.add(unit, timed, ROOT)
         encoder.encode(limiter.apply(builder.build(unit, timed, ROOT, {})))
 
@@ -113,7 +113,7 @@ def test_a_reading_within_a_reading_finds_each_call_once() -> None:
             metrics.points(MODULE_CALLS)
 
     metrics = Metrics(dict, dict, yielder=GilYielder(rest))
-    metrics.add(unit, CallTimer(GilYielder()).time(unit), ROOT)
+    metrics.add(unit, CallTreeBuilder(GilYielder()).build(unit), ROOT)
     readings.clear()  # so that it is the reading that is rested in
     assert sum(point.value for point in metrics.points(MODULE_CALLS)) == 2 * len(unit.calls)
     assert readings

@@ -29,7 +29,7 @@ from torchotel.metrics.aggregation import (
 from torchotel.metrics.instruments import Instrument
 
 if TYPE_CHECKING:
-    from torchotel.tracing.call_tree import Timed
+    from torchotel.tracing.call_tree import CallTree
 
 
 @dataclass(slots=True, eq=False)
@@ -70,15 +70,15 @@ class ModuleTimes:
         """Forward and backward sums since they were last folded into the counters."""
         self._warn = Warn()
 
-    def add(self, timed: Timed, aggregations: Aggregations) -> None:
+    def add(self, timed: CallTree, aggregations: Aggregations) -> None:
         """Add the calls of a step; fold all sums into `aggregations` if there are too many modules."""
         forward, backward = self._sums
         calls, hidden, yielder = timed.calls, timed.hidden, self._yielder
-        for index in yielder(range(timed.own, len(calls))):
+        for index in yielder(range(timed.first_own, len(calls))):
             if not hidden[index]:
                 call = calls[index]
                 _add(forward, call.site.module, call.end_ns - call.start_ns, timed.device_ns.get(index))
-        for run in yielder(timed.runs):
+        for run in yielder(timed.backwards):
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
         if len(forward) + len(backward) > 2 * MAX_METRIC_MODULES:
@@ -175,7 +175,7 @@ class Metrics:
         """Call `observer` on the worker thread with every later value of a histogram."""
         self._observers.append(observer)
 
-    def add(self, record: StepRecord, timed: Timed, span: SpanReference | None) -> None:
+    def add(self, record: StepRecord, timed: CallTree, span: SpanReference | None) -> None:
         """Add a step or an evaluation.
 
         Args:
@@ -272,10 +272,10 @@ class Metrics:
         self._detailed += record.detailed
         self._aggregations.set(table.DETAIL_RATIO, self._detailed / self._steps)
 
-    def _observe_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
-        own = range(timed.own, len(timed.calls))
+    def _observe_calls(self, timed: CallTree, span: SpanReference | None, observed: list[Observation]) -> None:
+        own = range(timed.first_own, len(timed.calls))
         lengths = [(index, 0, timed.calls[index].end_ns - timed.calls[index].start_ns) for index in own]
-        lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
+        lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.backwards]
         for index, direction, duration_ns in self._yielder(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
             room = self._aggregations.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)

@@ -8,7 +8,7 @@ from math import isfinite
 from torchotel._limits import MAX_NONFINITE_NAMES
 from torchotel._records import ModuleInfo, StepRecord
 from torchotel._utils.faults import Warn
-from torchotel.tracing.call_tree import Timed
+from torchotel.tracing.call_tree import CallTree
 
 SURE = 3
 """Steps of a thread after which it is told; the first may have begun before `instrument()`."""
@@ -52,7 +52,7 @@ class BlindSpotDiagnostics:
         self._without: dict[int, int] = {}
         """Steps of each other thread."""
 
-    def look(self, unit: StepRecord, timed: Timed) -> None:
+    def look(self, unit: StepRecord, tree: CallTree) -> None:
         """Take in a step or an evaluation, and its calls."""
         if unit.hooks_were_out:
             return
@@ -64,7 +64,7 @@ class BlindSpotDiagnostics:
         if unit.thread not in self._forward_seen and (unit.detailed or "forward" not in kinds):
             self._look_for_forward(unit)
         if any(call.site.transformed for call in unit.calls):
-            self._look_for_backwards(timed)
+            self._look_for_backwards(tree)
 
     def _look_for_included(self, step: StepRecord) -> None:
         # What is inside of a compiled one is no call.
@@ -81,16 +81,16 @@ class BlindSpotDiagnostics:
         if number == SURE:
             self._warn(NO_FORWARD)
 
-    def _look_for_backwards(self, timed: Timed) -> None:
+    def _look_for_backwards(self, tree: CallTree) -> None:
         """Look for calls inside a transform that a backward went around, not through."""
-        went_through = {run.call for run in timed.runs}
-        for index in range(timed.own, len(timed.calls)):
-            site, outer = timed.calls[index].site, timed.parents[index]
+        went_through = {run.call for run in tree.backwards}
+        for index in range(tree.first_own, len(tree.calls)):
+            site, outer = tree.calls[index].site, tree.parents[index]
             if site.transformed and index not in went_through and (outer < 0 or outer in went_through):
                 self._warn(TRANSFORMED, site.module)
 
 
-def find_nonfinite(unit: StepRecord, timed: Timed) -> tuple[str, ...]:
+def find_nonfinite(unit: StepRecord, tree: CallTree) -> tuple[str, ...]:
     """Name the first that went NaN or infinite: the loss, then layers in the order that their backwards ran.
 
     Where the order is not known, since the step has no detail, the last layer of the model comes first.
@@ -99,16 +99,16 @@ def find_nonfinite(unit: StepRecord, timed: Timed) -> tuple[str, ...]:
     found = ["loss"] if isinstance(loss, float) and not isfinite(loss) else []
     if unit.gradients is not None and not isfinite(unit.gradients.total):
         bad = [module for module, norm in reversed(unit.gradients.modules) if not isfinite(norm)]
-        ends = _ends(timed) if bad else {}
+        ends = _ends(tree) if bad else {}
         bad.sort(key=lambda module: ends.get(module, unit.end_ns))
         found += [f"gradient {module.path}" for module in bad]
     return tuple(found[:MAX_NONFINITE_NAMES])
 
 
-def _ends(timed: Timed) -> dict[ModuleInfo, int]:
+def _ends(tree: CallTree) -> dict[ModuleInfo, int]:
     """When each module's first backward ended: a container's begins before those of the layers that it ends after."""
     ends: dict[ModuleInfo, int] = {}
-    for run in timed.runs:
-        module = timed.calls[run.call].site.module
+    for run in tree.backwards:
+        module = tree.calls[run.call].site.module
         ends[module] = min(run.end_ns, ends.get(module, run.end_ns))
     return ends

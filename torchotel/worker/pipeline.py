@@ -12,7 +12,7 @@ from torchotel.exporters.base import TraceExporter
 from torchotel.exporters.run_file import RunFile, log_line, record_line
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.tail import TailSampler
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.diagnostics import BlindSpotDiagnostics, find_nonfinite
 from torchotel.tracing.evaluation_folding import EvaluationFold
 from torchotel.tracing.span import SpanContextSource, Trace
@@ -59,7 +59,7 @@ class Pipeline:
         self._on_step = guard.guarded(on_step)
         self._seen: set[str] = set()
         """Kinds of records."""
-        self._fold, self._timer, self._keeper = EvaluationFold(), CallTimer(sliced), TailSampler()
+        self._fold, self._timer, self._keeper = EvaluationFold(), CallTreeBuilder(sliced), TailSampler()
         self.spans_recorded = 0
         """What was sent or sampled out."""
         self.spans_sampled_out = 0
@@ -84,7 +84,7 @@ class Pipeline:
             if self._on_line is not None:
                 self._on_line(log_line(record))
             return
-        for unit in self._fold.take(record):
+        for unit in self._fold.add(record):
             began_ns = time.thread_time_ns()
             self._build(unit)
             if unit.kind == "step":
@@ -92,11 +92,11 @@ class Pipeline:
 
     def send_folded(self) -> None:
         """Bring out the evaluations that wait for others to be folded with."""
-        self._build_each(self._fold.rest())
+        self._build_each(self._fold.pop_all())
 
     def send_quiet(self) -> None:
         """Bring out those that have waited for long."""
-        self._build_each(self._fold.quiet(time.perf_counter_ns()))
+        self._build_each(self._fold.pop_quiet(time.perf_counter_ns()))
 
     def _build_each(self, units: Iterable[StepRecord]) -> None:
         for unit in units:
@@ -112,7 +112,7 @@ class Pipeline:
             self.spans_dropped += spans
 
     def _build(self, unit: StepRecord) -> None:
-        timed = self._timer.time(unit)
+        timed = self._timer.build(unit)
         self._look(unit, timed)
         nonfinite = find_nonfinite(unit, timed)
         late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)

@@ -14,7 +14,7 @@ from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.prometheus.collector import RegistryMetricExporter
 from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.metrics.store import Metrics
-from torchotel.tracing.call_tree import Timed
+from torchotel.tracing.call_tree import CallTree
 from torchotel.tracing.span import Attributes
 
 NASTY = 'a "quoted" \\ and\nbroken ü \udce9'
@@ -31,7 +31,7 @@ def filled() -> Metrics:
         unit.gradients = GradientNorms(1e9, ((module, 0.1),))
         unit.tensor_gradients = [TensorGradient(0, NASTY, "2", 5.0)]
         unit.memory = (DeviceMemory("cuda:0", 10**11, 2 * 10**11, 3 * 10**11),)
-        metrics.add(unit, Timed(), SpanReference(number + 1, number + 7, sampled=True))
+        metrics.add(unit, CallTree(), SpanReference(number + 1, number + 7, sampled=True))
     metrics.exported([1, 3])
     return metrics
 
@@ -61,7 +61,7 @@ def test_a_long_answer_is_written_in_slices() -> None:
     unit = StepRecord("step", 0, 0, 1, 10**18, 1, detailed=True)
     unit.gradients = GradientNorms(1.0, tuple((ModuleInfo("Net", f"{i}", "Linear", 1, 1), 0.5) for i in range(200)))
     unit.memory = tuple(DeviceMemory(f"cuda:{i}", 1, 2, 3) for i in range(200))
-    metrics.add(unit, Timed(), None)
+    metrics.add(unit, CallTree(), None)
 
     answer = Exposition(metrics, {}, GilYielder(lambda: rests.append(1))).write(openmetrics=True)
 
