@@ -14,10 +14,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchotel import _semconv, instrument
-from torchotel.cli.options import field_docs
-from torchotel.config.config import Config
+from torchotel.config.config import SETTINGS, Config
 from torchotel.config.otel_variables import SECTIONS
-from torchotel.config.settings import Setting
+from torchotel.config.settings import field_docs
 from torchotel.metrics.instruments import TABLE
 
 FOLDER = Path(__file__).parent
@@ -92,11 +91,11 @@ def _settings(*, arguments: bool) -> Callable[[], str]:
 
     def table() -> str:
         given = inspect.signature(instrument).parameters
-        texts = field_docs()
+        texts = field_docs(Config)
         rows = []
         for field in dataclasses.fields(Config):
             if (field.name in given) == arguments:
-                setting: Setting = field.type.__metadata__[0]  # type: ignore[union-attr]  # as Config reads it
+                setting = SETTINGS[field.name]
                 names = [f"`{variable}`" for variable in setting.variables]
                 meaning = f"{texts[field.name]} *Takes {setting.kind.takes}.*"
                 rows.append(((f"`{field.name}`", *names) if arguments else names, _default(field), meaning))

@@ -81,8 +81,8 @@ def instrument(
         discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; the folder
             of `torchotel stack` if one was up, else None.
         record: TORCHOTEL_RECORD, folder of the run file, a free name beside it if it holds a run; None: no run file.
-        detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then as often as the budget allows, "all", n: every
-            n-th, "off": steps and phases only.
+        detail: TORCHOTEL_DETAIL, "auto": the first ten steps, then as often as the budget allows, "all", n: every
+            n-th, "off": steps and phases only; `auto`.
         overhead_budget: TORCHOTEL_OVERHEAD_BUDGET, share of step time that detail may cost with detail="auto"; 0.01.
         include: TORCHOTEL_INCLUDE, patterns of the module paths that get spans (`*` crosses dots); all.
         exclude: TORCHOTEL_EXCLUDE, patterns of the module paths that get no spans; none.

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 from collections.abc import Collection
-from dataclasses import fields
 from typing import Any
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]  # untyped as a whole
@@ -16,7 +15,7 @@ from torchotel._api import uninstrument
 from torchotel._auto_instrument import start_with_torch
 from torchotel._types import ConfigError
 from torchotel._utils.process import is_fork_server
-from torchotel.config.config import Config
+from torchotel.config.config import SETTINGS, Config
 
 _logger = logging.getLogger("torchotel")
 
@@ -34,9 +33,8 @@ class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is 
         return ("torch >= 2.9.0a0",)  # a0: NVIDIA's containers have pre-releases
 
     def _instrument(self, **kwargs: Any) -> None:
-        known = {field.name for field in fields(Config)}
-        explicit = {name: value for name, value in kwargs.items() if name in known}
-        if unknown := [name for name in kwargs if name not in known]:
+        explicit = {name: value for name, value in kwargs.items() if name in SETTINGS}
+        if unknown := [name for name in kwargs if name not in SETTINGS]:
             _logger.warning("torchotel has no setting %s: ignored", " and ".join(unknown))
         try:
             config = Config.read(explicit, os.environ)

@@ -15,6 +15,7 @@ from support.recorded_training import Seen, recorded
 from torch import nn
 
 import torchotel
+from torchotel._limits import MAX_FOLLOWING_EVALUATIONS
 from torchotel._records import SpanReference, StepRecord
 from torchotel.testing import Captured, capture
 from torchotel.tracing.evaluation_folding import MAX_SPANS, EvaluationFold

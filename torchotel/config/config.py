@@ -20,6 +20,8 @@ from torchotel.config.otlp_endpoint import (
     without_credentials,
 )
 from torchotel.config.settings import (
+    EXPORT,
+    SCRAPING,
     Setting,
     choice,
     choices,
@@ -38,11 +40,6 @@ PlainValue: TypeAlias = str | bool | int | float | tuple[str, ...]
 
 GradientNormsSetting: TypeAlias = Literal["auto"] | bool | int
 
-_HIDDEN = frozenset(
-    f"{signal}{name}" for signal in ("", "metrics_") for name in ("headers", "client_certificate", "client_key")
-)
-_GIVEN = frozenset({"tracer_provider", "meter_provider", "prometheus_registry"})
-"""Objects of the user's, of which no more than their class is shown."""
 BACKENDS_VARIABLE: Final = "TORCHOTEL_BACKENDS"
 """Folder of the servers that `torchotel stack` runs without containers: no setting."""
 _PROTOCOLS_OF = {"endpoint": "protocol", "traces_endpoint": "protocol", "metrics_endpoint": "metrics_protocol"}
@@ -75,22 +72,24 @@ _PATTERNS: Final = optional(checks.PATTERNS)
 class Config:
     """What `instrument()` was told; every value is checked, and in its one form, once this exists."""
 
-    service_name: Annotated[str | None, env(_TEXT, "OTEL_SERVICE_NAME")] = None
+    service_name: Annotated[str | None, env(_TEXT, "OTEL_SERVICE_NAME", group=EXPORT)] = None
     """`service.name`; None: the name of the script, or of the module as `python -m` has it."""
     protocol: Annotated[OtlpProtocol, otlp(_PROTOCOLS, "PROTOCOL")] = "http/protobuf"
     """How traces travel."""
     metrics_protocol: Annotated[OtlpProtocol, otlp(_PROTOCOLS, "PROTOCOL", signal="METRICS")] = "http/protobuf"
     """How metrics travel: the argument `protocol`, or their own variables."""
-    endpoint: Annotated[str, env(checks.BASE_URL, "OTEL_EXPORTER_OTLP_ENDPOINT")] = "http://localhost:4318"
+    endpoint: Annotated[str, env(checks.BASE_URL, "OTEL_EXPORTER_OTLP_ENDPOINT", group=EXPORT)] = (
+        "http://localhost:4318"
+    )
     """Base URL of an OTLP receiver; over HTTP the signal's path is added. The default's port is 4317 for gRPC."""
-    traces_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")] = ""
+    traces_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", group=EXPORT)] = ""
     """Full URL that traces are posted to; left out: `endpoint` with `/v1/traces`. By its variable only."""
-    metrics_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")] = ""
+    metrics_endpoint: Annotated[str, env(checks.URL, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", group=EXPORT)] = ""
     """Full URL that metrics are posted to; left out: `endpoint` with `/v1/metrics`. By its variable only."""
-    headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS")] = field(default_factory=dict)
+    headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", secret=True)] = field(default_factory=dict)
     """Headers of each request. They carry credentials, so they are never shown."""
-    metrics_headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", signal="METRICS")] = field(
-        default_factory=dict
+    metrics_headers: Annotated[Mapping[str, str], otlp(checks.HEADERS, "HEADERS", signal="METRICS", secret=True)] = (
+        field(default_factory=dict)
     )
     """Headers of each request with metrics: the argument `headers`, or their own variables."""
     compression: Annotated[OtlpCompression, otlp(_COMPRESSIONS, "COMPRESSION")] = "gzip"
@@ -105,13 +104,15 @@ class Config:
     """PEM file of the authorities that may sign the server's certificate; None: the usual ones."""
     metrics_certificate: Annotated[str | None, otlp(_FILE, "CERTIFICATE", signal="METRICS")] = None
     """The same for metrics. By its variables only."""
-    client_certificate: Annotated[str | None, otlp(_FILE, "CLIENT_CERTIFICATE")] = None
+    client_certificate: Annotated[str | None, otlp(_FILE, "CLIENT_CERTIFICATE", secret=True)] = None
     """PEM file that says who this client is, for mutual TLS."""
-    metrics_client_certificate: Annotated[str | None, otlp(_FILE, "CLIENT_CERTIFICATE", signal="METRICS")] = None
+    metrics_client_certificate: Annotated[
+        str | None, otlp(_FILE, "CLIENT_CERTIFICATE", signal="METRICS", secret=True)
+    ] = None
     """The same for metrics. By its variables only."""
-    client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY")] = None
+    client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", secret=True)] = None
     """PEM file of the client certificate's private key; None: it is in the certificate's file."""
-    metrics_client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", signal="METRICS")] = None
+    metrics_client_key: Annotated[str | None, otlp(_FILE, "CLIENT_KEY", signal="METRICS", secret=True)] = None
     """The same for metrics. By its variables only."""
     insecure: Annotated[bool, otlp(checks.OTEL_FLAG, "INSECURE")] = False
     """Whether a gRPC endpoint without a scheme is called without TLS. By its variables only."""
@@ -131,7 +132,9 @@ class Config:
         env(_HISTOGRAMS, "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"),
     ] = "explicit_bucket_histogram"
     """What pushed histograms are. By its variable only."""
-    traces_exporter: Annotated[Literal["otlp", "console", "none"], env(_EXPORTERS, "OTEL_TRACES_EXPORTER")] = "otlp"
+    traces_exporter: Annotated[
+        Literal["otlp", "console", "none"], env(_EXPORTERS, "OTEL_TRACES_EXPORTER", group=EXPORT)
+    ] = "otlp"
     """Where traces go, besides the run file."""
     sampler: Annotated[str, env(checks.SAMPLER, "OTEL_TRACES_SAMPLER")] = checks.DEFAULT_SAMPLER
     """Which traces are sent, by OpenTelemetry's names of samplers. By its variable only."""
@@ -159,25 +162,25 @@ class Config:
         int, env(_LIMIT, "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT", "OTEL_ATTRIBUTE_COUNT_LIMIT")
     ] = 128
     """Attributes of a link."""
-    metrics_exporter: Annotated[tuple[str, ...], env(_METRICS, "OTEL_METRICS_EXPORTER")] = ("prometheus",)
+    metrics_exporter: Annotated[tuple[str, ...], env(_METRICS, "OTEL_METRICS_EXPORTER", group=EXPORT)] = ("prometheus",)
     """Ways out of metrics; empty: none."""
     exemplar_filter: Annotated[
         Literal["trace_based", "always_on", "always_off"], env(_EXEMPLARS, "OTEL_METRICS_EXEMPLAR_FILTER")
     ] = "trace_based"
     """Whether histograms have exemplars, which lead to exported traces; `always_off`: none. By its variable only."""
-    tracer_provider: Annotated[Any, env(_TRACER_PROVIDER)] = None
+    tracer_provider: Annotated[Any, env(_TRACER_PROVIDER, group=EXPORT)] = None
     """Spans are replayed through it; None: through the global one where there is one, else sent by ourselves."""
-    meter_provider: Annotated[Any, env(_METER_PROVIDER)] = None
+    meter_provider: Annotated[Any, env(_METER_PROVIDER, group=EXPORT)] = None
     """Metrics are instruments of it too; None: of none of the user's."""
-    set_global_provider: Annotated[bool, env(checks.FLAG, "TORCHOTEL_SET_GLOBAL_PROVIDER")] = False
+    set_global_provider: Annotated[bool, env(checks.FLAG, "TORCHOTEL_SET_GLOBAL_PROVIDER", group=EXPORT)] = False
     """Whether a TracerProvider is set for the user's own spans where there is none."""
-    prometheus_port: Annotated[int | None, env(_PORT, "OTEL_EXPORTER_PROMETHEUS_PORT")] = 9464
+    prometheus_port: Annotated[int | None, env(_PORT, "OTEL_EXPORTER_PROMETHEUS_PORT", group=SCRAPING)] = 9464
     """Port of the first local rank's scrape endpoint, the next rank's is one higher; 0: any free one, None: none."""
-    prometheus_host: Annotated[str, env(checks.HOST, "OTEL_EXPORTER_PROMETHEUS_HOST")] = "127.0.0.1"
+    prometheus_host: Annotated[str, env(checks.HOST, "OTEL_EXPORTER_PROMETHEUS_HOST", group=SCRAPING)] = "127.0.0.1"
     """Address that the scrape endpoint listens on."""
-    prometheus_registry: Annotated[Any, env(_REGISTRY)] = None
+    prometheus_registry: Annotated[Any, env(_REGISTRY, group=SCRAPING)] = None
     """Metrics are collected there and no server is started; None: a registry and a server of our own."""
-    discovery_dir: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_DISCOVERY_DIR")] = None
+    discovery_dir: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_DISCOVERY_DIR", group=SCRAPING)] = None
     """Folder of a file that names the scrape endpoint to Prometheus's file_sd; None: the stack's, if any."""
     record: Annotated[Path | None, env(_FOLDER, "TORCHOTEL_RECORD")] = None
     """Folder of the run file; if it holds a run already, a free name beside it is used. None: no run file."""
@@ -216,7 +219,7 @@ class Config:
                 base = self._setting("endpoint").checked("endpoint", self.endpoint)
                 protocol = getattr(self, _PROTOCOLS_OF[name])
                 object.__setattr__(self, name, signal_endpoint(base, signal, protocol))
-        for name in _SETTINGS:
+        for name in SETTINGS:
             object.__setattr__(self, name, self._setting(name).checked(name, getattr(self, name)))
         for signal in ("", "metrics_"):
             key = getattr(self, f"{signal}client_key")
@@ -235,7 +238,7 @@ class Config:
         """
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not UNSET}
         if "disabled" not in values and (
-            _SETTINGS["disabled"].read("disabled", environ) is True or config_file.disables(environ)
+            SETTINGS["disabled"].read("disabled", environ) is True or config_file.disables(environ)
         ):
             # What is off must not fail on a variable that was meant for another program.
             return cls(**values, disabled=True)
@@ -245,7 +248,7 @@ class Config:
         for name in ("protocol", "headers", "compression"):
             if name in values:
                 values.setdefault(f"metrics_{name}", values[name])
-        for name in _SETTINGS:
+        for name in SETTINGS:
             if name not in values and (value := _setting(name, values).read(name, environ)) is not UNSET:
                 values[name] = value
         _add_default_endpoints(values)
@@ -267,15 +270,15 @@ class Config:
     def public(self) -> dict[str, PlainValue]:
         """Give what may be shown and sent: set fields as plain values, without credentials."""
         shown: dict[str, PlainValue] = {}
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if value is None or setting.name in _HIDDEN:
+        for name, setting in SETTINGS.items():
+            value = getattr(self, name)
+            if value is None or setting.secret:
                 continue
-            if setting.name.endswith("endpoint"):
+            if name.endswith("endpoint"):
                 value = without_credentials(value)
-            if setting.name in _GIVEN:
+            if not setting.variables:
                 value = type(value).__qualname__
-            shown[setting.name] = shortened(str(value)) if isinstance(value, Path | str) else value
+            shown[name] = shortened(str(value)) if isinstance(value, Path | str) else value
         return shown
 
     def __repr__(self) -> str:
@@ -283,16 +286,17 @@ class Config:
 
 
 # Annotations are evaluated in this file, so a field's type is the Annotated form itself.
-_SETTINGS: Final[Mapping[str, Setting]] = {
-    setting.name: cast("Any", setting.type).__metadata__[0]._replace(default=setting.default)
-    for setting in fields(Config)
+SETTINGS: Final[Mapping[str, Setting]] = {
+    declared.name: cast("Any", declared.type).__metadata__[0]._replace(default=declared.default)
+    for declared in fields(Config)
 }
+"""All settings, by the name of their field."""
 
 
 def _setting(name: str, values: Mapping[str, object]) -> Setting:
     """Give a field's setting; an endpoint of gRPC may be a target without a scheme."""
     grpc = values.get(_PROTOCOLS_OF.get(name, "")) == "grpc"
-    return _SETTINGS[name]._replace(kind=checks.TARGET) if grpc else _SETTINGS[name]
+    return SETTINGS[name]._replace(kind=checks.TARGET) if grpc else SETTINGS[name]
 
 
 def _add_default_endpoints(values: dict[str, Any]) -> None:
@@ -311,12 +315,12 @@ def _drop_lone_keys(values: dict[str, Any], given: Mapping[str, object]) -> None
         key = f"{signal}client_key"
         if key not in given and values.get(key) is not None and values.get(f"{signal}client_certificate") is None:
             del values[key]
-            warn_once("%s is ignored: there is no client certificate", " or ".join(_SETTINGS[key].variables))
+            warn_once("%s is ignored: there is no client certificate", " or ".join(SETTINGS[key].variables))
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     """Tell of variables with our prefix that no setting has: nobody else can mean them."""
-    known = {name for setting in _SETTINGS.values() for name in setting.variables} | {BACKENDS_VARIABLE}
+    known = {name for setting in SETTINGS.values() for name in setting.variables} | {BACKENDS_VARIABLE}
     for name in sorted(environ):
         if name.startswith("TORCHOTEL_") and name not in known:
             warn_once("%s is not known to torchotel and ignored; `torchotel doctor` says what may be meant", name)

@@ -1,8 +1,12 @@
 """Declare a setting: its type, its variables and its documentation."""
 
+import ast
+import inspect
+import itertools
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from torchotel._types import UNSET, ConfigError
 from torchotel._utils.faults import warn_once
@@ -126,14 +130,29 @@ OTEL_PREFIX = "OTEL_"
 """Of variables that other programs read too."""
 
 
+Group: TypeAlias = Literal["recording", "export of traces and metrics", "scrape endpoint"]
+RECORDING: Final = "recording"
+EXPORT: Final = "export of traces and metrics"
+SCRAPING: Final = "scrape endpoint"
+
+
 class Setting(NamedTuple):
-    """How a field is read and checked."""
+    """The declaration of a setting, in the annotation of a field of `Config`.
+
+    The field's type, default and docstring belong to the declaration. The command line, `torchotel doctor` and the
+    pages are made from it; an argument of `instrument()` is named in its signature, too.
+    """
 
     kind: ValueType
     variables: tuple[str, ...]
-    """The first one that is set, to something that is ours, wins."""
+    """The first that is set to a value for torchotel wins. Without variables the setting is an argument that takes an
+    object of the program, and only the object's class is shown."""
+    group: Group = RECORDING
+    """Heading in the help of the command line."""
+    secret: bool = False
+    """Whether the value is never shown: headers and keys carry credentials."""
     default: object = None
-    """Of the field: what holds where its variables say nothing."""
+    """The field's default, which applies if no variable is set."""
 
     def checked(self, name: str, value: object) -> Any:
         """Give the value in its one form, or raise ConfigError."""
@@ -177,11 +196,30 @@ class Setting(NamedTuple):
             return self.kind.otherwise
 
 
-def env(kind: ValueType, *variables: str) -> Setting:
-    """Read the first of some variables; without any it is an argument only."""
-    return Setting(kind, variables)
+def env(kind: ValueType, *variables: str, group: Group = RECORDING) -> Setting:
+    """Declare a setting that is read from the first of these variables that is set."""
+    return Setting(kind, variables, group)
 
 
-def otlp(kind: ValueType, name: str, *, signal: str = "TRACES") -> Setting:
-    """Read the variable of a signal, else the general one."""
-    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"))
+def otlp(kind: ValueType, name: str, *, signal: str = "TRACES", secret: bool = False) -> Setting:
+    """Declare a setting that is read from the OTLP exporter's variable of a signal, else from the general one."""
+    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"), EXPORT, secret)
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Read the docstrings of a class's fields from its source; empty if torchotel is installed without source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except OSError:
+        return {}
+    (definition,) = ast.parse(source).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: doc.value.value
+        for field, doc in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(doc, ast.Expr)
+        and isinstance(doc.value, ast.Constant)
+        and isinstance(doc.value.value, str)
+    }

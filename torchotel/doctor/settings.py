@@ -3,15 +3,13 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from torchotel._types import ConfigError
-from torchotel.config.config import Config
+from torchotel.config.config import SETTINGS, Config
 from torchotel.config.otlp_endpoint import is_loopback, without_credentials
-from torchotel.config.settings import Setting
 from torchotel.doctor.result import Finding, failed, ok, warning
 
 SUBJECT = "settings"
@@ -66,8 +64,7 @@ def read(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
 
 def variables_of() -> dict[str, tuple[str, ...]]:
     """Return the variables of each setting."""
-    settings = {found.name: cast("Any", found.type).__metadata__[0] for found in fields(Config)}
-    return {name: setting.variables for name, setting in settings.items() if isinstance(setting, Setting)}
+    return {name: setting.variables for name, setting in SETTINGS.items()}
 
 
 def known_variables() -> set[str]:
