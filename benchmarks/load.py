@@ -21,6 +21,7 @@ from benchmarks.records import record
 from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
+from torchotel._records import Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.config.otlp_endpoint import OtlpEndpoint
@@ -133,13 +134,23 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
 
     def give() -> int:
         unit = next(units)
-        buffer.put(unit)
+        buffer.append(unit)
         return unit.span_estimate()
 
     worker.start()
     yield Offer(give, lambda: worker.flush(FLUSH_S), lambda: worker.spans_recorded)
     worker.stop(FLUSH_S)
     exporter.shutdown(time.monotonic() + FLUSH_S)
+
+
+class _Deaf:
+    """A listener that does nothing."""
+
+    def before_first(self, record: Record) -> None:
+        """Do nothing."""
+
+    def step_processed(self, step: StepRecord, worker_ns: int) -> None:
+        """Do nothing."""
 
 
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
@@ -150,9 +161,8 @@ def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
         IdGenerator("always_on"),
         Metrics(dict, dict),
         sliced,
-        on_step=lambda *_: None,
-        on_line=None,
-        on_first=lambda _: None,
+        listener=_Deaf(),
+        run_file=None,
         guard=guard,
         warn=warn,
     )

@@ -126,7 +126,7 @@ class Handle:
             steps: How many steps, at least 1; any other value does nothing and logs a warning.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            _logger.warning("detail(steps=%r) does nothing: it takes a whole number of at least 1", steps)
+            _logger.warning("detail(steps=%r) does nothing. Pass a whole number of at least 1", steps)
             return
         session = self._session
         if session is not None:
@@ -164,12 +164,12 @@ class Handle:
         if wanted != self.config:
             changed = [name for name in explicit if getattr(wanted, name) != getattr(self.config, name)]
             _logger.warning(
-                "instrument() was called again with another %s; the settings of the first call stay. "
-                "Call uninstrument() before, to change them.",
+                "instrument() was called again with another %s: ignored, the settings of the first call stay. "
+                "To change them, call uninstrument() first.",
                 " and ".join(changed),
             )
         if model is not None:
-            session.learn(model)
+            session.register_model(model)
 
     def _replace_session(self, session: Session, config: Config, model: Module | None) -> None:
         session.discard()

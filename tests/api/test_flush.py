@@ -44,7 +44,7 @@ def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
         worker = session._worker
 
         def step_and_flush() -> None:
-            worker._buffer.put(cast("StepRecord", records[0]))
+            worker._buffer.append(cast("StepRecord", records[0]))
             worker.flush(0)
 
         before = len(exporter.traces)

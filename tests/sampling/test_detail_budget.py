@@ -23,7 +23,7 @@ def test_overhead_is_measured_against_steps_without_detail() -> None:
         assert (cost.ratio is None) == (number < 21)
         cost.add(step(200 if number % 4 == 0 else 100, detailed=number % 4 == 0))
     assert cost.ratio == 0.25
-    assert cost.at_most == 1.0
+    assert cost.upper_bound == 1.0
     for number in range(1, 33):
         cost.add(step(50 if number % 4 == 0 else 100, detailed=number % 4 == 0))
     assert cost.ratio == 0, "most of those that count took no longer"
@@ -74,8 +74,8 @@ def trained(budget: float, longer: float, noise: Callable[[], float], steps: int
         length_ms = 10 * noise()
         spent_ms = longer * length_ms if detailed else 0.0
         cost.add(step((length_ms + spent_ms) * MS, detailed=detailed, reason=detail.reason(number)))
-        if detailed and cost.at_most is not None:
-            detail.every = sampling_interval(budget, cost.at_most, detail.every)
+        if detailed and cost.upper_bound is not None:
+            detail.every = sampling_interval(budget, cost.upper_bound, detail.every)
         if number >= steps // 2:
             plain_ms, detail_ms = plain_ms + length_ms, detail_ms + spent_ms
     assert cost.ratio is not None
@@ -104,8 +104,8 @@ def test_what_the_program_does_now_and_then_is_not_what_detail_costs(period: int
         detailed = detail.of_step(number)
         length_ms = (10.2 if detailed else 10) + (4 if number % period == 0 else 0)
         cost.add(step(length_ms * MS, detailed=detailed, reason=detail.reason(number)))
-        if detailed and cost.at_most is not None:
-            detail.every = sampling_interval(0.01, cost.at_most, detail.every)
+        if detailed and cost.upper_bound is not None:
+            detail.every = sampling_interval(0.01, cost.upper_bound, detail.every)
     assert detail.every <= 64
     assert cost.ratio is not None
     assert cost.ratio <= 0.01

@@ -55,7 +55,7 @@ HOOKS = (
     "capture.active_span.ActiveSpans._innermost",
     "capture.active_span.ActiveSpans.leave_step",
     "tracing.context.current_span",
-    "worker.buffer.Buffer.put",
+    "worker.buffer.Buffer.append",
 )
 """What PyTorch or the program calls on a training thread, by its first function inside of the guard."""
 
@@ -98,8 +98,8 @@ ONCE = (
 WORKER = (
     "worker.thread.Worker._drain",
     "worker.thread.Worker._answer_flushes",
-    "_session.Session._first",
-    "_session.Session._weigh",
+    "_session.Session.before_first",
+    "_session.Session.step_processed",
     "tracing.evaluation_folding.EvaluationFold.pop_quiet",
     "tracing.evaluation_folding.EvaluationFold.pop_all",
     "metrics.aggregation.Exemplars.arrive",
