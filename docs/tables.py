@@ -23,8 +23,7 @@ FOLDER = Path(__file__).parent
 _MARKED = re.compile(r"(?P<start><!-- table: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 
 
-_READERS = {"torchotel": "torchotel", "SDK": "the SDK, for torchotel", "provider": "your provider"}
-_NO_READER = "not used"
+_READERS = {"torchotel": "torchotel", "SDK": "the SDK, for torchotel", "provider": "your provider", "none": "unused"}
 
 
 class Documented(NamedTuple):
@@ -109,8 +108,8 @@ def _environment() -> str:
     """Make one table for each section of the specification's variables."""
     parts = []
     for section, variables in SECTIONS.items():
-        rows = [(f"`{one.name}`", _READERS.get(one.reader, _NO_READER), one.does) for one in variables]
-        parts.append(f"\n## {section}\n\n{_table(('variable', 'used by', 'effect'), rows)}")
+        rows = [(f"`{one.name}`", _READERS[one.reader], one.does) for one in variables]
+        parts.append(f"\n## {section}\n\n{_table(('variable', 'read by', 'effect'), rows)}")
     return "".join(parts) + "\n"
 
 

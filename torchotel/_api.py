@@ -9,7 +9,7 @@ from contextlib import ContextDecorator
 from torchotel._lifecycle import LIFECYCLE, WAITING_FOR_TORCH
 from torchotel._types import UNSET, Unset
 
-TYPE_CHECKING = False  # typing takes half of what `import torchotel` does
+TYPE_CHECKING = False  # importing typing takes half of the time that `import torchotel` may take
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -58,9 +58,9 @@ def instrument(
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 
-    If an argument is not given, its variable is read; if the variable is not set, the default applies. Below, an
-    argument's variable stands first and its default last. A second call returns the same handle, and logs a warning if
-    its arguments differ.
+    If an argument is left out, its variable is read; if the variable is not set, the default applies. Below, each entry
+    begins with the variable and ends with the default. A second call returns the same handle, and logs a warning if its
+    arguments differ.
 
     Args:
         model: Its modules get their full names from the first call on.
@@ -127,10 +127,10 @@ def log(**values: object) -> None:
 
     A tensor of one element is read a step later, without a synchronisation. `loss`, `lr`, `samples`, `tokens` and
     `epoch` are known; any other name becomes the step's attribute `torch.log.<name>` and the gauge `torch_log{name}`.
-    `samples` and `tokens` add up within a step. A bad value is left out with a warning; nothing is raised.
+    `samples` and `tokens` add up within a step. A bad value is ignored with a warning; nothing is raised.
 
     Args:
-        **values: Numbers, tensors of one element; strings too under names that are not known.
+        **values: Numbers and tensors of one element; strings, too, except for the known names.
     """
     session = _running()
     if session is not None:
@@ -138,9 +138,9 @@ def log(**values: object) -> None:
 
 
 def name(model: Module, name: str) -> None:
-    """Name a model: its spans have the name as `torch.model`, and so have its metrics.
+    """Name a model: its spans and its metrics have the name as `torch.model`.
 
-    Without this a model has the name of its class. Call it after `instrument()`, before or after the model's first
+    By default, a model has the name of its class. Call `name` after `instrument()`, before or after the model's first
     call; spans and metrics of earlier calls keep the old name. A second model of the same name gets `-2`, as with
     classes. Names are cut at 1,024 characters. If `model` is a part of another module or no module, or `name` is empty
     or no string, a warning is logged and nothing is named. Raises nothing.
@@ -173,7 +173,7 @@ def watch(tensor: Tensor, name: str) -> None:
 class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torchotel.step():`
     """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`, or `@torchotel.step()` on a function.
 
-    All that runs in the block is one step, together with the fetch of its batch just before the block. A block inside
+    The block is one step, together with the fetch of its batch just before the block. A block inside
     a block is part of the outer step. An exception that leaves the block is recorded on the step.
 
     Args:
@@ -182,7 +182,7 @@ class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torcho
 
     def __init__(self, **values: object) -> None:
         self._values = values
-        self._sessions: list[Session | None] = []  # of blocks that are open: one object may stand for several
+        self._sessions: list[Session | None] = []  # one for each open block: a decorated function may call itself
 
     def __enter__(self) -> None:
         session = _running()

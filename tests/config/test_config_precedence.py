@@ -60,8 +60,8 @@ def test_headers_of_one_signal_keep_those_for_all_away() -> None:
         "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-vendor-key=theirs",
     }
     config = Config.read({}, environ)
-    assert config.receiver("traces").headers == {"x-vendor-key": "theirs"}
-    assert config.receiver("metrics").headers == {"authorization": "Bearer ours"}
+    assert config.otlp_endpoint("traces").headers == {"x-vendor-key": "theirs"}
+    assert config.otlp_endpoint("metrics").headers == {"authorization": "Bearer ours"}
 
 
 @pytest.mark.parametrize(

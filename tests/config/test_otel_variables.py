@@ -15,7 +15,7 @@ from torchotel.config.otel_variables import VARIABLES, Variable
 
 PACKAGE = Path(torchotel.__file__).parent
 
-# What others read, and what nobody reads.
+# Variables that other programs read, and unused ones.
 
 
 def rows(reader: str) -> list[Variable]:
@@ -23,7 +23,7 @@ def rows(reader: str) -> list[Variable]:
 
 
 PROVIDERS = [variable.name for variable in rows("provider")]
-UNREAD = [variable.name for variable in rows("nobody")]
+UNREAD = [variable.name for variable in rows("none")]
 JUNK = "-1 junk"
 TRAIN = """
 import torch, torchotel
@@ -80,7 +80,7 @@ def test_the_table_says_who_reads() -> None:
     """What the configuration reads, and only that, is said to be read by torchotel."""
     read = {name for setting in SETTINGS.values() for name in setting.variables if name.startswith("OTEL_")}
     assert read | set(config_file.VARIABLES) == {variable.name for variable in rows("torchotel")}
-    assert all(variable.does.startswith("not ours: ") for variable in rows("nobody"))
+    assert all(variable.does.startswith("not used: ") for variable in rows("none"))
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))

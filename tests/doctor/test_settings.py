@@ -58,7 +58,7 @@ def test_leaves_known_names_and_those_of_others_alone() -> None:
 def test_tells_what_a_known_variable_does_not_do_here() -> None:
     all_well, found = otel_environment.check_variables({"OTEL_LOGS_EXPORTER": "otlp"})
     assert (all_well.level, found.level) == (Level.OK, Level.OK)
-    assert found.advice == "OTEL_LOGS_EXPORTER: not ours: torchotel sends no logs"
+    assert found.advice == "OTEL_LOGS_EXPORTER: not used: torchotel exports no logs"
 
 
 def test_goes_on_behind_each_variable_that_cannot_be_read() -> None:

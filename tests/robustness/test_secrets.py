@@ -89,7 +89,9 @@ def test_settings_are_shown_without_secrets(endpoint: str, protocol: str, shown:
     """As text, on the span of the run, in run.json, and of each receiver."""
     config = Config.read({"endpoint": endpoint, "protocol": protocol}, {"OTEL_EXPORTER_OTLP_HEADERS": HEADERS})
     assert config.public()["endpoint"] == shown
-    assert SECRET not in repr((config, config.public(), config.receiver("traces"), config.receiver("metrics")))
+    assert SECRET not in repr(
+        (config, config.public(), config.otlp_endpoint("traces"), config.otlp_endpoint("metrics"))
+    )
 
 
 def test_words_of_an_endpoint_are_quoted_without_our_secrets() -> None:

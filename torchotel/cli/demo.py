@@ -52,7 +52,7 @@ def call(arguments: argparse.Namespace) -> int:
     if not os.environ.get("TORCHOTEL_DETAIL"):
         explicit.setdefault("detail", DETAIL)
     config = settings(explicit, program)
-    unreachable = config.traces_exporter == "otlp" and not listens(config.receiver("traces"))
+    unreachable = config.traces_exporter == "otlp" and not listens(config.otlp_endpoint("traces"))
     if unreachable:
         print(_advice(config))
         explicit["traces_exporter"] = "none"

@@ -117,7 +117,7 @@ def _send(run: Run, endpoint: str) -> int:
 
     # --to overrides OTEL_SDK_DISABLED, which disables telemetry of programs.
     environ = {name: value for name, value in os.environ.items() if name != _OFF}
-    otlp_endpoint = Config.read({"endpoint": endpoint}, environ).receiver("traces")
+    otlp_endpoint = Config.read({"endpoint": endpoint}, environ).otlp_endpoint("traces")
     connection = sender.make_transport(otlp_endpoint, transport.TRACES, version=package_version())
     replayed = replay.Replay(connection)
     sent_all = True

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from torchotel._api import instrument
 from torchotel._types import UNSET
 from torchotel.config.config import SETTINGS, Config
-from torchotel.config.settings import EXPORT, RECORDING, SCRAPING, Setting, all_of, field_docs
+from torchotel.config.settings import EXPORT, RECORDING, SCRAPING, Setting, field_docs, whole
 from torchotel.config.validators import TARGET
 
 _PLACEHOLDERS: Mapping[Any, str] = {
@@ -59,7 +59,7 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if isinstance(value, str):  # parsed as the text of a variable is
             flag = flag_of(name)
             target = name == "endpoint" and getattr(arguments, "protocol", "") == "grpc"
-            kind = (TARGET if target else setting.kind)._replace(ours=all_of)  # an option is for torchotel only
+            kind = (TARGET if target else setting.kind)._replace(accept=whole)  # an option is for torchotel only
             value = setting._replace(kind=kind, variables=(flag,)).read(name, {flag: value})
         if value is not UNSET:
             explicit[name] = value

@@ -3,8 +3,8 @@
     torchotel run train.py --epochs 3
     torchotel run --detail all --no-shapes -m package.train --epochs 3
 
-The program runs as under python, and its exit code is passed on. Options of torchotel come before the program. The
-program is instrumented when it imports torch, in this process only; opentelemetry-instrument also instruments the
+The program runs as under python, and the command returns its exit code. Options of torchotel come before the program.
+The program is instrumented when it imports torch, in this process only; opentelemetry-instrument also instruments the
 processes that a program starts. `-` is a script on standard input. A setting without an option is read from the
 variable in brackets.
 """

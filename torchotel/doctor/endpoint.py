@@ -56,12 +56,12 @@ def check(config: Config) -> Iterator[Finding]:
     else:
         yield ok(SUBJECT, f"no traces are sent: traces_exporter is {config.traces_exporter}")
     if "otlp" in config.metrics_exporter:
-        receiver = config.receiver("metrics")
+        receiver = config.otlp_endpoint("metrics")
         yield from _check_signal(Request("metrics", receiver, METRICS, b"", ExportMetricsServiceResponse, version))
 
 
 def _check_traces(config: Config, version: str) -> Iterator[Finding]:
-    span, receiver = make_test_span(config, version), config.receiver("traces")
+    span, receiver = make_test_span(config, version), config.otlp_endpoint("traces")
     for finding in _check_signal(Request(SUBJECT, receiver, TRACES, span.body, ExportTraceServiceResponse, version)):
         yield finding
         if finding.subject == SUBJECT and finding.level is not Level.FAILED:

@@ -30,7 +30,7 @@ def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
     used = sorted(name for name in environ if name in known_names and environ[name].strip())
     if not unknown:
         yield ok(_VARIABLES, f"no name looks misspelt; {len(used)} of OTEL_* and TORCHOTEL_* are set")
-    unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "nobody"]
+    unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "none"]
     if unread:
         lines = "\n".join(f"{variable.name}: {variable.does}" for variable in unread)
         yield ok(_VARIABLES, f"torchotel does not use {len(unread)} of them", lines)

@@ -141,7 +141,7 @@ def _make_otlp_metric_exporter(
     )
 
     return OtlpMetricExporter(
-        config.receiver("metrics"),
+        config.otlp_endpoint("metrics"),
         PushSettings.of(config),
         resource=resource,
         metrics=metrics,
@@ -204,7 +204,7 @@ def _make_trace_exporter(
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
     version = package_version()
-    transport = make_transport(config.receiver("traces"), TRACES, version=version)
+    transport = make_transport(config.otlp_endpoint("traces"), TRACES, version=version)
     limits = SpanLimits(
         config.attribute_count_limit,
         config.event_count_limit,

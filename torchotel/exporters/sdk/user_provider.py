@@ -42,7 +42,7 @@ def make_provider(config: Config, resource: Attributes) -> TracerProvider:
 
 def _make_exporter(config: Config) -> SpanExporter:
     """Create the SDK's exporter to the endpoint of torchotel's spans."""
-    receiver = config.receiver("traces")
+    receiver = config.otlp_endpoint("traces")
     if config.traces_exporter == "console":
         return ConsoleSpanExporter()
     return _grpc_exporter(receiver) if receiver.protocol == "grpc" else _http_exporter(receiver)
