@@ -164,8 +164,8 @@ class Handle:
         if wanted != self.config:
             changed = [name for name in explicit if getattr(wanted, name) != getattr(self.config, name)]
             _logger.warning(
-                "instrument() was called again with another %s: ignored, the settings of the first call stay. "
-                "To change them, call uninstrument() first.",
+                "instrument() was called again with another %s; the settings of the first call stay. "
+                "Call uninstrument() before, to change them.",
                 " and ".join(changed),
             )
         if model is not None:
