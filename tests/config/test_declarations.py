@@ -83,7 +83,7 @@ def test_options_are_the_arguments_that_text_can_hold() -> None:
 
 def test_the_page_has_each_setting_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables of arguments and of variables together have all settings, with their variables and meanings."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     monkeypatch.delitem(sys.modules, "tables", raising=False)
     from tables import TABLES  # noqa: PLC0415  # a script beside the pages
 
