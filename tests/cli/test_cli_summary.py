@@ -73,13 +73,6 @@ def test_exits_with_two_on_a_wrong_use(words: list[str], capsys: pytest.CaptureF
     assert "usage: torchotel" in capsys.readouterr().err
 
 
-@pytest.mark.program
-def test_goes_from_a_checkout_that_is_not_installed() -> None:
-    """`torchotel --version` works in a checkout without other packages."""
-    done = commands.python("-S", "-m", "torchotel", "--version", cwd=Path(__file__).parents[1])
-    assert (done.stdout, done.stderr) == ("torchotel 0.0.0\n", "")
-
-
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["summary", "-h"], ["demo", "-h"]])
 def test_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
