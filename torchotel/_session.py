@@ -20,8 +20,8 @@ from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
+from torchotel._utils.installation import package_version
 from torchotel._utils.process import is_child
-from torchotel._utils.version import package_version
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_session": PRODUCT,
     "_lifecycle": BASE,
     "_handle": BASE | {"_lifecycle", "_session"},
-    "runs": BASE | {"runs"},
+    "runs": RECORDS | {"runs"},
     "stack": BASE | {"stack"},
     "doctor": PRODUCT | {"_session", "stack", "doctor"},
     "_api": BASE | {"_lifecycle", "_handle", "_session"},

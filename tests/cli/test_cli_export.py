@@ -9,8 +9,7 @@ from support import commands
 from support import run_folders as folders
 from support.otlp_http_receiver import Answer, receiver, rejected
 
-from torchotel.cli import main
-from torchotel.runs import jaeger_upload
+from torchotel.cli import export, main
 
 
 def _run(folder: Path, traces: int) -> Path:
@@ -61,7 +60,7 @@ def test_writes_what_jaegers_upload_takes(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_bounds_the_size_of_an_uploaded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaeger_upload, "MAX_UPLOAD_BYTES", 1500)
+    monkeypatch.setattr(export, "MAX_UPLOAD_BYTES", 1500)
     _run(tmp_path / "run", 4)
     assert main(["export", "run", "--format", "otlp"]) == 0
     sizes = [path.stat().st_size for path in (tmp_path / "run-otlp").iterdir()]

@@ -20,7 +20,7 @@ from support.ports import free_ports
 from support.prometheus_server import prometheus_server, until
 from support.server_binaries import built
 
-from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
+from torchotel.stack.paths import COLLECTOR, JAEGER, PROMETHEUS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

@@ -20,7 +20,7 @@ from support.prometheus_server import Prometheus, prometheus_server, until
 from support.server_binaries import built
 from support.two_rank_run import alerts
 
-from torchotel.stack.binaries import PROMETHEUS
+from torchotel.stack.paths import PROMETHEUS
 
 RANKS = 2
 CREATED = "batch.kubernetes.io"

@@ -21,8 +21,7 @@ from support.server_binaries import built
 from support.waiting_training import STEPS, held_training
 
 from torchotel.stack import compose
-from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
-from torchotel.stack.paths import shipped, targets
+from torchotel.stack.paths import COLLECTOR, JAEGER, PROMETHEUS, shipped, targets
 
 pytestmark = pytest.mark.real_server
 

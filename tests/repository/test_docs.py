@@ -13,7 +13,7 @@ from support.prometheus_server import binary
 import torchotel.testing
 from torchotel._handle import Handle
 from torchotel.cli.demo import JAEGER_VERSION
-from torchotel.stack.binaries import JAEGER
+from torchotel.stack.paths import JAEGER
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

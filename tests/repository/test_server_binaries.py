@@ -7,7 +7,7 @@ import pytest
 from support import server_binaries
 from support.server_binaries import built, tool
 
-from torchotel.stack.binaries import Backend
+from torchotel.stack.paths import Backend
 
 
 @pytest.fixture(autouse=True)

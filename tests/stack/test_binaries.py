@@ -12,7 +12,7 @@ from support.server_binaries import built
 
 from tools import backends
 from tools.backends import BuildError, ensure
-from torchotel.stack.binaries import BACKENDS, COLLECTOR, JAEGER, PROMETHEUS, Backend, find_all
+from torchotel.stack.paths import BACKENDS, COLLECTOR, JAEGER, PROMETHEUS, Backend, find_all
 from torchotel.stack.services import StackError
 
 SAYS_ITS_VERSION = {"jaeger": "version", "otelcol": "--version", "prometheus": "--version", "promtool": "--version"}

@@ -9,7 +9,7 @@ from support.foreign_server import stranger
 from support.server_binaries import built
 from support.stack_command import Stack
 
-from torchotel.stack.binaries import BACKENDS
+from torchotel.stack.paths import BACKENDS
 
 
 @pytest.fixture

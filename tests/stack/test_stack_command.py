@@ -12,7 +12,7 @@ from support.server_binaries import built
 from support.stack_command import Stack
 from support.waiting_training import STEPS, held_training
 
-from torchotel.stack.binaries import BACKENDS, JAEGER, PROMETHEUS
+from torchotel.stack.paths import BACKENDS, JAEGER, PROMETHEUS
 from torchotel.stack.services import Ports, servers, serves_web_ui
 
 pytestmark = pytest.mark.program

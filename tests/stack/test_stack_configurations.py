@@ -16,8 +16,7 @@ from support.server_binaries import built, tool
 
 from tools.backends import module_builder
 from torchotel.stack import native
-from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS, Backend
-from torchotel.stack.paths import shipped
+from torchotel.stack.paths import COLLECTOR, JAEGER, PROMETHEUS, Backend, shipped
 from torchotel.stack.services import Ports, servers
 
 DEPLOY = shipped()

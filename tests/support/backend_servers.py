@@ -16,9 +16,8 @@ from support.prometheus_server import until
 from support.server_binaries import built
 from torchotel.exporters.otlp.sender import RetryPolicy
 from torchotel.stack import native
-from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
 from torchotel.stack.native import Process
-from torchotel.stack.paths import shipped
+from torchotel.stack.paths import COLLECTOR, JAEGER, PROMETHEUS, shipped
 from torchotel.stack.services import Ports, Server, servers, wait_until_healthy
 
 PATIENCE_S = 60

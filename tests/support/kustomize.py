@@ -10,7 +10,7 @@ import yaml
 
 from support.server_binaries import tool
 from tools.backends import module_builder
-from torchotel.stack.binaries import Backend
+from torchotel.stack.paths import Backend
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 KUSTOMIZE = Backend("kustomize", "5.8.1", ("kustomize",))

@@ -13,7 +13,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from torchotel.stack import binaries
+from torchotel.stack import paths
 
 PATIENCE_S = 150
 """Recordings look back in steps of half a minute, of which they want two."""
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 def binary(name: str = "prometheus") -> str | None:
     """Give the path of `prometheus` or `promtool`, where there is one."""
-    pinned = binaries.PROMETHEUS
+    pinned = paths.PROMETHEUS
     return str(pinned.binary(name)) if pinned.is_complete else shutil.which(name)
 
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 
 from tools.backends import Builder, ensure
-from torchotel.stack.binaries import Backend
+from torchotel.stack.paths import Backend
 
 VARIABLES = ("TORCHOTEL_REQUIRE_BACKENDS", "TORCHOTEL_BUILD_TOOLS")
 REQUIRED, BUILD_TOOLS = (bool(os.environ.get(name)) for name in VARIABLES)

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 from support import commands
 from support.ports import free_ports
 from support.prometheus_server import until
-from torchotel.stack.binaries import cache
+from torchotel.stack.paths import cache
 from torchotel.stack.services import Ports
 
 

@@ -11,7 +11,7 @@ from support import commands
 from support.scraped_metrics import scrape
 
 import torchotel
-from torchotel._utils.version import package_version
+from torchotel._utils.installation import package_version
 from torchotel.tracing.resource import describe_process
 
 

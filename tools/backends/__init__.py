@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS, Backend
+from torchotel.stack.paths import COLLECTOR, JAEGER, PROMETHEUS, Backend
 
 Builder = Callable[[Path, Path], None]
 """Builds binaries into the second folder; the first one is for intermediate files."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from torchotel._limits import MAX_MESSAGE
 from torchotel._types import ConfigError
+from torchotel._utils.installation import package_version
 from torchotel._utils.text import cut
-from torchotel._utils.version import package_version
 from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
 from torchotel.runs import RunError
 

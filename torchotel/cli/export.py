@@ -18,26 +18,28 @@ is 1 if some did not. Span ids are those of the recording, so Jaeger shows a spa
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from torchotel._limits import MAX_UPLOAD_TRACES
+from torchotel._limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_TRACES
+from torchotel._utils.installation import package_version
 from torchotel._utils.text import printable
-from torchotel._utils.version import package_version
 from torchotel.cli.summary import newest
 from torchotel.cli.terminal import Progress, add_force, atomic_file, atomic_folder, private_file
 from torchotel.config.config import Config
 from torchotel.runs import Run, RunError, open_run
 from torchotel.runs.chrome_trace import ChromeTrace
-from torchotel.runs.jaeger_upload import Line, lines
+from torchotel.runs.reader import RequestLine
 
 if TYPE_CHECKING:
     from torchotel.exporters.otlp.replay import Replay
+
 
 FILE_NAME, FILE_PATTERN = "traces-{:05d}.jsonl", "traces-*.jsonl"
 _FILE_SUFFIXES = {".json", ".jsonl"}
@@ -147,3 +149,37 @@ def _report_result(run: Run, replayed: Replay, endpoint: str, *, sent_all: bool)
         file=sys.stderr,
     )
     return 1
+
+
+class Line(NamedTuple):
+    """A line with its line break, and the number of its file, from 1."""
+
+    file: int
+    text: bytes
+
+
+def lines(run: Run) -> Iterator[Line]:
+    """Yield the lines of a run's traces in their order.
+
+    Raises:
+        RunError: A line is not valid OTLP/JSON; Jaeger's page would refuse the whole file.
+    """
+    traces: frozenset[str] = frozenset()
+    file = size = 0
+    for request in run.requests():
+        text = _text(run, request)
+        if not file or len(traces | request.trace_ids) > MAX_UPLOAD_TRACES or size + len(text) > MAX_UPLOAD_BYTES:
+            traces, size = frozenset(), 0
+            file += 1
+        traces |= request.trace_ids
+        size += len(text)
+        yield Line(file, text)
+
+
+def _text(run: Run, line: RequestLine) -> bytes:
+    try:
+        text = json.dumps(line.request, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        # Python's json module reads NaN and Infinity, which JSON does not allow.
+        raise RunError(f"{run.folder}: holds a line that torchotel does not write ({error})") from error
+    return text.encode("utf-8", "replace") + b"\n"

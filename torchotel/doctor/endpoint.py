@@ -8,7 +8,7 @@ from typing import NamedTuple
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from torchotel._utils.version import package_version
+from torchotel._utils.installation import package_version
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import OtlpEndpoint, is_loopback
 from torchotel.doctor import otlp_grpc, otlp_http, tls

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._utils.distributed import identify, own_folder, own_port
+from torchotel._utils.installation import stack_folder, stack_targets
 from torchotel._utils.process import MAX_PORT, owner_of
-from torchotel._utils.state_dir import stack_folder, stack_targets
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning

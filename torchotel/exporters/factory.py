@@ -10,8 +10,7 @@ from opentelemetry.trace import TracerProvider
 
 from torchotel._utils.distributed import own_folder
 from torchotel._utils.faults import Guard
-from torchotel._utils.state_dir import stack_targets
-from torchotel._utils.version import package_version
+from torchotel._utils.installation import package_version, stack_targets
 from torchotel.config.config import Config
 from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter, TraceExporter
 from torchotel.exporters.console import ConsoleExporter

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from torchotel._utils.installation import own_targets
 from torchotel._utils.process import owner_of
-from torchotel._utils.state_dir import own_targets
 from torchotel.stack import compose, native, paths
 from torchotel.stack.compose import Engine
 from torchotel.stack.services import Ports, Server, StackError, is_healthy, servers, wait_until_healthy

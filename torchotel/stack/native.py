@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from torchotel.stack import binaries, paths
+from torchotel.stack import paths
 from torchotel.stack.services import Ports, Server, serves_web_ui
 
 _STOP_S = 30.0
@@ -98,7 +98,7 @@ def _lock(file: BinaryIO, kind: int) -> bool:
     return True
 
 
-_BACKENDS = {"jaeger": binaries.JAEGER, "prometheus": binaries.PROMETHEUS, "collector": binaries.COLLECTOR}
+_BACKENDS = {"jaeger": paths.JAEGER, "prometheus": paths.PROMETHEUS, "collector": paths.COLLECTOR}
 FLAGS = (
     "--storage.tsdb.retention.time=15d",
     "--storage.tsdb.retention.size=20GB",
@@ -114,7 +114,7 @@ def find_binaries(servers: list[Server]) -> dict[str, Path]:
     Raises:
         StackError: Binaries are missing.
     """
-    binaries_by_backend = binaries.find_all(_BACKENDS[server.name] for server in servers)
+    binaries_by_backend = paths.find_all(_BACKENDS[server.name] for server in servers)
     return {server.name: binaries_by_backend[_BACKENDS[server.name]] for server in servers}
 
 

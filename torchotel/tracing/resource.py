@@ -10,8 +10,8 @@ from opentelemetry.sdk.resources import Resource, ResourceDetector
 
 from torchotel import _semconv as names
 from torchotel._utils.distributed import Identity, identify, own_run
+from torchotel._utils.installation import package_version
 from torchotel._utils.text import shortened
-from torchotel._utils.version import package_version
 from torchotel.tracing.span import Attributes, AttributeValue
 
 COMMAND_LINE = {"process.command_args", "process.command_line"}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from torchotel.exporters.otlp.metric_requests import split
+from torchotel.exporters.otlp.metric_exporter import split
 
 SIZES = {"torch.steps": 1, "torch.module.time": 400, "torch.module.calls": 37, "torch.loss": 1}
 

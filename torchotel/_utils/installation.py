@@ -1,8 +1,19 @@
-"""Find the folders of `torchotel stack`: its state, and the scrape targets of training processes."""
+"""The installed version of torchotel, and the folders of `torchotel stack`."""
 
 import os
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+
+@cache  # reads and parses a file
+def package_version() -> str:
+    """Return the installed version of torchotel."""
+    try:
+        return version("torchotel")
+    except PackageNotFoundError:  # a source checkout
+        return "0.0.0"
 
 
 def stack_folder(environ: Mapping[str, str] = os.environ) -> Path:
