@@ -12,8 +12,8 @@ HOOKS = (
     # forward
     "capture.module_calls.ModuleCallRecorder.open",
     "capture.module_calls.ModuleCallRecorder.close_interrupted",
-    "capture.module_calls.ModuleCallRecorder._add",
-    "capture.module_calls.ModuleCallRecorder._add_failed",
+    "capture.module_calls.ModuleCallRecorder.add",
+    "capture.module_calls.ModuleCallRecorder.add_failed",
     "capture.module_calls.ModuleCallRecorder._state_of",
     "capture.root_calls.RootCalls.enter",
     "capture.root_calls.RootCalls.leave",

@@ -211,7 +211,9 @@ class Session:
     @property
     def began(self) -> bool:
         """Whether anything has been seen of a step or an evaluation."""
-        return any(thread.machine.in_step for thread in self._capture.threads) or any(self._capture.numbers.values())
+        return any(thread.machine.in_step for thread in self._capture.threads.all) or any(
+            self._capture.numbers.values()
+        )
 
     def learn(self, model: torch.nn.Module) -> None:
         """Name the modules of a model before its first call."""
@@ -284,8 +286,8 @@ class Session:
             steps=self._worker.counts["step"],
             evaluations=self._worker.counts["evaluation"],
             steps_detailed=self._worker.detailed,
-            calls_dropped=self._capture.calls_dropped,
-            stamps_dropped=self._capture.gate.dropped,
+            calls_dropped=self._capture.switch.calls_dropped,
+            stamps_dropped=self._capture.switch.timestamps_dropped,
             internal_errors=sum(guard.faults for guard in guards),
             overhead_ratio=self._overhead.ratio,
         )

@@ -222,7 +222,7 @@ def test_a_call_takes_one_of_our_hooks_along() -> None:
         return at_each_instruction
 
     capture, before = Capture(lambda _: None, Detail("off")), sys.gettrace()
-    ours = capture.calls.before, capture.outermost.first
+    ours = capture.forward_hooks.before, capture.forward_hooks.first
     capture.install()
     try:
         sys.settrace(at_each_instruction)

@@ -131,8 +131,8 @@ def test_forwards_end_while_other_threads_begin_theirs() -> None:
 def test_hooks_are_put_in_once_by_several_threads() -> None:
     """Threads whose detailed steps begin and end at the same time leave no hook behind."""
     before = hooks()
-    module_hooks = ModuleHooks(*[lambda *_: None] * 4)
-    module_hooks.install()
+    module_hooks = ModuleHooks()
+    module_hooks.install(*[lambda *_: None] * 4)
 
     def toggle() -> None:
         thread = ThreadState(

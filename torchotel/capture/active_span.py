@@ -15,7 +15,9 @@ from torchotel._records import Baggage, SpanReference
 from torchotel.capture.step_segment import Identity, StepSegment, unix_offset_ns
 
 if TYPE_CHECKING:
-    from torchotel.capture.recorder import Capture
+    from torch.nn import Module
+
+    from torchotel.capture.autograd_hooks import RecordingSwitch
     from torchotel.capture.thread_state import ThreadState
 
 
@@ -34,16 +36,28 @@ MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], 
 
 
 class ActiveSpans:
-    """Answer for the threads of a capture, and keep what answers current while a step lasts.
+    """Keep a thread's step current in the program's context, and fix the ids of the innermost open span on request.
 
     Args:
-        capture: Whose threads.
         start_span: Fixes ids.
         make_current: Puts into the context what answers.
+        baggage: Returns the program's baggage on the calling thread, None if it is empty.
+        path_of: Returns the path of an open call's module, None for a module whose calls are left out.
+        switch: Whether anything is recorded.
+        fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, capture: Capture, start_span: StartSpan | None, make_current: MakeCurrent | None) -> None:
-        self._capture, self._start_span, self._make_current = capture, start_span, make_current
+    def __init__(
+        self,
+        start_span: StartSpan | None,
+        make_current: MakeCurrent | None,
+        baggage: Callable[[], Baggage | None],
+        path_of: Callable[[ThreadState, Module], str | None],
+        switch: RecordingSwitch,
+        fault: Callable[[], None],
+    ) -> None:
+        self._start_span, self._make_current, self._baggage = start_span, make_current, baggage
+        self._path_of, self._switch, self._fault = path_of, switch, fault
 
     # ---- keeping it current
 
@@ -99,7 +113,7 @@ class ActiveSpans:
 
     def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         """Answer with what is innermost; another thread that the context was handed to gets the step."""
-        if not self._capture.installed or thread.asking:
+        if not self._switch.open or thread.asking:
             return None
         if threading.get_ident() != thread.thread.ident:
             return identity.reference
@@ -107,7 +121,7 @@ class ActiveSpans:
         try:
             return self._innermost(thread, identity)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
-            self._capture.guard.fault()
+            self._fault()
             return None
         finally:
             thread.asking = False
@@ -127,7 +141,7 @@ class ActiveSpans:
             evaluates = part is not None and part.evaluates
             name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
             user_span = part.user_span if part is not None and evaluates else None
-            baggage = self._capture.baggage() if part is None else part.baggage
+            baggage = self._baggage() if part is None else part.baggage
             start_ns += identity.unix_offset_ns
             identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
         recorded = part is not None and thread.in_forward and thread.stack
@@ -149,7 +163,7 @@ class ActiveSpans:
         for frame in thread.stack:
             reference = thread.given_ids.get(id(frame))
             if reference is None:
-                path = self._capture.calls.shown_path(thread, frame[0])
+                path = self._path_of(thread, frame[0])
                 if path is None:
                     continue
                 start_ns = frame[2] + unix_offset_ns

@@ -34,11 +34,15 @@ _next_slot = count().__next__  # unique over the process: a graph that lives on 
 
 @dataclass(slots=True, eq=False)
 class RecordingSwitch:
-    """What hooks of nodes ask: a graph may live on, and its hooks with it, when capture has been taken out."""
+    """Whether anything is recorded, and how much was left out.
+
+    Hooks that are still running when capture ends ask it, and hooks of graphs that live on.
+    """
 
     open: bool = False
-    dropped: int = 0
-    """Stamps beyond `MAX_TIMESTAMPS`: a graph may run backward any number of times."""
+    calls_dropped: int = 0
+    timestamps_dropped: int = 0
+    """Timestamps beyond `MAX_TIMESTAMPS`: a graph may run backward any number of times."""
 
 
 class TimestampLog:
@@ -58,7 +62,7 @@ class TimestampLog:
         if not self._gate.open:
             return
         if len(self.stamps) >= MAX_TIMESTAMPS:
-            self._gate.dropped += 1
+            self._gate.timestamps_dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))
         if state is not None and state.awaited == slot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter_ns
@@ -19,10 +19,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
+from torchotel.capture.root_calls import close_interrupted_optimizer
 from torchotel.capture.thread_state import MAX_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
-    from torchotel.capture.recorder import Capture
+    from torchotel._utils.faults import Guard, Warn
+    from torchotel.capture.active_span import ActiveSpans
+    from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.exceptions import ErrorReader
+    from torchotel.capture.gradient_norms import Gradients
+    from torchotel.capture.hook_manager import ModuleHooks
+    from torchotel.capture.logged_values import LearningRates
+    from torchotel.capture.module_registry import ModuleRegistry
+    from torchotel.capture.root_calls import RootCalls
+    from torchotel.capture.thread_state import CurrentThread
+    from torchotel.capture.torch_compile import CompileHooks
 
 
 TASKS = (
@@ -32,18 +43,50 @@ TASKS = (
 
 
 class EventHooks:
-    """Install the seams and hooks of events, and pass what they see to the thread's step machine.
+    """Install the seams and hooks of events, and pass what they see to the thread's step detector.
 
-    A seam may be called after it was taken out, where another library has put its own wrapper over ours.
+    A seam may be called after it was taken out, if another library has put its own wrapper over ours.
+
+    Args:
+        here: The calling thread's state.
+        roots: Closes what an interrupt left open before each event.
+        hooks: Which module hooks are in; armed after each event.
+        compiling: Tells whether something is compiled.
+        live: Makes the step current in the program's context.
+        paths: Names of modules.
+        gradients: Takes gradient norms.
+        rates: Reads learning rates.
+        errors: Reads exceptions.
+        switch: Whether anything is recorded.
+        numbers: How many steps were handed over.
+        guard: Counts internal errors.
+        warn: Called with what the user is to know.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(
+        self,
+        here: CurrentThread,
+        roots: RootCalls,
+        hooks: ModuleHooks,
+        compiling: CompileHooks,
+        live: ActiveSpans,
+        paths: ModuleRegistry,
+        gradients: Gradients,
+        rates: LearningRates,
+        errors: ErrorReader,
+        switch: RecordingSwitch,
+        numbers: Mapping[str, int],
+        guard: Guard,
+        warn: Warn,
+    ) -> None:
+        self._here, self._roots, self._hooks, self._compiling, self._live = here, roots, hooks, compiling, live
+        self._paths, self._gradients, self._rates, self._errors = paths, gradients, rates, errors
+        self._switch, self._numbers, self._guarded, self._warn = switch, numbers, guard.guarded, warn
         self._undos = ExitStack()
 
     def install(self) -> None:
         """Put them in."""
-        guarded, undo = self._capture.guard.guarded, self._undos.callback
+        guarded, undo = self._guarded, self._undos.callback
         undo(torch_internals.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
         undo(torch_internals.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
         undo(torch_internals.after_failed_step(guarded(self._optimizer_fails)))
@@ -69,14 +112,14 @@ class EventHooks:
     # ---- backward
 
     def _backward_begins(self, roots: Any) -> None:
-        if not self._capture.installed:
+        if not self._switch.open:
             return
-        thread, compiling = self._capture.here.thread, self._capture.compiling
+        thread, compiling = self._here.thread, self._compiling
         if compiling.threads and compiling.running:
             thread.traced_backwards += 1
             return
         if not thread.in_backward:
-            self._capture.outermost.settle(thread)
+            self._roots.settle(thread)
             thread.scaling.backward_begins(roots)
         thread.in_backward += 1
         thread.trains = True
@@ -84,11 +127,11 @@ class EventHooks:
         if compiling.threads:
             compiling.tell_beside()
             part.hooks_were_out = True
-        self._capture.live.enter(thread, part)
+        self._live.enter(thread, part)
 
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.here.thread
+        thread = self._here.thread
         if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
             thread.traced_backwards -= 1
             return
@@ -97,30 +140,30 @@ class EventHooks:
         thread.in_backward -= 1
         if not thread.in_backward:
             if exception is None and accumulates:
-                self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
+                self._gradients.backward_ended(thread, self._numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
-        error = self._capture.errors.read(exception)
+        error = self._errors.read(exception)
         thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward, accumulates=accumulates)
-        self._capture.hooks.arm()
+        self._hooks.arm()
 
     # ---- fetch
 
     def _fetch_begins(self) -> None:
-        if not self._capture.installed:
+        if not self._switch.open:
             return
-        thread = self._capture.here.thread
+        thread = self._here.thread
         if not thread.in_fetch:
-            self._capture.outermost.settle(thread)
-            self.settle_optimizer(thread)
+            self._roots.settle(thread)
+            close_interrupted_optimizer(thread)
             thread.fetch_start_ns = perf_counter_ns()
             thread.in_fetch = 1
-            self._capture.live.enter(thread, None)
+            self._live.enter(thread, None)
         else:
             thread.in_fetch += 1
 
     def _fetch_ends(self, outcome: str, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.here.thread
+        thread = self._here.thread
         if not thread.in_fetch:
             return
         thread.in_fetch -= 1
@@ -131,34 +174,29 @@ class EventHooks:
         elif outcome == "ended":
             thread.machine.iterator_ended(thread.fetch_start_ns, now_ns)
         else:
-            error = self._capture.errors.read(exception)
+            error = self._errors.read(exception)
             thread.machine.fetch_failed(thread.fetch_start_ns, now_ns, error)
-        self._capture.live.leave_step(thread)
-        self._capture.hooks.arm()
+        self._live.leave_step(thread)
+        self._hooks.arm()
 
     # ---- optimizer
 
-    def settle_optimizer(self, thread: ThreadState) -> None:
-        """Close the optimizer steps that raised where `_optimizer_fails` was not called."""
-        if thread.machine.stepping and torch_internals.optimizer_steps_in_progress() == 0:
-            thread.machine.abandon_stepping(perf_counter_ns())
-
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._capture.here.thread
-        self._capture.outermost.settle(thread)
+        thread = self._here.thread
+        self._roots.settle(thread)
         if thread.stepped[0] != id(optimizer):  # most programs have one
             self._look_at_task(thread, optimizer)
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         kind = type(optimizer).__name__
         part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
         if part is not None:
-            number = self._capture.numbers["step"]
-            rate = self._capture.rates.read(thread.leading_optimizer, optimizer, number)
+            number = self._numbers["step"]
+            rate = self._rates.read(thread.leading_optimizer, optimizer, number)
             part.learning_rate = part.learning_rate if rate is None else rate
-            gradients = self._capture.gradients
-            if (part.detailed or gradients.beyond_detail) and len(thread.machine.stepping) == 1:
-                gradients.optimizer_begins(thread, part, optimizer, number, closure=closure)
-        self._capture.live.enter(thread, part)
+            wanted = part.detailed or self._gradients.beyond_detail
+            if wanted and len(thread.machine.stepping) == 1:
+                self._gradients.optimizer_begins(thread, part, optimizer, number, closure=closure)
+        self._live.enter(thread, part)
 
     def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:
         """Warn where the last other optimizer of the thread belongs to another task, which is not done."""
@@ -168,74 +206,72 @@ class EventHooks:
             task = None
         last = thread.stepped[1]() if thread.stepped[1] is not None else None
         if task is not None and last is not None and last is not task and not last.done():
-            self._capture.warn(TASKS)
+            self._warn(TASKS)
         thread.stepped = id(optimizer), None if task is None else weakref.ref(task)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._capture.here.thread
+        thread = self._here.thread
         thread.optimizer_steps += 1
         if thread.read_in_closure and len(thread.machine.stepping) == 1:
-            self._capture.gradients.optimizer_ends(thread, thread.machine.stepping[0][3], optimizer)
+            self._gradients.optimizer_ends(thread, thread.machine.stepping[0][3], optimizer)
         thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
-        self._capture.hooks.arm()
+        self._hooks.arm()
 
     def _optimizer_fails(self, exception: BaseException) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.here.thread
-        self._capture.outermost.settle(thread)
+        thread = self._here.thread
+        self._roots.settle(thread)
         running = (torch_internals.optimizer_steps_in_progress() or 1) - 1
-        thread.machine.optimizer_fails(now_ns, self._capture.errors.read(exception), running)
-        self._capture.hooks.arm()
+        thread.machine.optimizer_fails(now_ns, self._errors.read(exception), running)
+        self._hooks.arm()
 
     def _clipping_begins(self, gradients: Sequence[torch.Tensor]) -> None:
-        capture = self._capture
-        capture.gradients.clipping_begins(capture.here.thread, gradients, capture.numbers["step"])
+        self._gradients.clipping_begins(self._here.thread, gradients, self._numbers["step"])
 
     def _scaler_begins(self) -> None:
-        self._capture.here.thread.optimizer_steps = 0
+        self._here.thread.optimizer_steps = 0
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        thread = self._capture.here.thread
+        thread = self._here.thread
         self._unscaled(optimizer, stepped=True)
-        if self._capture.installed and not thread.optimizer_steps:
+        if self._switch.open and not thread.optimizer_steps:
             part = thread.machine.open_part
             if part is not None and part.read is not None:
-                self._capture.gradients.optimizer_ends(thread, part, optimizer)
+                self._gradients.optimizer_ends(thread, part, optimizer)
             thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
 
     def _sharded_imported(self, module: ModuleType) -> None:
         self._undos.callback(self._after_scaling(module.ShardedGradScaler))
 
     def _fsdp_imported(self, module: ModuleType) -> None:
-        clipping_begins = self._capture.guard.guarded(self._clipping_begins)
+        clipping_begins = self._guarded(self._clipping_begins)
         self._undos.callback(torch_internals.before_sharded_clipping(module.FullyShardedDataParallel, clipping_begins))
 
     def _after_scaling(self, scaler: type) -> torch_internals.Undo:
-        guarded = self._capture.guard.guarded
+        guarded = self._guarded
         scaled, unscaled = guarded(self._loss_scaled), guarded(self._optimizer_unscaled)
         updated = guarded(self._scale_updated)
         return torch_internals.after_scaling(scaler, {"scale": scaled, "unscale_": unscaled, "update": updated})
 
     def _loss_scaled(self, scaler: torch.amp.GradScaler, losses: Any, *_: Any) -> None:
         if scaler.is_enabled():
-            self._capture.here.thread.scaling.scaled(scaler, losses)
+            self._here.thread.scaling.scaled(scaler, losses)
 
     def _optimizer_unscaled(self, scaler: torch.amp.GradScaler, _: Any, optimizer: torch.optim.Optimizer) -> None:
         if scaler.is_enabled():
             self._unscaled(optimizer, stepped=False)
 
     def _unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
-        capture = self._capture
-        capture.gradients.unscaled(capture.here.thread, optimizer, capture.numbers["step"], stepped=stepped)
+        self._gradients.unscaled(self._here.thread, optimizer, self._numbers["step"], stepped=stepped)
 
     def _scale_updated(self, scaler: torch.amp.GradScaler, *_: Any) -> None:
-        self._capture.here.thread.scaling.updated()
+        self._here.thread.scaling.updated()
 
     # ---- registration
 
     def _module_registered(self, owner: Module, name: str, child: Module | None) -> None:
         if child is not None:
-            self._capture.paths.registered(owner, name, child)
+            self._paths.registered(owner, name, child)
             self._register(owner, name, "module", new=owner._modules.get(name) is not child)
 
     def _parameter_registered(self, owner: Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -246,8 +282,8 @@ class EventHooks:
         self._register(owner, name, "buffer", new=name not in owner._buffers)
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
-        thread = self._capture.here.thread
+        thread = self._here.thread
         if new and thread.machine.in_step and len(thread.registrations) < MAX_REGISTRATIONS:
-            path = self._capture.paths.path_below(owner, name)
+            path = self._paths.path_below(owner, name)
             if path is not None:
                 thread.registrations.append(Registration(perf_counter_ns(), path, kind))

@@ -36,6 +36,10 @@ UNHOOKED = (nn.TransformerEncoderLayer, torch.jit.ScriptModule)
 """The fused path of the one looks for hooks on modules, and numbers would change; the other takes none."""
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
 class ExitHook(partial[None]):
     """A hook that copying and pickling turn into one that does nothing.
 
@@ -92,20 +96,13 @@ class PreHook:
 
 
 class ModuleHooks:
-    """Put the global module hooks in and take them out.
+    """Put the global module hooks in and take them out."""
 
-    Args:
-        before: Runs before every module call of a detailed step.
-        after: Runs after it.
-        first: Runs once before the next module call, otherwise.
-        left: Runs after that call.
-    """
-
-    def __init__(self, before: Hook, after: Hook, first: Hook, left: Hook) -> None:
-        self._before, self._after, self._first = before, after, first
+    def __init__(self) -> None:
+        self._before = self._after = self._first = _nothing
         self._pre_hook = PreHook()
         self._after_handle: RemovableHandle | None = None
-        self._exit, self._exit_id = ExitHook(left), new_hook_id()
+        self._exit, self._exit_id = ExitHook(_nothing), new_hook_id()
         self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
         self._wanted = self._armed = self._installed = False
         self._suspended = 0
@@ -116,8 +113,16 @@ class ModuleHooks:
         # Reentrant: a signal's handler may run in the midst of it and shut everything down.
         self._lock = threading.RLock()
 
-    def install(self) -> None:
-        """Begin, by waiting for the next outermost forward."""
+    def install(self, before: Hook, after: Hook, first: Hook, left: Hook) -> None:
+        """Begin, by waiting for the next outermost forward.
+
+        Args:
+            before: Runs before every module call of a detailed step.
+            after: Runs after it.
+            first: Runs once before the next module call, otherwise.
+            left: Runs after that call.
+        """
+        self._before, self._after, self._first, self._exit = before, after, first, ExitHook(left)
         self._installed = True
         self._suspended = 0  # the end of a compilation in which we were taken out is never told
         self.arm()

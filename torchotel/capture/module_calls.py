@@ -1,7 +1,7 @@
-"""The global module hooks: every call of every module, while a step is recorded in detail.
+"""Records of module calls.
 
-These hooks run for each module call of the user's program. They keep no tensor, return nothing, never raise,
-and do nothing but take a time, compare what the call looked like with the module's last one, and append a record.
+The recorder runs for each module call of a step that is recorded in detail. It keeps no tensor. It compares what the
+call looked like with the module's last call, and appends a record to the thread's state.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
 from torchotel.capture.call_signatures import CallSignatures, tensors_in
 from torchotel.capture.module_registry import ModuleRegistry, ModuleState
 from torchotel.capture.torch_internals import (
-    COMPILING,
     calls_in_progress,
-    compiler_flags,
-    runs_plainly,
     sequence_number,
-    torch_function_modes,
     without_torch_function,
 )
 
@@ -33,12 +28,11 @@ if TYPE_CHECKING:
     from torchotel._records import CallSignature
     from torchotel.capture.cuda import DeviceMarks
     from torchotel.capture.exceptions import ErrorReader
-    from torchotel.capture.thread_state import CurrentThread, Frame, ThreadState
+    from torchotel.capture.thread_state import Frame, ThreadState
 
 
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
-MAX_CALLERS = 64
 
 Note = TypeVar("Note", CallNote, CallNote | None)
 
@@ -48,17 +42,13 @@ _next_number = sequence_number or (lambda: 0)
 
 
 class ModuleCallRecorder:
-    """Turn the pre- and post-hook of module calls into records on the thread's state.
+    """Turn the start and the end of module calls into records on the thread's state.
 
     Args:
         paths: Names of modules.
         sites: What calls look like.
         errors: Reads exceptions.
         device_marks: Marks on the clocks of devices.
-        here: The calling thread's state.
-        enter: Called before an outermost call; False where the call is not to be recorded.
-        leave: Called after it.
-        fault: Called for an internal error, in its `except` block, with whether PyTorch reads its hooks meanwhile.
     """
 
     def __init__(
@@ -67,70 +57,10 @@ class ModuleCallRecorder:
         sites: CallSignatures,
         errors: ErrorReader,
         device_marks: DeviceMarks,
-        here: CurrentThread,
-        enter: Callable[[ThreadState, Module], bool],
-        leave: Callable[[ThreadState, int, Error | None], None],
-        fault: Callable[..., None],
     ) -> None:
-        self._paths, self._sites, self._errors, self._here = paths, sites, errors, here
+        self._paths, self._sites, self._errors = paths, sites, errors
         self._device_marks = device_marks
-        self._enter, self._leave, self._fault = enter, leave, fault
         self._states = paths.states
-
-    @runs_plainly
-    def before(self, module: Module, args: Any) -> None:
-        """Open a call; a global forward pre-hook."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
-        try:
-            thread = self._here.thread
-            stack = thread.stack
-            if stack:
-                state = self._states.get(id(module))
-                known = state is not None and id(stack[-1][0]) in state.callers and module is not stack[0][0]
-                if not known and not self._may_open(thread, module, state):
-                    return
-            elif not self._enter(thread, module):
-                return
-            self.open(thread, module, args)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault()
-
-    @runs_plainly
-    def after(self, module: Module, args: Any, *rest: Any) -> None:
-        """Close a call; a global forward hook with `always_call` and `with_kwargs`.
-
-        PyTorch calls it with (kwargs, output), and where the forward raised with (None,) alone.
-        """
-        if is_dynamo_compiling():
-            return
-        end_ns = perf_counter_ns()  # the forward was just before
-        if compiler_flags[COMPILING]:
-            return
-        try:
-            thread = self._here.thread
-            stack = thread.stack
-            if not stack:
-                return
-            frame = stack.pop()
-            if frame[0] is not module:
-                found = self._unwind(thread, module, frame, end_ns)
-                if found is None:
-                    return
-                frame = found
-            slot = thread.device_log.call_ended(frame[3]) if frame[3] is not None else NO_CLOCK
-            error = None
-            if len(rest) == 1:
-                error = self._add_failed(thread, frame, args, end_ns, slot)
-            elif torch_function_modes():
-                with without_torch_function():  # it would be called for each property that we read
-                    self._add(thread, frame, args, rest[0], rest[1], end_ns, slot)
-            else:
-                self._add(thread, frame, args, rest[0], rest[1], end_ns, slot)
-            if not stack:
-                self._leave(thread, end_ns, error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault(iterated=len(rest) == 1)
 
     def open(self, thread: ThreadState, module: Module, args: Any) -> None:
         """Open a call that is to be recorded."""
@@ -138,8 +68,8 @@ class ModuleCallRecorder:
         mark = marks.begin(module, args) if marks.on else None
         thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
 
-    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
-        """Close the calls that an interrupt left open, as far as the Python stack shows.
+    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> bool:
+        """Close the calls that an interrupt left open, as far as the Python stack shows; return whether all are closed.
 
         Args:
             thread: The thread that runs this.
@@ -148,11 +78,11 @@ class ModuleCallRecorder:
             live: How many calls are still running, where that is known.
         """
         if live is None and (live := calls_in_progress()) is None:
-            return
+            return False
+        was_open = bool(thread.stack)
         while len(thread.stack) > max(0, live - opening):
-            self._add_interrupted(thread, thread.stack.pop(), now_ns)
-            if not thread.stack:
-                self._leave(thread, now_ns, None)
+            self.add_interrupted(thread, thread.stack.pop(), now_ns)
+        return was_open and not thread.stack
 
     def shown_path(self, thread: ThreadState, module: Module) -> str | None:
         """Return the path of an open call's module; None for one whose calls are left out."""
@@ -164,21 +94,6 @@ class ModuleCallRecorder:
         """Note the id that was given out while the call ran."""
         given = thread.given_ids.pop(id(frame), None)
         return note if given is None else (note or CallNote())._replace(span_id=given.span_id)
-
-    def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
-        """Close what an interrupt left open, and tell whether this call is to be recorded.
-
-        Looks at the Python stack, so each module remembers by whom it was called.
-        """
-        stack = thread.stack
-        self.close_interrupted(thread, perf_counter_ns(), opening=1)
-        if not stack:
-            return self._enter(thread, module)
-        if state is not None:
-            if len(state.callers) >= MAX_CALLERS:
-                state.callers.clear()
-            state.callers.add(id(stack[-1][0]))
-        return True
 
     # ---- records
 
@@ -193,9 +108,20 @@ class ModuleCallRecorder:
                 return state
         return self._paths.find(module, [frame[0] for frame in thread.stack])
 
-    def _add(
+    def add(
         self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
     ) -> None:
+        """Append the record of a call that has returned.
+
+        Args:
+            thread: The calling thread's state.
+            frame: The open call.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            output: The result.
+            end_ns: When the call ended.
+            slot: The slot of its time on the device; `NO_CLOCK` for none.
+        """
         module, _, start_ns, _ = frame
         thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
         state = self._state_of(thread, module)
@@ -272,7 +198,8 @@ class ModuleCallRecorder:
                 thread.unordered = True
             thread.device = site.device
 
-    def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
+    def add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
+        """Append the record of a call that raised; return what it raised."""
         module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
         error = self._errors.read(exception, module)
@@ -283,18 +210,9 @@ class ModuleCallRecorder:
         thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
         return error
 
-    def _add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
+    def add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
+        """Append the record of a call that an interrupt ended unseen."""
         module, _, start_ns, _ = frame
         site = self._sites.unseen(self._state_of(thread, module), module)
         note = self._with_id(thread, frame, INTERRUPTED)
         thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))
-
-    def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
-        """Find the call that ends; those above it were interrupted. None where it was never opened."""
-        if all(open_module is not module for open_module, *_ in thread.stack):
-            thread.stack.append(frame)  # another's pre-hook raised before ours ran
-            return None
-        while frame[0] is not module:
-            self._add_interrupted(thread, frame, now_ns)
-            frame = thread.stack.pop()
-        return frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from torch.nn import Module
@@ -159,6 +159,8 @@ class ModuleRegistry:
     """The states of all modules that were called or stand in a model that was."""
 
     def __init__(self) -> None:
+        self.on_named: Callable[[Module], None] = lambda _: None
+        """Called with the module of a root call whose model was named."""
         self.states: dict[int, ModuleState] = {}
         self.stale = False
         """A module came to a known model: the next outermost call looks again."""
@@ -197,16 +199,16 @@ class ModuleRegistry:
         name = self._roots.get(id(unwrapped(root)), class_of(unwrapped(root)))
         return ModelInfo(shortened(name), len(modules), sum(p.numel() for p in held.values()))
 
-    def enter(self, module: Module) -> bool:
-        """Name the model of an outermost call, again where it has changed since; return whether it was."""
+    def enter(self, module: Module) -> None:
+        """Name the model of a root call, again if it has changed since."""
         state = self.states.get(id(module))
         if state is not None and not self.stale and (state.holder is None or state.in_place(module)):
-            return False
+            return
         self.stale = False
         self.learn(self.topmost(module))
         if id(module) not in self.states:
             self.learn(module)
-        return True
+        self.on_named(module)
 
     def find(self, module: Module, callers: Sequence[Module]) -> ModuleState:
         """Name a module that is unknown or has moved; `callers` are the calls that enclose it, outermost first."""

@@ -18,6 +18,7 @@ from torchotel.capture.call_signatures import CallSignatures
 from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
 from torchotel.capture.event_hooks import EventHooks
 from torchotel.capture.exceptions import ErrorReader, ExceptionText
+from torchotel.capture.forward_hooks import ForwardHooks
 from torchotel.capture.gradient_norms import Gradients
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.logged_values import LearningRates, Logged, LogReader
@@ -27,7 +28,7 @@ from torchotel.capture.pending_records import HandOver, PendingLog, PendingRecor
 from torchotel.capture.root_calls import RootCalls
 from torchotel.capture.step_segment import StepSegment
 from torchotel.capture.tensor_watch import Watches
-from torchotel.capture.thread_state import CurrentThread, ThreadState
+from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
 from torchotel.capture.torch_compile import CompileHooks
 from torchotel.sampling.detail import Detail
 
@@ -70,66 +71,89 @@ class Capture:
     ) -> None:
         self._on_first = on_first
         self._next, self.detail, self._user_span = hand_over, detail, user_span
-        self.baggage, self.context = baggage, context
+        self._baggage = baggage
         self.warn = warn or Warn()
-        self.threads: set[ThreadState] = set()
-        self.forwarding: set[ThreadState] = set()  # those that have run a forward
+        self.threads = Threads()
         self.guard = Guard("capture", off=self.uninstall)
         self.paths = ModuleRegistry()
         self.errors = ErrorReader(exception_text, self.paths.known)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
-        self.calls_dropped = 0
-        self.model: ModelInfo | None = None
         self.gradients = Gradients(self.paths, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
-        self.gate = RecordingSwitch()
+        self.switch = RecordingSwitch()
         self.device_marks = DeviceMarks(clock or CudaClock())
         self.here = CurrentThread(self._new_thread)
         """The calling thread's state."""
         self.watches = Watches(self.here, self.warn)
-        self.live = ActiveSpans(self, start_span, make_current)
         self.log_reader = LogReader()
-        self.outermost = outermost = RootCalls(self)
-        self.calls = ModuleCallRecorder(
+        self.hooks = ModuleHooks()
+        calls = ModuleCallRecorder(self.paths, CallSignatures(self.warn, shapes=shapes), self.errors, self.device_marks)
+        self.live = ActiveSpans(start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault)
+        self.roots = RootCalls(
+            self.threads,
+            calls,
+            self.hooks,
             self.paths,
-            CallSignatures(self.warn, shapes=shapes),
-            self.errors,
+            self.live,
             self.device_marks,
-            self.here,
-            outermost.enter,
-            outermost.leave,
-            self.guard.fault,
+            self.switch,
+            self.numbers,
+            detail,
+            context,
+            self.warn,
+            self.uninstall,
         )
-        self.hooks = ModuleHooks(self.calls.before, self.calls.after, outermost.first, outermost.left)
-        self.events = EventHooks(self)
+        self.forward_hooks = ForwardHooks(
+            self.roots, calls, self.paths.states, self.errors, self.here, self.switch, self.guard
+        )
         self.compiling = CompileHooks(
             self.hooks,
-            outermost.enter_region,
+            self.forward_hooks.enter_region,
             self.paths.compiled,
             self.guard.guarded,
-            self._others_forward,
+            self.threads.others_forward,
             self.warn,
         )
-        self.installed = False
-        """Whether anything is to be recorded; what was running when it ended may still call."""
+        self.paths.on_named = self.compiling.learn
+        self.events = EventHooks(
+            self.here,
+            self.roots,
+            self.hooks,
+            self.compiling,
+            self.live,
+            self.paths,
+            self.gradients,
+            self.rates,
+            self.errors,
+            self.switch,
+            self.numbers,
+            self.guard,
+            self.warn,
+        )
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model of the first root call; None before it."""
+        return self.roots.model
 
     # ---- in and out
 
     def install(self) -> None:
         """Put hooks and seams in; they see the next event."""
-        self.installed = self.gate.open = True
+        self.switch.open = True
         self.events.install()
         self.watches.install()
         self.compiling.install()
-        self.hooks.install()
+        forward_hooks = self.forward_hooks
+        self.hooks.install(forward_hooks.before, forward_hooks.after, forward_hooks.first, forward_hooks.left)
 
     def uninstall(self) -> None:
         """Take everything out; steps that are open stay until `end`. What can't be taken out keeps nothing else in."""
-        self.installed = self.gate.open = self.device_marks.on = False
+        self.switch.open = self.device_marks.on = False
         with ExitStack() as parts:
-            for thread in list(self.threads):
-                parts.callback(self.outermost.drop_exit_hook, thread)
+            for thread in list(self.threads.all):
+                parts.callback(self.roots.drop_exit_hook, thread)
             for part in (self.watches, self.events, self.compiling):
                 parts.callback(part.uninstall)
             parts.callback(self.hooks.remove)
@@ -146,13 +170,13 @@ class Capture:
 
     def resume(self) -> None:
         """Put everything back, unless it went for its own faults."""
-        if not self.installed and not self.guard.is_off:
+        if not self.switch.open and not self.guard.is_off:
             self.install()
 
     def flush(self) -> None:
         """Hand over what has ended on the calling thread."""
         thread = self.here.thread
-        self.outermost.settle(thread)
+        self.roots.settle(thread)
         thread.machine.hand_over_finished()
         self.live.leave_step(thread)
         thread.held.release_all(self._hand_over)
@@ -160,12 +184,12 @@ class Capture:
 
     def end(self) -> None:
         """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
-        for thread in list(self.threads):
+        for thread in list(self.threads.all):
             self.guard.guarded(self._end)(thread)
         self.live.leave_step(self.here.thread)
 
     def _end(self, thread: ThreadState) -> None:
-        self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
+        self.roots.close_interrupted(thread, perf_counter_ns(), live=0)
         thread.machine.end()
         thread.held.release_all(self._hand_over)
 
@@ -189,8 +213,8 @@ class Capture:
         """Open an explicit step on the calling thread."""
         thread = self.here.thread
         thread.explicit_steps += 1
-        if self.installed and thread.explicit_steps == 1:  # one inside another is part of it
-            self.outermost.settle(thread)
+        if self.switch.open and thread.explicit_steps == 1:  # one inside another is part of it
+            self.roots.settle(thread)
             self.live.enter(thread, thread.machine.step_begins(perf_counter_ns()))
 
     def step_ends(self, exception: BaseException | None) -> None:
@@ -199,14 +223,14 @@ class Capture:
         thread.explicit_steps -= 1
         if thread.explicit_steps:
             return
-        self.outermost.settle(thread)
+        self.roots.settle(thread)
         thread.machine.step_ends(perf_counter_ns(), self.errors.read(exception))
         self.live.leave_step(thread)
         self.hooks.arm()
 
     def ask_detail(self, steps: int) -> None:
         """Record the next steps in detail, whatever the setting; from any thread."""
-        parts = [thread.machine.open_part for thread in list(self.threads)]
+        parts = [thread.machine.open_part for thread in list(self.threads.all)]
         began = any(part is not None and not part.evaluates and part.detailed is not None for part in parts)
         self.detail.ask(self.numbers["step"] + began, steps)
 
@@ -217,11 +241,11 @@ class Capture:
             given: By name.
             offered: Whether a framework says it: what the user logs holds against it.
         """
-        if not self.installed:
+        if not self.switch.open:
             return
         thread, values = self.here.thread, self.log_reader.read(given, offered=offered)
         # A thread that trains nothing speaks of the one that does.
-        others = [other for other in list(self.threads) if other is not thread and other.machine.in_step]
+        others = [other for other in list(self.threads.all) if other is not thread and other.machine.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
         if logged is not None and not logged.closed:
             (logged.offer if offered else logged.add)(values)
@@ -239,28 +263,17 @@ class Capture:
             self._emit,
             self._user_span,
             self.device_marks,
-            self.gate,
+            self.switch,
             self.guard.fault,
             self._hand_over,
-            self.baggage,
+            self._baggage,
         )
-        self.threads.add(thread)
+        self.threads.all.add(thread)
         return thread
-
-    def _others_forward(self) -> bool:
-        own = threading.get_ident()
-        return any(thread.in_forward and thread.thread.ident != own for thread in list(self.threads))
 
     def _retire_ended(self) -> None:
         """Hand over what threads have left that are gone: their last step waits for an event that never comes."""
-        for thread in list(self.threads):
-            if thread.thread.is_alive():
-                continue
-            try:
-                self.threads.remove(thread)
-            except KeyError:
-                continue  # another thread hands it over
-            self.forwarding.discard(thread)
+        for thread in self.threads.remove_ended():
             self.hooks.forget(thread)
             self._end(thread)
 

@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
-from torchotel._records import CallNote, Error, ModuleCall
+from torchotel._records import CallNote, Error, ModelInfo, ModuleCall
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
 from torchotel.capture.step_segment import StepSegment
 from torchotel.capture.thread_state import MAX_CALLS, ThreadState
 from torchotel.capture.torch_internals import (
-    COMPILING,
     calls_in_progress,
-    compiler_flags,
-    ending_call,
     graph_task,
     innermost_call,
     is_generated,
-    is_inside,
     is_replica,
     is_traced,
     made_for_replica,
     node_of,
-    runs_plainly,
+    optimizer_steps_in_progress,
     without_torch_function,
 )
 
 if TYPE_CHECKING:
-    from torchotel.capture.recorder import Capture
-    from torchotel.capture.thread_state import ThreadState
+    from torchotel._utils.faults import Warn
+    from torchotel.capture.active_span import ActiveSpans
+    from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.hook_manager import ModuleHooks
+    from torchotel.capture.module_calls import ModuleCallRecorder
+    from torchotel.capture.thread_state import Threads
+    from torchotel.sampling.detail import Detail
 
 
 def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: ModuleRegistry) -> bool:
@@ -98,10 +98,43 @@ MANY_CALLS = (
 
 
 class RootCalls:
-    """Tell the step machine of forwards, and decide at each whether its calls are recorded."""
+    """Tell the step detector of forwards, and decide at each whether its calls are recorded.
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    Args:
+        threads: The states of all threads.
+        calls: Records calls.
+        hooks: Which hooks are in.
+        paths: Names of modules.
+        live: Makes the step current in the program's context.
+        device_marks: Marks on the clocks of devices.
+        switch: Counts the calls that are left out.
+        numbers: How many steps and evaluations were handed over.
+        detail: Which of them are recorded in detail.
+        context: Returns what the current span belongs to: another object where that has changed.
+        warn: Called with what the user is to know.
+        in_data_worker: Called when a DataLoader's worker process runs a forward: it is not recorded.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        calls: ModuleCallRecorder,
+        hooks: ModuleHooks,
+        paths: ModuleRegistry,
+        live: ActiveSpans,
+        device_marks: DeviceMarks,
+        switch: RecordingSwitch,
+        numbers: Mapping[str, int],
+        detail: Detail,
+        context: Callable[[], object],
+        warn: Warn,
+        in_data_worker: Callable[[], None],
+    ) -> None:
+        self._threads, self._calls, self._hooks, self._paths, self._live = threads, calls, hooks, paths, live
+        self._device_marks, self._switch, self._numbers, self._detail = device_marks, switch, numbers, detail
+        self._context, self._warn, self._in_data_worker = context, warn, in_data_worker
+        self.model: ModelInfo | None = None
+        """The model of the first root call."""
 
     def settle(self, thread: ThreadState) -> None:
         """Close what an interrupt left open, before the next event is taken in."""
@@ -109,9 +142,21 @@ class RootCalls:
         if thread.hooked is not None and not thread.in_forward:
             self.drop_exit_hook(thread)
         if thread.stack:
-            self._capture.calls.close_interrupted(thread, now_ns)
+            self.close_interrupted(thread, now_ns)
         elif thread.in_forward and calls_in_progress() == 0:
             self.drop_exit_hook(thread)
+            self.leave(thread, now_ns, None)
+
+    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
+        """Close the calls that an interrupt left open, and the root call if it is one of them.
+
+        Args:
+            thread: The thread that runs this.
+            now_ns: The time of the event that finds them.
+            opening: Calls on the Python stack that are not open yet.
+            live: How many calls are still running, where that is known.
+        """
+        if self._calls.close_interrupted(thread, now_ns, opening=opening, live=live):
             self.leave(thread, now_ns, None)
 
     def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
@@ -126,34 +171,33 @@ class RootCalls:
             return self._enter_for_another(thread, module)
         if thread.in_fetch:
             thread.muted_from = len(thread.calls)
-            return self._capture.hooks.all_in
+            return self._hooks.all_in
         if get_worker_info() is not None:  # a spawned worker ran the user's script again
-            self._capture.uninstall()
+            self._in_data_worker()
             return False
         detailed = self._forward_begins(thread, module)
-        if self._capture.model is None:
+        if self.model is None:
             with without_torch_function():
-                self._capture.model = self._capture.paths.describe(module)
-        if self._capture.paths.enter(module):  # also without detail: registrations need the names
-            self._capture.compiling.learn(module)
-        self._capture.hooks.want(thread, detailed=detailed)
+                self.model = self._paths.describe(module)
+        self._paths.enter(module)  # also without detail: registrations need the names
+        self._hooks.want(thread, detailed=detailed)
         if not detailed:  # other threads' hooks may go out before it ends
             thread.hooked_call = innermost_call()
-            if not watch or self._capture.hooks.watch_exit(thread, module):
+            if not watch or self._hooks.watch_exit(thread, module):
                 return False
-            self._capture.hooks.want(thread, detailed=True)
+            self._hooks.want(thread, detailed=True)
         if len(thread.calls) >= MAX_CALLS:
             thread.muted_from = len(thread.calls)
-            self._capture.warn(MANY_CALLS, MAX_CALLS)
+            self._warn(MANY_CALLS, MAX_CALLS)
         return True
 
-    def _goes_on(self, thread: ThreadState, module: Module) -> bool:
+    def goes_on(self, thread: ThreadState, module: Module) -> bool:
         """Take in a further forward of the open part where the rule has nothing to ask that it has not been told.
 
         There may be thousands, as in an episode of reinforcement learning. The module has run in this part with
         gradients on and in training mode, and the program's context is what it was.
         """
-        part, capture = thread.machine.forwarding, self._capture
+        part = thread.machine.forwarding
         if (
             part is None
             or part.detailed is not False
@@ -161,14 +205,14 @@ class RootCalls:
             or known() is not module
             or id(module) in part.evaluated
             or not (is_training(module) and torch.is_grad_enabled())
-            or part.context is not capture.context()
+            or part.context is not self._context()
             or thread.hooked is not None
             or is_traced()
         ):
             return False
         thread.hooked_call = innermost_call()
-        alone = bool(module._modules) and thread.trains and len(capture.forwarding) == 1
-        if not capture.hooks.watch_exit(thread, module, alone=alone):
+        alone = bool(module._modules) and thread.trains and len(self._threads.forwarding) == 1
+        if not self._hooks.watch_exit(thread, module, alone=alone):
             return False
         thread.in_forward = thread.goes_on = True
         part.forwards += 1
@@ -181,53 +225,51 @@ class RootCalls:
         if graph_task() == -1:
             return self._join_forward(thread, module)
         self._recompute(thread)
-        return self._capture.hooks.all_in
+        return self._hooks.all_in
 
     def _join_forward(self, thread: ThreadState, replica: Module) -> bool:
-        joined = join_forward(thread, replica, list(self._capture.threads), self._capture.paths)
+        joined = join_forward(thread, replica, list(self._threads.all), self._paths)
         if thread.muted_from is not None:
-            self._capture.warn(WHOSE_REPLICA, type(replica).__name__)
+            self._warn(WHOSE_REPLICA, type(replica).__name__)
         return joined
 
     def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
         """Tell the step machine; return whether the step is recorded in detail."""
-        capture = self._capture
-        if thread.machine.stepping:
-            capture.events.settle_optimizer(thread)
+        close_interrupted_optimizer(thread)
         grad = torch.is_grad_enabled()
         training = is_training(module)
         part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
         if grad:
             part.models[id(module)] = weakref.ref(module)
         thread.in_forward = thread.forwards = True
-        capture.device_marks.look()
-        capture.live.enter(thread, part, forward=True)
-        part.context = capture.context()
-        capture.forwarding.add(thread)
-        if len(capture.forwarding) == 1 and (thread.trains or _is_alone()):
-            capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
+        self._device_marks.look()
+        self._live.enter(thread, part, forward=True)
+        part.context = self._context()
+        self._threads.forwarding.add(thread)
+        if len(self._threads.forwarding) == 1 and (thread.trains or _is_alone()):
+            self._hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
         if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
             part.detailed = self._is_detailed(part, grad=grad)
         return part.detailed
 
     def _is_detailed(self, part: StepSegment, *, grad: bool) -> bool:
-        numbers, detail = self._capture.numbers, self._capture.detail
+        numbers, detail = self._numbers, self._detail
         if grad or part.trained or part.explicit:
             return detail.of_step(numbers["step"] + part.ahead)
         return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
         """Take in the end of an outermost call."""
-        if thread.in_forward and len(self._capture.threads) > 1:
+        if thread.in_forward and len(self._threads.all) > 1:
             self._end_replicas(thread, now_ns)
         if thread.goes_on:
             thread.goes_on = thread.in_forward = False
             thread.machine.forward_ends(now_ns, error)
-            self._capture.hooks.arm()
+            self._hooks.arm()
             return
         if thread.muted_from is not None:
             if not thread.in_fetch:
-                self._capture.calls_dropped += len(thread.calls) - thread.muted_from
+                self._switch.calls_dropped += len(thread.calls) - thread.muted_from
             del thread.calls[thread.muted_from :]
         if thread.owner is not None:
             lane = thread.thread.ident or 0  # not always the calling thread
@@ -237,108 +279,41 @@ class RootCalls:
         forward = thread.in_forward
         thread.reset_call()
         if forward:
-            self._capture.live.leave_forward(thread)
+            self._live.leave_forward(thread)
             thread.machine.forward_ends(now_ns, error)
             if not thread.machine.in_step:
-                self._capture.live.leave_step(thread)
-                if not self._capture.detail.always:
-                    self._capture.hooks.release(thread)  # the thread of a server may idle for long
-        self._capture.hooks.arm()
+                self._live.leave_step(thread)
+                if not self._detail.always:
+                    self._hooks.release(thread)  # the thread of a server may idle for long
+        self._hooks.arm()
 
     def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
         """Close the calls of replicas that were interrupted: their threads have no further event, and hold tensors."""
-        for other in list(self._capture.threads):
+        for other in list(self._threads.all):
             if other.owner is thread:
-                self._capture.calls.close_interrupted(other, now_ns, live=0)
+                self.close_interrupted(other, now_ns, live=0)
 
     def _recompute(self, thread: ThreadState) -> None:
         """Record a forward that runs inside a backward for the thread that the backward belongs to."""
         thread.recompute = thread.unordered = True
         if not thread.in_backward:  # a thread of the autograd engine
-            owners = [other for other in self._capture.threads if other.in_backward]
+            owners = [other for other in self._threads.all if other.in_backward]
             if len(owners) == 1:
                 thread.owner = owners[0]
                 thread.backward.write_to_log_of(owners[0].backward)
             else:
                 thread.muted_from = len(thread.calls)
 
-    @runs_plainly
-    def first(self, module: Module, args: Any) -> None:
-        """See the first module call since the last event, with no other hook in."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
-        try:
-            thread = self._capture.here.thread
-            if thread.in_forward or thread.in_fetch or graph_task() != -1:
-                return
-            if not self._capture.installed:  # it ended while another of this call's hooks ran
-                return
-            if self._goes_on(thread, module):
-                return
-            if self.enter(thread, module):
-                self._capture.calls.open(thread, module, args)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
-
-    @runs_plainly
-    def left(self, module: Module, args: Any, output: Any) -> None:
-        """See the end of an outermost call, with no other hook in."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
-        now_ns = perf_counter_ns()
-        raised = True  # as long as it is not known
-        try:
-            thread = self._capture.here.thread
-            if thread.hooked is None or thread.hooked() is not module:
-                return  # another thread watches for it
-            call, raised = ending_call()
-            if call != thread.hooked_call and is_inside(thread.hooked_call):
-                return  # a call of the module inside its own
-            error = None
-            if raised:  # its dictionary is being read: the hook goes at the next event
-                exception = sys.exc_info()[1]
-                error = self._capture.errors.read(exception, module)
-            else:
-                self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
-            if thread.in_forward:
-                self.leave(thread, now_ns, error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault(iterated=raised)
-
-    @runs_plainly
-    def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
-        """See the start of a region that runs no hooks; return what is to see its end."""
-        try:
-            thread = self._capture.here.thread
-            if thread.stack:
-                self._capture.calls.before(module, args)
-                return self._capture.calls.after
-            if thread.in_forward or thread.in_fetch or not self._capture.installed:
-                return None
-            if self.enter(thread, module, watch=False):
-                self._capture.calls.open(thread, module, args)
-                return self._capture.calls.after
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
-            return None
-        return self._leave_region
-
-    @runs_plainly
-    def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
-        """See the end of an outermost region whose step is not recorded in detail."""
-        exception = sys.exception() if len(rest) == 1 else None
-        try:
-            thread = self._capture.here.thread
-            if thread.in_forward:
-                error = self._capture.errors.read(exception, module)
-                self.leave(thread, perf_counter_ns(), error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
-
     def drop_exit_hook(self, thread: ThreadState) -> None:
         """Take the hook off the module whose end was watched for."""
         if thread.hooked is not None:
-            self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
+            self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
+
+
+def close_interrupted_optimizer(thread: ThreadState) -> None:
+    """Close the steps of optimizers that raised where PyTorch did not show it."""
+    if thread.machine.stepping and optimizer_steps_in_progress() == 0:
+        thread.machine.abandon_stepping(perf_counter_ns())
 
 
 def _is_alone() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -127,6 +127,32 @@ class ThreadState:
             part.registrations, self.registrations = self.registrations, []
         if self.watched:
             part.watched, self.watched = self.watched, []
+
+
+class Threads:
+    """The states of all threads."""
+
+    def __init__(self) -> None:
+        self.all: set[ThreadState] = set()
+        self.forwarding: set[ThreadState] = set()
+        """Those that have run a forward."""
+
+    def others_forward(self) -> bool:
+        """Return whether another thread than the calling one runs a forward."""
+        own = threading.get_ident()
+        return any(thread.in_forward and thread.thread.ident != own for thread in list(self.all))
+
+    def remove_ended(self) -> Iterator[ThreadState]:
+        """Yield the state of each thread that has ended, once."""
+        for thread in list(self.all):
+            if thread.thread.is_alive():
+                continue
+            try:
+                self.all.remove(thread)
+            except KeyError:
+                continue  # another thread hands it over
+            self.forwarding.discard(thread)
+            yield thread
 
 
 class CurrentThread(threading.local):

@@ -1,0 +1,223 @@
+"""The functions that PyTorch calls around module calls and compiled regions.
+
+While a step is recorded in detail, `before` and `after` run for each module call. Otherwise `first` sees the start of
+the next root call and `left` its end. The hooks keep no tensor, return nothing and never raise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Module
+
+from torchotel._records import NO_CLOCK
+from torchotel.capture.module_registry import ModuleState
+from torchotel.capture.torch_internals import (
+    COMPILING,
+    compiler_flags,
+    ending_call,
+    graph_task,
+    is_inside,
+    runs_plainly,
+    torch_function_modes,
+    without_torch_function,
+)
+
+if TYPE_CHECKING:
+    from torchotel._utils.faults import Guard
+    from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.exceptions import ErrorReader
+    from torchotel.capture.module_calls import ModuleCallRecorder
+    from torchotel.capture.root_calls import RootCalls
+    from torchotel.capture.thread_state import CurrentThread, Frame, ThreadState
+
+
+MAX_CALLERS = 64
+
+
+class ForwardHooks:
+    """Pass the start and the end of module calls to the recorder, and those of root calls to `RootCalls`.
+
+    Args:
+        roots: Decides at each root call whether it is recorded.
+        calls: Records calls.
+        states: The state of each known module, by its `id()`.
+        errors: Reads exceptions.
+        here: The calling thread's state.
+        switch: Whether anything is recorded.
+        guard: Counts internal errors.
+    """
+
+    def __init__(
+        self,
+        roots: RootCalls,
+        calls: ModuleCallRecorder,
+        states: dict[int, ModuleState],
+        errors: ErrorReader,
+        here: CurrentThread,
+        switch: RecordingSwitch,
+        guard: Guard,
+    ) -> None:
+        self._roots, self._calls, self._states, self._errors = roots, calls, states, errors
+        self._here, self._switch, self._fault = here, switch, guard.fault
+
+    # ---- every call of a detailed step
+
+    @runs_plainly
+    def before(self, module: Module, args: Any) -> None:
+        """Open a call; a global forward pre-hook."""
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
+            return
+        try:
+            thread = self._here.thread
+            stack = thread.stack
+            if stack:
+                state = self._states.get(id(module))
+                known = state is not None and id(stack[-1][0]) in state.callers and module is not stack[0][0]
+                if not known and not self._may_open(thread, module, state):
+                    return
+            elif not self._roots.enter(thread, module):
+                return
+            self._calls.open(thread, module, args)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault()
+
+    @runs_plainly
+    def after(self, module: Module, args: Any, *rest: Any) -> None:
+        """Close a call; a global forward hook with `always_call` and `with_kwargs`.
+
+        PyTorch calls it with (kwargs, output), and where the forward raised with (None,) alone.
+        """
+        if is_dynamo_compiling():
+            return
+        end_ns = perf_counter_ns()  # the forward was just before
+        if compiler_flags[COMPILING]:
+            return
+        try:
+            thread = self._here.thread
+            stack = thread.stack
+            if not stack:
+                return
+            frame = stack.pop()
+            if frame[0] is not module:
+                found = self._unwind(thread, module, frame, end_ns)
+                if found is None:
+                    return
+                frame = found
+            slot = thread.device_log.call_ended(frame[3]) if frame[3] is not None else NO_CLOCK
+            error = None
+            if len(rest) == 1:
+                error = self._calls.add_failed(thread, frame, args, end_ns, slot)
+            elif torch_function_modes():
+                with without_torch_function():  # it would be called for each property that we read
+                    self._calls.add(thread, frame, args, rest[0], rest[1], end_ns, slot)
+            else:
+                self._calls.add(thread, frame, args, rest[0], rest[1], end_ns, slot)
+            if not stack:
+                self._roots.leave(thread, end_ns, error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault(iterated=len(rest) == 1)
+
+    def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
+        """Close what an interrupt left open, and tell whether this call is to be recorded.
+
+        Looks at the Python stack, so each module remembers by whom it was called.
+        """
+        stack = thread.stack
+        self._roots.close_interrupted(thread, perf_counter_ns(), opening=1)
+        if not stack:
+            return self._roots.enter(thread, module)
+        if state is not None:
+            if len(state.callers) >= MAX_CALLERS:
+                state.callers.clear()
+            state.callers.add(id(stack[-1][0]))
+        return True
+
+    def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
+        """Find the call that ends; those above it were interrupted. None where it was never opened."""
+        if all(open_module is not module for open_module, *_ in thread.stack):
+            thread.stack.append(frame)  # another's pre-hook raised before ours ran
+            return None
+        while frame[0] is not module:
+            self._calls.add_interrupted(thread, frame, now_ns)
+            frame = thread.stack.pop()
+        return frame
+
+    # ---- root calls alone
+
+    @runs_plainly
+    def first(self, module: Module, args: Any) -> None:
+        """See the first module call since the last event, with no other hook in."""
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
+            return
+        try:
+            thread = self._here.thread
+            if thread.in_forward or thread.in_fetch or graph_task() != -1:
+                return
+            if not self._switch.open:  # it ended while another of this call's hooks ran
+                return
+            if self._roots.goes_on(thread, module):
+                return
+            if self._roots.enter(thread, module):
+                self._calls.open(thread, module, args)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault()
+
+    @runs_plainly
+    def left(self, module: Module, args: Any, output: Any) -> None:
+        """See the end of an outermost call, with no other hook in."""
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
+            return
+        now_ns = perf_counter_ns()
+        raised = True  # as long as it is not known
+        try:
+            thread = self._here.thread
+            if thread.hooked is None or thread.hooked() is not module:
+                return  # another thread watches for it
+            call, raised = ending_call()
+            if call != thread.hooked_call and is_inside(thread.hooked_call):
+                return  # a call of the module inside its own
+            error = None
+            if raised:  # its dictionary is being read: the hook goes at the next event
+                exception = sys.exc_info()[1]
+                error = self._errors.read(exception, module)
+            else:
+                self._roots.drop_exit_hook(thread)
+            if thread.in_forward:
+                self._roots.leave(thread, now_ns, error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault(iterated=raised)
+
+    @runs_plainly
+    def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
+        """See the start of a region that runs no hooks; return what is to see its end."""
+        try:
+            thread = self._here.thread
+            if thread.stack:
+                self.before(module, args)
+                return self.after
+            if thread.in_forward or thread.in_fetch or not self._switch.open:
+                return None
+            if self._roots.enter(thread, module, watch=False):
+                self._calls.open(thread, module, args)
+                return self.after
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault()
+            return None
+        return self._leave_region
+
+    @runs_plainly
+    def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
+        """See the end of an outermost region whose step is not recorded in detail."""
+        exception = sys.exception() if len(rest) == 1 else None
+        try:
+            thread = self._here.thread
+            if thread.in_forward:
+                error = self._errors.read(exception, module)
+                self._roots.leave(thread, perf_counter_ns(), error)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault()
