@@ -193,7 +193,7 @@ class Session:
         undo.callback(self._worker.stop, 0.0)
         undo.callback(self._capture.uninstall)
         if model is not None:
-            self._capture.learn(model)
+            self._capture.register_model(model)
         self._capture.install()
         undo.callback(self._frameworks.uninstall)
         self._frameworks.install()
@@ -211,13 +211,13 @@ class Session:
     @property
     def began(self) -> bool:
         """Whether anything has been seen of a step or an evaluation."""
-        return any(thread.machine.in_step for thread in self._capture.threads.all) or any(
+        return any(thread.step_detector.in_step for thread in self._capture.threads.all) or any(
             self._capture.numbers.values()
         )
 
     def learn(self, model: torch.nn.Module) -> None:
         """Name the modules of a model before its first call."""
-        self._capture.learn(model)
+        self._capture.register_model(model)
 
     def flush(self, timeout_s: float) -> bool:
         """Bring out what has ended; False where it could not be in time."""

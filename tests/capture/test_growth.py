@@ -94,7 +94,7 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
             for _ in range(steps):
                 step()
             capture.flush()
-            held.append(reachable(capture, capture.here.thread))
+            held.append(reachable(capture, capture.current_thread.state))
     finally:
         capture.uninstall()
     assert abs(held[1] - held[0]) < 100 < held[0]
@@ -124,4 +124,4 @@ def test_a_graph_that_outlives_us() -> None:
     for _ in range(5):
         loss.backward(retain_graph=True)
     (thread,) = capture.threads.all
-    assert (len(thread.backward.log.stamps), thread.device_log.take(), clock.made) == (0, None, made)
+    assert (len(thread.backward.log.stamps), thread.device_log.drain(), clock.made) == (0, None, made)

@@ -139,7 +139,7 @@ def test_hooks_are_put_in_once_by_several_threads() -> None:
             lambda *_: None, lambda: None, DeviceMarks(CudaClock()), RecordingSwitch(), lambda: None, lambda _: None
         )
         for number in range(5000):
-            module_hooks.want(thread, detailed=number % 2 == 0)
+            module_hooks.set_detailed(thread, detailed=number % 2 == 0)
             module_hooks.arm()
             module_hooks.disarm()
 

@@ -427,6 +427,6 @@ def test_a_backward_inside_a_forward_confirms_nothing() -> None:
 def test_an_optimizer_that_raised_does_not_swallow_the_next_step() -> None:
     """An optimizer step that never ended is closed by the next event, and the program goes on."""
     program = Program().play("FB(")
-    program.machine.abandon_stepping(100)
+    program.machine.close_unfinished_optimizers(100)
     program.now = 100
     assert program.play("FBO FBO").end() == _steps("FBOFBO", "FBO")

@@ -61,34 +61,34 @@ class ActiveSpans:
 
     # ---- keeping it current
 
-    def enter(self, thread: ThreadState, part: StepSegment | None, *, forward: bool = False) -> None:
+    def enter(self, thread: ThreadState, segment: StepSegment | None, *, forward: bool = False) -> None:
         """Make the thread's step current, once; for a forward also over a span that the user has opened in the step.
 
         Each step has a span of its own: contexts that were copied, as those of threads, hold on to it.
 
         Args:
             thread: The calling one.
-            part: What is open on it, where that is what is to be current.
+            segment: What is open on it, where that is what is to be current.
             forward: Whether a forward begins.
         """
         if self._make_current is None:
             return
-        if part is None or thread.in_fetch:
+        if segment is None or thread.in_fetch:
             current = thread.current()
             if current is None:
                 return
             identity = current[0]
         else:
-            identity = part.identity
-        if thread.entered is identity and not forward:
+            identity = segment.identity
+        if thread.current_identity is identity and not forward:
             return
         leave = self._make_current(lambda: self._answer(thread, identity), identity)
         if leave is None:
             return
-        if thread.entered is identity:
+        if thread.current_identity is identity:
             thread.leave_forward = leave
         else:
-            thread.entered, thread.leave_step = identity, leave
+            thread.current_identity, thread.leave_step = identity, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
         """Bring back the user's span that the forward began in.
@@ -97,34 +97,38 @@ class ActiveSpans:
         does after a forward is the request's.
         """
         leave, thread.leave_forward = thread.leave_forward, None
-        part = None if leave is not None or thread.trains else thread.machine.open_part
-        if part is not None and part.user_span is not None and not (part.fetched or part.explicit or part.trained):
-            leave, thread.leave_step, thread.entered = thread.leave_step, None, None
+        segment = None if leave is not None or thread.trains else thread.step_detector.open_segment
+        if (
+            segment is not None
+            and segment.user_span is not None
+            and not (segment.fetched or segment.explicit or segment.trained)
+        ):
+            leave, thread.leave_step, thread.current_identity = thread.leave_step, None, None
         if leave is not None:
             leave()
 
     def leave_step(self, thread: ThreadState) -> None:
         """Bring back what was current before the step, where nothing of the thread is open any more."""
-        if thread.leave_step is not None and not thread.machine.in_step:
-            leave, thread.leave_step, thread.entered = thread.leave_step, None, None
+        if thread.leave_step is not None and not thread.step_detector.in_step:
+            leave, thread.leave_step, thread.current_identity = thread.leave_step, None, None
             leave()
 
     # ---- answering
 
     def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         """Answer with what is innermost; another thread that the context was handed to gets the step."""
-        if not self._switch.open or thread.asking:
+        if not self._switch.open or thread.is_answering:
             return None
         if threading.get_ident() != thread.thread.ident:
             return identity.reference
-        thread.asking = True  # a processor of the user's may ask again while it is told of the span
+        thread.is_answering = True  # a processor of the user's may ask again while it is told of the span
         try:
             return self._innermost(thread, identity)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
             self._fault()
             return None
         finally:
-            thread.asking = False
+            thread.is_answering = False
 
     def _innermost(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         current = thread.current()
@@ -133,41 +137,41 @@ class ActiveSpans:
         if identity.reference is not None and current[0] is not identity:
             return identity.reference  # a context that the program has kept of an earlier step
         identity, start_ns = current
-        part = thread.machine.open_part
-        if part is not None and part.identity is not identity:
-            part = None  # a fetch runs that will open another
+        segment = thread.step_detector.open_segment
+        if segment is not None and segment.identity is not identity:
+            segment = None  # a fetch runs that will open another
         if identity.reference is None:
             identity.unix_offset_ns = unix_offset_ns()
-            evaluates = part is not None and part.evaluates
+            evaluates = segment is not None and segment.evaluates
             name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
-            user_span = part.user_span if part is not None and evaluates else None
-            baggage = self._baggage() if part is None else part.baggage
+            user_span = segment.user_span if segment is not None and evaluates else None
+            baggage = self._baggage() if segment is None else segment.baggage
             start_ns += identity.unix_offset_ns
             identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
-        recorded = part is not None and thread.in_forward and thread.stack
-        if part is None or not recorded or thread.recompute or thread.muted_from is not None:
+        recorded = segment is not None and thread.in_forward and thread.stack
+        if segment is None or not recorded or thread.recompute or thread.dropped_from is not None:
             return identity.reference
-        return self._innermost_call(thread, part, identity.reference, identity.unix_offset_ns)
+        return self._innermost_call(thread, segment, identity.reference, identity.unix_offset_ns)
 
     def _innermost_call(
-        self, thread: ThreadState, part: StepSegment, root: SpanReference, unix_offset_ns: int
+        self, thread: ThreadState, segment: StepSegment, root: SpanReference, unix_offset_ns: int
     ) -> SpanReference:
         """Fix the ids of all open calls: the span of an inner one may need its parent's at once."""
         assert self._start_span is not None  # noqa: S101  # says so to the type checker
         parent = root
-        if part.forward_start_ns is not None and not part.opened_without_grad:
-            if not part.forward_id:
-                forward = self._start_span(names.SPAN_FORWARD, root, part.forward_start_ns + unix_offset_ns)
-                part.forward_id = forward.span_id
-            parent = root._replace(span_id=part.forward_id, remote=False)
+        if segment.forward_start_ns is not None and not segment.opened_without_grad:
+            if not segment.forward_id:
+                forward = self._start_span(names.SPAN_FORWARD, root, segment.forward_start_ns + unix_offset_ns)
+                segment.forward_id = forward.span_id
+            parent = root._replace(span_id=segment.forward_id, remote=False)
         for frame in thread.stack:
-            reference = thread.given_ids.get(id(frame))
+            reference = thread.reserved_ids.get(id(frame))
             if reference is None:
                 path = self._path_of(thread, frame[0])
                 if path is None:
                     continue
                 start_ns = frame[2] + unix_offset_ns
                 reference = self._start_span(names.FORWARD_PREFIX + path, parent, start_ns)
-                thread.given_ids[id(frame)] = reference
+                thread.reserved_ids[id(frame)] = reference
             parent = reference
         return parent

@@ -37,27 +37,27 @@ class AsyncReadback:
         self._buffer = buffer
         self._event = event
         if event is None:
-            self._take()
+            self._read_buffer()
 
     def ready(self) -> bool:
         """Tell whether the numbers are there, without waiting; to be asked on a training thread."""
         if self._event is not None:
             if is_capturing() or not self._event.query():  # a query would end the capture of a CUDA graph
                 return False
-            self._take()
+            self._read_buffer()
         return True
 
     def wait(self) -> None:
         """Wait until the numbers are there."""
         if self._event is not None and not is_capturing():
             self._event.synchronize()
-            self._take()
+            self._read_buffer()
 
     def values(self) -> list[float]:
         """Return the numbers; none where they are not ready, or can't be known."""
         return self._values
 
-    def _take(self) -> None:
+    def _read_buffer(self) -> None:
         if self._buffer is not None:
             self._values = [float(value) for value in self._buffer.tolist()]
         self._buffer = self._event = None

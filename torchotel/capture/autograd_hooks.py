@@ -49,24 +49,24 @@ class TimestampLog:
     """Write stamps to a list, while the gate is open.
 
     Args:
-        gate: Whether anything is kept.
+        switch: Whether anything is kept.
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, gate: RecordingSwitch, fault: Callable[[], None]) -> None:
+    def __init__(self, switch: RecordingSwitch, fault: Callable[[], None]) -> None:
         self.stamps: list[NodeTimestamp] = []
-        self._gate, self.fault = gate, fault
+        self._switch, self.fault = switch, fault
 
     def add(self, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None) -> None:
         """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
-        if not self._gate.open:
+        if not self._switch.open:
             return
         if len(self.stamps) >= MAX_TIMESTAMPS:
-            self._gate.timestamps_dropped += 1
+            self._switch.timestamps_dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))
-        if state is not None and state.awaited == slot:
-            state.awaited, state.settled = None, True
+        if state is not None and state.probe_slot == slot:
+            state.probe_slot, state.no_inplace_seen = None, True
         if on_device is not None:
             on_device(slot, graph_task())
 
@@ -99,13 +99,13 @@ class BackwardTimestamps:
     """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards.
 
     Args:
-        gate: Whether anything is kept.
+        switch: Whether anything is kept.
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, gate: RecordingSwitch, fault: Callable[[], None]) -> None:
-        self._gate, self._fault = gate, fault
-        self.log = TimestampLog(gate, fault)
+    def __init__(self, switch: RecordingSwitch, fault: Callable[[], None]) -> None:
+        self._switch, self._fault = switch, fault
+        self.log = TimestampLog(switch, fault)
         """What the hooks write to."""
         self.on_device: DeviceTimestamp | None = None
         """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
@@ -119,7 +119,7 @@ class BackwardTimestamps:
 
     def another(self) -> BackwardTimestamps:
         """Return one with a log of its own."""
-        return BackwardTimestamps(self._gate, self._fault)
+        return BackwardTimestamps(self._switch, self._fault)
 
     def write_to_log_of(self, other: BackwardTimestamps) -> None:
         """Write what is hooked from now on to another thread's log."""
@@ -131,7 +131,7 @@ class BackwardTimestamps:
         self._spared.clear()
         self._ends.clear()
 
-    def hook_one(self, output: Tensor, node: Node, first: int, state: ModuleState) -> tuple[Slots, Slots]:
+    def hook_single_output(self, output: Tensor, node: Node, first: int, state: ModuleState) -> tuple[Slots, Slots]:
         """Hook a call with one output, in order; `first` is the number of the first node that it could make."""
         number = node_number(node)
         if number < first:
@@ -142,19 +142,19 @@ class BackwardTimestamps:
             end = self._lowest(node, number, first, state)
         return start, NO_SLOTS if end is None else end
 
-    def hook_many(self, outputs: list[Tensor], first: int, state: ModuleState) -> tuple[Slots, Slots]:
+    def hook_outputs(self, outputs: list[Tensor], first: int, state: ModuleState) -> tuple[Slots, Slots]:
         """Hook a call with several outputs, in order: the earliest start and the latest end count."""
         starts: list[int] = []
         ends: list[int] = []
         for output in outputs:
             node = node_of(output)
             if node is not None:
-                start, end = self.hook_one(output, node, first, state)
+                start, end = self.hook_single_output(output, node, first, state)
                 starts += _as_list(start)
                 ends += _as_list(end)
         return tuple(dict.fromkeys(starts)), tuple(dict.fromkeys(ends))
 
-    def hook_leaf(self, outputs: list[Tensor]) -> tuple[Slots, Slots]:
+    def hook_output_nodes(self, outputs: list[Tensor]) -> tuple[Slots, Slots]:
         """Hook the output nodes alone, where torch has no sequence numbers: right for calls of one node."""
         nodes = {n for t in outputs if (n := node_of(t)) is not None}
         if not nodes:
@@ -165,7 +165,7 @@ class BackwardTimestamps:
             node.register_hook(self._hook(end))
         return start, end
 
-    def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
+    def hook_boundary_nodes(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
         """Hook every node that leads out of the call; the latest to run is the end."""
         nodes = {n for t in outputs if (n := node_of(t)) is not None and node_number(n) >= first}
         stops = {n for t in inputs if (n := node_of(t)) is not None}  # another thread's numbers may be in range too
@@ -204,8 +204,8 @@ class BackwardTimestamps:
         own = self.starts.get(number)
         if own is not None and number in self._spared:
             return own  # the last child's output is ours too
-        if own is None and state.settled:
-            state.settled = False
+        if own is None and state.no_inplace_seen:
+            state.no_inplace_seen = False
             self._spared.add(number)
             return self._start(node, number, state)
         if not output._is_view() or (base := output._base) is None or (made := base.grad_fn) is None:
@@ -213,14 +213,14 @@ class BackwardTimestamps:
         base_number = node_number(made)
         if not number != base_number >= first:
             return self._start(node, number)
-        return self._start(node, number, state if state.awaited is None else None), self._start(made, base_number)
+        return self._start(node, number, state if state.probe_slot is None else None), self._start(made, base_number)
 
     def _start(self, node: Node, number: int, state: ModuleState | None = None) -> int:
         slot = self.starts.get(number)
         if slot is None:
             slot = self.starts[number] = _next_slot()
             if state is not None:
-                state.awaited = slot
+                state.probe_slot = slot
             node.register_prehook(self._hook(slot, state))
         return slot
 
@@ -252,10 +252,10 @@ def _as_list(slots: Slots) -> list[int]:
 
 def _follow(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
     """Go the way that the module's last call took, checked by sequence numbers."""
-    if state.way is None or number - first != state.span:
+    if state.cached_path is None or number - first != state.node_range:
         return None
     found: Node | None = node
-    for index in state.way:
+    for index in state.cached_path:
         following = found.next_functions  # type: ignore[union-attr] # checked below
         if index >= len(following) or (found := following[index][0]) is None:
             return None
@@ -281,11 +281,11 @@ def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | Non
                 todo.append(following)
                 if following_number < best_number:
                     best, best_number = following, following_number
-    way: list[int] = []
+    cached_path: list[int] = []
     step = best
     while step is not node:
         step, index = came_from[step]
-        way.append(index)
-    state.way = tuple(reversed(way)) if len(way) <= MAX_PATH else None
-    state.offset, state.span = best_number - first, number - first
+        cached_path.append(index)
+    state.cached_path = tuple(reversed(cached_path)) if len(cached_path) <= MAX_PATH else None
+    state.offset, state.node_range = best_number - first, number - first
     return best

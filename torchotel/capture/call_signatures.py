@@ -70,7 +70,7 @@ class CallSignatures:
         """Return the site for these tensors, made at their first sight."""
         grad_enabled, training = torch.is_grad_enabled(), is_training(module)
         transformed = grad_enabled and any(map(has_gradient_outside, outputs))
-        look = (
+        check_running = (
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
             (outputs or inputs)[0].device if outputs or inputs else None,
@@ -78,27 +78,27 @@ class CallSignatures:
             grad_enabled,
             transformed,
         )
-        site = state.sites.get(look)
-        if site is None:
-            if len(state.sites) >= MAX_SIGNATURES:
-                del state.sites[next(iter(state.sites))]
-            site = state.sites[look] = self._make(
+        signature = state.signatures.get(check_running)
+        if signature is None:
+            if len(state.signatures) >= MAX_SIGNATURES:
+                del state.signatures[next(iter(state.signatures))]
+            signature = state.signatures[check_running] = self._make(
                 state, module, inputs, outputs, grad_enabled=grad_enabled, transformed=transformed
             )
-        return site
+        return signature
 
     def unseen(self, state: ModuleState, module: Module) -> CallSignature:
         """Return the site of a call whose tensors can't be known any more: it has no shapes."""
         info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
         training = is_training(module)
-        look = ("unseen", device, training, grad_enabled)
-        site = state.sites.get(look)
-        if site is None:
+        check_running = ("unseen", device, training, grad_enabled)
+        signature = state.signatures.get(check_running)
+        if signature is None:
             nothing = (None,) * 6
-            site = CallSignature(info, *nothing, device, training, grad_enabled, is_compiled(module))
-            state.sites[look] = site
-        return site
+            signature = CallSignature(info, *nothing, device, training, grad_enabled, is_compiled(module))
+            state.signatures[check_running] = signature
+        return signature
 
     def _make(
         self,
@@ -111,7 +111,7 @@ class CallSignatures:
         transformed: bool,
     ) -> CallSignature:
         keep, info = self._shapes, info_of(state, module)
-        if not state.sites and runs_without_parts(module):  # looked at once, for graphs may be long
+        if not state.signatures and runs_without_parts(module):  # looked at once, for graphs may be long
             self._warn(ONE_SPAN, info)
         return CallSignature(
             module=info,

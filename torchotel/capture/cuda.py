@@ -95,7 +95,7 @@ class DeviceMarks:
         self.on = False
         """Whether this process uses a device that has a clock, as of the last outermost forward."""
 
-    def look(self) -> None:
+    def check_running(self) -> None:
         """See whether there is a device by now."""
         self.on = self._clock.is_running() and not self.guard.is_off
 
@@ -132,7 +132,7 @@ class DeviceMarks:
         self._clock.record(event, index)
         return Mark(index, event)
 
-    def give_back(self, marks: Sequence[Mark]) -> None:
+    def release(self, marks: Sequence[Mark]) -> None:
         """Take events back that nobody will read; recording one again takes it from where it still stands."""
         for device, event in marks:
             pool = self._pools.setdefault(device, [])
@@ -156,7 +156,7 @@ class DeviceLog:
         """Mark the end of a call's forward; return the slot where its time is found."""
         end = self._marks.record(start.device) if len(self._forwards) < MAX_FORWARDS else None
         if end is None:
-            self._marks.give_back([start])
+            self._marks.release([start])
             return NO_CLOCK
         slot = _next_slot()
         self._forwards.append((slot, start, end))
@@ -172,7 +172,7 @@ class DeviceLog:
         forwards, self._forwards = self._forwards, []
         to._forwards += forwards
 
-    def take(self) -> PendingDeviceTimes | None:
+    def drain(self) -> PendingDeviceTimes | None:
         """Return what there is, on its way; None for nothing."""
         if not (self._forwards or self._stamps):
             return None
@@ -210,7 +210,7 @@ class PendingDeviceTimes:
     def drop(self) -> None:
         """Give the events back."""
         marks, self._all, self._left = self._all, [], []
-        self._marks.give_back(marks)
+        self._marks.release(marks)
 
     def _look(self, reached: Callable[[TimedEvent], bool]) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Everything besides module calls that the step machine hears of: fetches, backwards, optimizers, registrations."""
+"""Everything besides module calls that the step detector hears of: fetches, backwards, optimizers, registrations."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class EventHooks:
     A seam may be called after it was taken out, if another library has put its own wrapper over ours.
 
     Args:
-        here: The calling thread's state.
-        roots: Closes what an interrupt left open before each event.
+        current_thread: The calling thread's state.
+        root_calls: Closes what an interrupt left open before each event.
         hooks: Which module hooks are in; armed after each event.
-        compiling: Tells whether something is compiled.
-        live: Makes the step current in the program's context.
-        paths: Names of modules.
+        compile_hooks: Tells whether something is compiled.
+        active_spans: Makes the step current in the program's context.
+        registry: Names of modules.
         gradients: Takes gradient norms.
         rates: Reads learning rates.
         errors: Reads exceptions.
@@ -65,12 +65,12 @@ class EventHooks:
 
     def __init__(
         self,
-        here: CurrentThread,
-        roots: RootCalls,
+        current_thread: CurrentThread,
+        root_calls: RootCalls,
         hooks: ModuleHooks,
-        compiling: CompileHooks,
-        live: ActiveSpans,
-        paths: ModuleRegistry,
+        compile_hooks: CompileHooks,
+        active_spans: ActiveSpans,
+        registry: ModuleRegistry,
         gradients: Gradients,
         rates: LearningRates,
         errors: ErrorReader,
@@ -79,8 +79,14 @@ class EventHooks:
         guard: Guard,
         warn: Warn,
     ) -> None:
-        self._here, self._roots, self._hooks, self._compiling, self._live = here, roots, hooks, compiling, live
-        self._paths, self._gradients, self._rates, self._errors = paths, gradients, rates, errors
+        self._current_thread, self._root_calls, self._hooks, self._compile_hooks, self._active_spans = (
+            current_thread,
+            root_calls,
+            hooks,
+            compile_hooks,
+            active_spans,
+        )
+        self._registry, self._gradients, self._rates, self._errors = registry, gradients, rates, errors
         self._switch, self._numbers, self._guarded, self._warn = switch, numbers, guard.guarded, warn
         self._undos = ExitStack()
 
@@ -111,27 +117,27 @@ class EventHooks:
 
     # ---- backward
 
-    def _backward_begins(self, roots: Any) -> None:
+    def _backward_begins(self, root_calls: Any) -> None:
         if not self._switch.open:
             return
-        thread, compiling = self._here.thread, self._compiling
-        if compiling.threads and compiling.running:
+        thread, compile_hooks = self._current_thread.state, self._compile_hooks
+        if compile_hooks.threads and compile_hooks.running:
             thread.traced_backwards += 1
             return
         if not thread.in_backward:
-            self._roots.settle(thread)
-            thread.scaling.backward_begins(roots)
+            self._root_calls.close_interrupted(thread)
+            thread.scaling.backward_begins(root_calls)
         thread.in_backward += 1
         thread.trains = True
-        part = thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
-        if compiling.threads:
-            compiling.tell_beside()
-            part.hooks_were_out = True
-        self._live.enter(thread, part)
+        segment = thread.step_detector.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
+        if compile_hooks.threads:
+            compile_hooks.warn_of_forward()
+            segment.hooks_were_out = True
+        self._active_spans.enter(thread, segment)
 
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
-        thread = self._here.thread
+        thread = self._current_thread.state
         if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
             thread.traced_backwards -= 1
             return
@@ -143,7 +149,7 @@ class EventHooks:
                 self._gradients.backward_ended(thread, self._numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
         error = self._errors.read(exception)
-        thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward, accumulates=accumulates)
+        thread.step_detector.backward_ends(now_ns, error, in_forward=thread.in_forward, accumulates=accumulates)
         self._hooks.arm()
 
     # ---- fetch
@@ -151,52 +157,52 @@ class EventHooks:
     def _fetch_begins(self) -> None:
         if not self._switch.open:
             return
-        thread = self._here.thread
+        thread = self._current_thread.state
         if not thread.in_fetch:
-            self._roots.settle(thread)
+            self._root_calls.close_interrupted(thread)
             close_interrupted_optimizer(thread)
             thread.fetch_start_ns = perf_counter_ns()
             thread.in_fetch = 1
-            self._live.enter(thread, None)
+            self._active_spans.enter(thread, None)
         else:
             thread.in_fetch += 1
 
     def _fetch_ends(self, outcome: str, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
-        thread = self._here.thread
+        thread = self._current_thread.state
         if not thread.in_fetch:
             return
         thread.in_fetch -= 1
         if thread.in_fetch or thread.in_forward:
             return
         if outcome in {"made", "fetched"}:
-            thread.machine.fetched(thread.fetch_start_ns, now_ns)
+            thread.step_detector.fetched(thread.fetch_start_ns, now_ns)
         elif outcome == "ended":
-            thread.machine.iterator_ended(thread.fetch_start_ns, now_ns)
+            thread.step_detector.iterator_ended(thread.fetch_start_ns, now_ns)
         else:
             error = self._errors.read(exception)
-            thread.machine.fetch_failed(thread.fetch_start_ns, now_ns, error)
-        self._live.leave_step(thread)
+            thread.step_detector.fetch_failed(thread.fetch_start_ns, now_ns, error)
+        self._active_spans.leave_step(thread)
         self._hooks.arm()
 
     # ---- optimizer
 
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._here.thread
-        self._roots.settle(thread)
+        thread = self._current_thread.state
+        self._root_calls.close_interrupted(thread)
         if thread.stepped[0] != id(optimizer):  # most programs have one
             self._look_at_task(thread, optimizer)
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         kind = type(optimizer).__name__
-        part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
-        if part is not None:
+        segment = thread.step_detector.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
+        if segment is not None:
             number = self._numbers["step"]
             rate = self._rates.read(thread.leading_optimizer, optimizer, number)
-            part.learning_rate = part.learning_rate if rate is None else rate
-            wanted = part.detailed or self._gradients.beyond_detail
-            if wanted and len(thread.machine.stepping) == 1:
-                self._gradients.optimizer_begins(thread, part, optimizer, number, closure=closure)
-        self._live.enter(thread, part)
+            segment.learning_rate = segment.learning_rate if rate is None else rate
+            wanted = segment.detailed or self._gradients.beyond_detail
+            if wanted and len(thread.step_detector.stepping) == 1:
+                self._gradients.optimizer_begins(thread, segment, optimizer, number, closure=closure)
+        self._active_spans.enter(thread, segment)
 
     def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:
         """Warn where the last other optimizer of the thread belongs to another task, which is not done."""
@@ -210,35 +216,35 @@ class EventHooks:
         thread.stepped = id(optimizer), None if task is None else weakref.ref(task)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._here.thread
+        thread = self._current_thread.state
         thread.optimizer_steps += 1
-        if thread.read_in_closure and len(thread.machine.stepping) == 1:
-            self._gradients.optimizer_ends(thread, thread.machine.stepping[0][3], optimizer)
-        thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
+        if thread.read_in_closure and len(thread.step_detector.stepping) == 1:
+            self._gradients.optimizer_ends(thread, thread.step_detector.stepping[0][3], optimizer)
+        thread.step_detector.optimizer_ends(perf_counter_ns(), id(optimizer))
         self._hooks.arm()
 
     def _optimizer_fails(self, exception: BaseException) -> None:
         now_ns = perf_counter_ns()
-        thread = self._here.thread
-        self._roots.settle(thread)
+        thread = self._current_thread.state
+        self._root_calls.close_interrupted(thread)
         running = (torch_internals.optimizer_steps_in_progress() or 1) - 1
-        thread.machine.optimizer_fails(now_ns, self._errors.read(exception), running)
+        thread.step_detector.optimizer_fails(now_ns, self._errors.read(exception), running)
         self._hooks.arm()
 
     def _clipping_begins(self, gradients: Sequence[torch.Tensor]) -> None:
-        self._gradients.clipping_begins(self._here.thread, gradients, self._numbers["step"])
+        self._gradients.clipping_begins(self._current_thread.state, gradients, self._numbers["step"])
 
     def _scaler_begins(self) -> None:
-        self._here.thread.optimizer_steps = 0
+        self._current_thread.state.optimizer_steps = 0
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        thread = self._here.thread
+        thread = self._current_thread.state
         self._unscaled(optimizer, stepped=True)
         if self._switch.open and not thread.optimizer_steps:
-            part = thread.machine.open_part
-            if part is not None and part.read is not None:
-                self._gradients.optimizer_ends(thread, part, optimizer)
-            thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
+            segment = thread.step_detector.open_segment
+            if segment is not None and segment.read is not None:
+                self._gradients.optimizer_ends(thread, segment, optimizer)
+            thread.step_detector.optimizer_skipped(perf_counter_ns(), id(optimizer))
 
     def _sharded_imported(self, module: ModuleType) -> None:
         self._undos.callback(self._after_scaling(module.ShardedGradScaler))
@@ -255,23 +261,23 @@ class EventHooks:
 
     def _loss_scaled(self, scaler: torch.amp.GradScaler, losses: Any, *_: Any) -> None:
         if scaler.is_enabled():
-            self._here.thread.scaling.scaled(scaler, losses)
+            self._current_thread.state.scaling.scaled(scaler, losses)
 
     def _optimizer_unscaled(self, scaler: torch.amp.GradScaler, _: Any, optimizer: torch.optim.Optimizer) -> None:
         if scaler.is_enabled():
             self._unscaled(optimizer, stepped=False)
 
     def _unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
-        self._gradients.unscaled(self._here.thread, optimizer, self._numbers["step"], stepped=stepped)
+        self._gradients.unscaled(self._current_thread.state, optimizer, self._numbers["step"], stepped=stepped)
 
     def _scale_updated(self, scaler: torch.amp.GradScaler, *_: Any) -> None:
-        self._here.thread.scaling.updated()
+        self._current_thread.state.scaling.updated()
 
     # ---- registration
 
     def _module_registered(self, owner: Module, name: str, child: Module | None) -> None:
         if child is not None:
-            self._paths.registered(owner, name, child)
+            self._registry.registered(owner, name, child)
             self._register(owner, name, "module", new=owner._modules.get(name) is not child)
 
     def _parameter_registered(self, owner: Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -282,8 +288,8 @@ class EventHooks:
         self._register(owner, name, "buffer", new=name not in owner._buffers)
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
-        thread = self._here.thread
-        if new and thread.machine.in_step and len(thread.registrations) < MAX_REGISTRATIONS:
-            path = self._paths.path_below(owner, name)
+        thread = self._current_thread.state
+        if new and thread.step_detector.in_step and len(thread.registrations) < MAX_REGISTRATIONS:
+            path = self._registry.path_below(owner, name)
             if path is not None:
                 thread.registrations.append(Registration(perf_counter_ns(), path, kind))

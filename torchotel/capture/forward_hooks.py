@@ -1,13 +1,15 @@
 """The functions that PyTorch calls around module calls and compiled regions.
 
-While a step is recorded in detail, `before` and `after` run for each module call. Otherwise `first` sees the start of
-the next root call and `left` its end. The hooks keep no tensor, return nothing and never raise.
+While a step is recorded in detail, `before` and `after` run for each module call. Otherwise `on_root_forward_start`
+sees the start of the next root call and `on_root_forward_end` its end. The hooks keep no tensor, return nothing and
+never raise.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -39,31 +41,50 @@ if TYPE_CHECKING:
 MAX_CALLERS = 64
 
 
+def _never_raises(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep what a hook raises from the user's forward, and skip the hook while something is compiled or exported.
+
+    The hooks of every module call do the same by themselves, since one more function for each call is measurable.
+    """
+
+    @wraps(hook)
+    def call(self: ForwardHooks, module: Module, args: Any, *output: Any) -> None:
+        if is_dynamo_compiling() or compiler_flags[COMPILING]:
+            return
+        try:
+            hook(self, module, args, *output)
+        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+            self._fault(iterated=len(output) > 0)  # after a forward that raised PyTorch reads its hooks
+
+    return runs_plainly(call)
+
+
 class ForwardHooks:
     """Pass the start and the end of module calls to the recorder, and those of root calls to `RootCalls`.
 
     Args:
-        roots: Decides at each root call whether it is recorded.
+        root_calls: Decides at each root call whether it is recorded.
         calls: Records calls.
         states: The state of each known module, by its `id()`.
         errors: Reads exceptions.
-        here: The calling thread's state.
+        current_thread: The calling thread's state.
         switch: Whether anything is recorded.
         guard: Counts internal errors.
     """
 
     def __init__(
         self,
-        roots: RootCalls,
+        root_calls: RootCalls,
         calls: ModuleCallRecorder,
         states: dict[int, ModuleState],
         errors: ErrorReader,
-        here: CurrentThread,
+        current_thread: CurrentThread,
         switch: RecordingSwitch,
         guard: Guard,
     ) -> None:
-        self._roots, self._calls, self._states, self._errors = roots, calls, states, errors
-        self._here, self._switch, self._fault = here, switch, guard.fault
+        self._root_calls, self._calls, self._states, self._errors = root_calls, calls, states, errors
+        self._current_thread, self._switch, self._fault = current_thread, switch, guard.fault
+        self._on_region_end = guard.guarded(self._region_ended)
 
     # ---- every call of a detailed step
 
@@ -73,14 +94,14 @@ class ForwardHooks:
         if is_dynamo_compiling() or compiler_flags[COMPILING]:
             return
         try:
-            thread = self._here.thread
+            thread = self._current_thread.state
             stack = thread.stack
             if stack:
                 state = self._states.get(id(module))
                 known = state is not None and id(stack[-1][0]) in state.callers and module is not stack[0][0]
                 if not known and not self._may_open(thread, module, state):
                     return
-            elif not self._roots.enter(thread, module):
+            elif not self._root_calls.enter(thread, module):
                 return
             self._calls.open(thread, module, args)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
@@ -98,7 +119,7 @@ class ForwardHooks:
         if compiler_flags[COMPILING]:
             return
         try:
-            thread = self._here.thread
+            thread = self._current_thread.state
             stack = thread.stack
             if not stack:
                 return
@@ -118,7 +139,7 @@ class ForwardHooks:
             else:
                 self._calls.add(thread, frame, args, rest[0], rest[1], end_ns, slot)
             if not stack:
-                self._roots.leave(thread, end_ns, error)
+                self._root_calls.leave(thread, end_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault(iterated=len(rest) == 1)
 
@@ -128,9 +149,9 @@ class ForwardHooks:
         Looks at the Python stack, so each module remembers by whom it was called.
         """
         stack = thread.stack
-        self._roots.close_interrupted(thread, perf_counter_ns(), opening=1)
+        self._root_calls.close_interrupted_calls(thread, perf_counter_ns(), opening=1)
         if not stack:
-            return self._roots.enter(thread, module)
+            return self._root_calls.enter(thread, module)
         if state is not None:
             if len(state.callers) >= MAX_CALLERS:
                 state.callers.clear()
@@ -149,75 +170,51 @@ class ForwardHooks:
 
     # ---- root calls alone
 
-    @runs_plainly
-    def first(self, module: Module, args: Any) -> None:
-        """See the first module call since the last event, with no other hook in."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
+    @_never_raises
+    def on_root_forward_start(self, module: Module, args: Any) -> None:
+        """See the first module call since the last event: a global forward pre-hook, the only one meanwhile."""
+        thread = self._current_thread.state
+        if thread.in_forward or thread.in_fetch or graph_task() != -1:
             return
-        try:
-            thread = self._here.thread
-            if thread.in_forward or thread.in_fetch or graph_task() != -1:
-                return
-            if not self._switch.open:  # it ended while another of this call's hooks ran
-                return
-            if self._roots.goes_on(thread, module):
-                return
-            if self._roots.enter(thread, module):
-                self._calls.open(thread, module, args)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault()
+        if not self._switch.open:  # capture ended while another hook of this call ran
+            return
+        if self._root_calls.enter(thread, module):
+            self._calls.open(thread, module, args)
 
-    @runs_plainly
-    def left(self, module: Module, args: Any, output: Any) -> None:
-        """See the end of an outermost call, with no other hook in."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
+    @_never_raises
+    def on_root_forward_end(self, module: Module, args: Any, output: Any) -> None:
+        """See the end of the root call: a forward hook of its module with `always_call`."""
         now_ns = perf_counter_ns()
-        raised = True  # as long as it is not known
-        try:
-            thread = self._here.thread
-            if thread.hooked is None or thread.hooked() is not module:
-                return  # another thread watches for it
-            call, raised = ending_call()
-            if call != thread.hooked_call and is_inside(thread.hooked_call):
-                return  # a call of the module inside its own
-            error = None
-            if raised:  # its dictionary is being read: the hook goes at the next event
-                exception = sys.exc_info()[1]
-                error = self._errors.read(exception, module)
-            else:
-                self._roots.drop_exit_hook(thread)
-            if thread.in_forward:
-                self._roots.leave(thread, now_ns, error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault(iterated=raised)
+        thread = self._current_thread.state
+        if thread.watched_root is None or thread.watched_root() is not module:
+            return  # another thread watches for it
+        call, raised = ending_call()
+        if call != thread.watched_root_call and is_inside(thread.watched_root_call):
+            return  # a call of the module inside its own
+        if not raised:  # else PyTorch reads the module's hooks: this one is removed at the next event
+            self._root_calls.remove_exit_hook(thread)
+        self._leave(thread, module, now_ns, sys.exception() if raised else None)
 
-    @runs_plainly
-    def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
-        """See the start of a region that runs no hooks; return what is to see its end."""
-        try:
-            thread = self._here.thread
-            if thread.stack:
-                self.before(module, args)
-                return self.after
-            if thread.in_forward or thread.in_fetch or not self._switch.open:
-                return None
-            if self._roots.enter(thread, module, watch=False):
-                self._calls.open(thread, module, args)
-                return self.after
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault()
+    # ---- compiled regions, which run no hooks
+
+    def on_region_start(self, module: Module, args: Any) -> Callable[..., None] | None:
+        """See the start of a region; return the hook that is to see its end."""
+        thread = self._current_thread.state
+        if thread.stack:
+            self.before(module, args)
+            return self.after
+        if thread.in_forward or thread.in_fetch or not self._switch.open:
             return None
-        return self._leave_region
+        if self._root_calls.enter(thread, module, watch=False):
+            self._calls.open(thread, module, args)
+            return self.after
+        return self._on_region_end
 
-    @runs_plainly
-    def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
-        """See the end of an outermost region whose step is not recorded in detail."""
-        exception = sys.exception() if len(rest) == 1 else None
-        try:
-            thread = self._here.thread
-            if thread.in_forward:
-                error = self._errors.read(exception, module)
-                self._roots.leave(thread, perf_counter_ns(), error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault()
+    def _region_ended(self, module: Module, args: Any, *rest: Any) -> None:
+        """See the end of a region that is a root call and is not recorded in detail; called as `after` is."""
+        self._leave(self._current_thread.state, module, perf_counter_ns(), sys.exception() if len(rest) == 1 else None)
+
+    def _leave(self, thread: ThreadState, module: Module, now_ns: int, exception: BaseException | None) -> None:
+        """End the root call that runs without detail, if there is one."""
+        if thread.in_forward:
+            self._root_calls.leave(thread, now_ns, self._errors.read(exception, module))

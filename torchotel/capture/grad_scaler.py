@@ -48,11 +48,11 @@ class Scaling:
             if isinstance(loss, Tensor):
                 self._losses[id(loss)] = weakref.ref(loss, _drop(self._losses, id(loss))), scaled
 
-    def backward_begins(self, roots: Any) -> None:
+    def backward_begins(self, root_calls: Any) -> None:
         """Find out whether an outermost backward begins at a scaled loss."""
         found = None
         if self._losses:
-            for root in roots if isinstance(roots, Sequence) else [roots]:
+            for root in root_calls if isinstance(root_calls, Sequence) else [root_calls]:
                 loss, scaled = self._losses.get(id(root), (None, None))
                 if loss is not None and loss() is root:
                     found = scaled
@@ -92,7 +92,7 @@ class Scaling:
         """Return the places of those that have their own size."""
         if not self._unscaled:
             return set()
-        return {place for place, gradient in enumerate(gradients) if self._has_own_size(gradient)}
+        return {position for position, gradient in enumerate(gradients) if self._has_own_size(gradient)}
 
     def _has_own_size(self, gradient: Tensor) -> bool:
         ref, version = self._unscaled.get(id(gradient), (None, None))

@@ -66,7 +66,7 @@ class PreHook:
         self.hook: Hook | None = None
         """Which one is in; asked after every event."""
 
-    def put(self, hook: Hook) -> None:
+    def install(self, hook: Hook) -> None:
         """Put it in, in the place of what is there."""
         if self.hook is hook:
             return
@@ -76,7 +76,7 @@ class PreHook:
             self._register(hook)
         self.hook = hook
 
-    def take(self) -> None:
+    def remove(self) -> None:
         """Take out what is in."""
         self.hook = None
         self._hooks.pop(self._id, None)
@@ -132,7 +132,7 @@ class ModuleHooks:
         """Whether every module call is seen."""
         return self._after_handle is not None
 
-    def want(self, thread: ThreadState, *, detailed: bool) -> bool:
+    def set_detailed(self, thread: ThreadState, *, detailed: bool) -> bool:
         """Say whether the thread's calls are to be seen; return whether they are."""
         if not (detailed or self._detailed or self._wanted):
             return False  # most calls
@@ -151,7 +151,7 @@ class ModuleHooks:
         """
         self._detailed.discard(thread)
 
-    def forget(self, thread: ThreadState) -> None:
+    def remove_thread(self, thread: ThreadState) -> None:
         """Take note that the thread has ended."""
         self._detailed.discard(thread)
         self._wanted = len(self._detailed) > 0
@@ -168,7 +168,7 @@ class ModuleHooks:
         with self._lock:
             self._armed = False
             if self._pre_hook.hook is self._first:
-                self._pre_hook.take()
+                self._pre_hook.remove()
 
     def suspend(self) -> None:
         """Take all hooks out while Dynamo compiles or export traces, so that no guard is made of them."""
@@ -203,8 +203,8 @@ class ModuleHooks:
             if alone:
                 self._armed = False
                 if self._pre_hook.hook is self._first:
-                    self._pre_hook.take()
-            thread.hooked = weakref.ref(module)
+                    self._pre_hook.remove()
+            thread.watched_root = weakref.ref(module)
             see_end(module, self._exit_id, self._exit)
         return True
 
@@ -214,12 +214,12 @@ class ModuleHooks:
         It is one for all of them: where a call raised PyTorch reads the module's hooks, and they must not change then.
         """
         with self._lock:
-            hooked, thread.hooked = thread.hooked, None
-            module = None if hooked is None else hooked()
+            watched_root, thread.watched_root = thread.watched_root, None
+            module = None if watched_root is None else watched_root()
             if module is None:
                 return
             for other in threads:
-                if other.hooked is not None and other.hooked() is module:
+                if other.watched_root is not None and other.watched_root() is module:
                     return
             forget_end(module, self._exit_id)
 
@@ -230,11 +230,11 @@ class ModuleHooks:
             if all_in and self._after_handle is None:
                 self._after_handle = register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
             if all_in:
-                self._pre_hook.put(self._before)
+                self._pre_hook.install(self._before)
             elif self._armed and free:
-                self._pre_hook.put(self._first)
+                self._pre_hook.install(self._first)
             else:
-                self._pre_hook.take()
+                self._pre_hook.remove()
             handle = self._after_handle
             if not all_in and handle is not None:
                 self._after_handle = None

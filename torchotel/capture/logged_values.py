@@ -104,12 +104,12 @@ class Logged:
 
     def ready(self) -> bool:
         """Tell whether all that was logged can be read."""
-        return not self._reads or all(reading.ready() for reading in self._readings())
+        return not self._reads or all(readback.ready() for readback in self._readbacks())
 
     def wait(self) -> None:
         """Wait until it can."""
-        for reading in self._readings():
-            reading.wait()
+        for readback in self._readbacks():
+            readback.wait()
 
     def values(self) -> dict[str, LogValue]:
         """Return what has come; to be asked when it is closed."""
@@ -133,12 +133,12 @@ class Logged:
                 self._losses.pop()
             self._losses.append(value)
 
-    def _readings(self) -> list[AsyncReadback]:
+    def _readbacks(self) -> list[AsyncReadback]:
         values = [*self._last.values(), *self._losses]
         for counts in self._counts.values():
             values += counts
         if self._offered is not None:
-            values += self._offered._readings()
+            values += self._offered._readbacks()
         return [value for value in values if isinstance(value, AsyncReadback)]
 
 

@@ -45,22 +45,22 @@ class ModuleCallRecorder:
     """Turn the start and the end of module calls into records on the thread's state.
 
     Args:
-        paths: Names of modules.
-        sites: What calls look like.
+        registry: Names of modules.
+        signatures: What calls look like.
         errors: Reads exceptions.
         device_marks: Marks on the clocks of devices.
     """
 
     def __init__(
         self,
-        paths: ModuleRegistry,
-        sites: CallSignatures,
+        registry: ModuleRegistry,
+        signatures: CallSignatures,
         errors: ErrorReader,
         device_marks: DeviceMarks,
     ) -> None:
-        self._paths, self._sites, self._errors = paths, sites, errors
+        self._registry, self._signatures, self._errors = registry, signatures, errors
         self._device_marks = device_marks
-        self._states = paths.states
+        self._states = registry.states
 
     def open(self, thread: ThreadState, module: Module, args: Any) -> None:
         """Open a call that is to be recorded."""
@@ -68,19 +68,21 @@ class ModuleCallRecorder:
         mark = marks.begin(module, args) if marks.on else None
         thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
 
-    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> bool:
+    def close_interrupted(
+        self, thread: ThreadState, now_ns: int, *, opening: int = 0, running: int | None = None
+    ) -> bool:
         """Close the calls that an interrupt left open, as far as the Python stack shows; return whether all are closed.
 
         Args:
             thread: The thread that runs this.
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
-            live: How many calls are still running, where that is known.
+            running: How many calls are still running, where that is known.
         """
-        if live is None and (live := calls_in_progress()) is None:
+        if running is None and (running := calls_in_progress()) is None:
             return False
         was_open = bool(thread.stack)
-        while len(thread.stack) > max(0, live - opening):
+        while len(thread.stack) > max(0, running - opening):
             self.add_interrupted(thread, thread.stack.pop(), now_ns)
         return was_open and not thread.stack
 
@@ -92,7 +94,7 @@ class ModuleCallRecorder:
     @staticmethod
     def _with_id(thread: ThreadState, frame: Frame, note: Note) -> CallNote | Note:
         """Note the id that was given out while the call ran."""
-        given = thread.given_ids.pop(id(frame), None)
+        given = thread.reserved_ids.pop(id(frame), None)
         return note if given is None else (note or CallNote())._replace(span_id=given.span_id)
 
     # ---- records
@@ -106,7 +108,7 @@ class ModuleCallRecorder:
             held = h._modules if (h := holder()) is not None else {}
             if state.name in held and held[state.name] is module:  # a scripted module's dictionary has no `get`
                 return state
-        return self._paths.find(module, [frame[0] for frame in thread.stack])
+        return self._registry.find(module, [frame[0] for frame in thread.stack])
 
     def add(
         self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
@@ -125,18 +127,18 @@ class ModuleCallRecorder:
         module, _, start_ns, _ = frame
         thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
         state = self._state_of(thread, module)
-        found = self._look_at_one(thread, state, frame, args, kwargs, output)
+        found = self._inspect_single_tensor(thread, state, frame, args, kwargs, output)
         if found is None:
             with without_torch_function():  # subclasses of Tensor may have their own
-                found = self._look_closely(thread, state, frame, args, kwargs, output)
-        site, starts, ends = found
+                found = self._inspect_tensors(thread, state, frame, args, kwargs, output)
+        signature, starts, ends = found
         if not state.skipped:
             note = RECOMPUTED if thread.recompute else None
-            if thread.given_ids:
+            if thread.reserved_ids:
                 note = self._with_id(thread, frame, note)
-            thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note, slot)))
+            thread.calls.append(_new(ModuleCall, (signature, start_ns, end_ns, starts, ends, note, slot)))
 
-    def _look_at_one(
+    def _inspect_single_tensor(
         self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots] | None:
         """Take in a call of one tensor in and one out, as nearly all are; None for any other.
@@ -165,38 +167,38 @@ class ModuleCallRecorder:
             return None  # nested tensors have no shape, a view whose base changed has no node, a frozen script no mode
         last = state.last
         if last is not None and last[0] == looks:
-            site = last[1]
+            signature = last[1]
         else:
-            site = self._sites.find(state, module, [tensor], [output])
-            state.last = looks, site
-        if site.device is not thread.device:
-            self._note_device(thread, site)
+            signature = self._signatures.find(state, module, [tensor], [output])
+            state.last = looks, signature
+        if signature.device is not thread.device:
+            self._note_device(thread, signature)
         if node is None:
-            return site, NO_SLOTS, NO_SLOTS
+            return signature, NO_SLOTS, NO_SLOTS
         if thread.unordered:
-            return site, *thread.backward.hook_unordered([output], [tensor], first)
-        return site, *thread.backward.hook_one(output, node, first, state)
+            return signature, *thread.backward.hook_boundary_nodes([output], [tensor], first)
+        return signature, *thread.backward.hook_single_output(output, node, first, state)
 
-    def _look_closely(
+    def _inspect_tensors(
         self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots]:
         module, first, _, _ = frame
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
-        site = self._sites.find(state, module, inputs, outputs)
-        self._note_device(thread, site)
+        signature = self._signatures.find(state, module, inputs, outputs)
+        self._note_device(thread, signature)
         if sequence_number is None:
-            return site, *thread.backward.hook_leaf(outputs)
+            return signature, *thread.backward.hook_output_nodes(outputs)
         if thread.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
-            return site, *thread.backward.hook_unordered(outputs, inputs, first)
-        return site, *thread.backward.hook_many(outputs, first, state)
+            return signature, *thread.backward.hook_boundary_nodes(outputs, inputs, first)
+        return signature, *thread.backward.hook_outputs(outputs, first, state)
 
     @staticmethod
-    def _note_device(thread: ThreadState, site: CallSignature) -> None:
+    def _note_device(thread: ThreadState, signature: CallSignature) -> None:
         """Nodes of several devices run on several threads: from the second device on, order is not given."""
-        if site.device is not thread.device:
+        if signature.device is not thread.device:
             if thread.device is not None:
                 thread.unordered = True
-            thread.device = site.device
+            thread.device = signature.device
 
     def add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
         """Append the record of a call that raised; return what it raised."""
@@ -205,14 +207,14 @@ class ModuleCallRecorder:
         error = self._errors.read(exception, module)
         state = self._state_of(thread, module)
         with without_torch_function():
-            site = self._sites.find(state, module, tensors_in(args), [])
+            signature = self._signatures.find(state, module, tensors_in(args), [])
         note = self._with_id(thread, frame, CallNote(error, recompute=thread.recompute))
-        thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
+        thread.calls.append(ModuleCall(signature, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
         return error
 
     def add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
         """Append the record of a call that an interrupt ended unseen."""
         module, _, start_ns, _ = frame
-        site = self._sites.unseen(self._state_of(thread, module), module)
+        signature = self._signatures.unseen(self._state_of(thread, module), module)
         note = self._with_id(thread, frame, INTERRUPTED)
-        thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))
+        thread.calls.append(ModuleCall(signature, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))

@@ -103,45 +103,45 @@ class ModuleState:
 
     __slots__ = (
         "__weakref__",
-        "awaited",
+        "cached_path",
         "callers",
         "holder",
         "info",
         "last",
         "model",
         "name",
+        "no_inplace_seen",
+        "node_range",
         "offset",
         "path",
+        "probe_slot",
         "reference",
         "root",
-        "settled",
-        "sites",
+        "signatures",
         "skipped",
-        "span",
-        "way",
     )
 
-    def __init__(self, reference: weakref.ref[Module], place: ModuleLocation) -> None:
+    def __init__(self, reference: weakref.ref[Module], location: ModuleLocation) -> None:
         self.reference = reference
         self.skipped = False
         self.callers: set[int] = set()
         """Ids of the modules that were seen to call it."""
-        self.move(place)
+        self.move(location)
 
-    def move(self, place: ModuleLocation) -> None:
+    def move(self, location: ModuleLocation) -> None:
         """Give the module another place; what was kept under the old name goes."""
-        self.model, self.path, self.holder, self.name, self.root = place
+        self.model, self.path, self.holder, self.name, self.root = location
         self.info: ModuleInfo | None = None
-        self.sites: dict[object, CallSignature] = {}
+        self.signatures: dict[object, CallSignature] = {}
         self.last: LastCall | None = None
         """The last call with one tensor in and one out, compared before anything is built."""
         # The remembered way from its output node to its lowest node, checked by sequence numbers.
-        self.way: tuple[int, ...] | None = None
-        self.offset = self.span = 0
+        self.cached_path: tuple[int, ...] | None = None
+        self.offset = self.node_range = 0
         # Where outputs are views of what the module makes: the start of a call's backward that is to tell whether an
         # in-place operation takes the output's node away, and whether the last such call told that none did.
-        self.awaited: int | None = None
-        self.settled = False
+        self.probe_slot: int | None = None
+        self.no_inplace_seen = False
 
     def in_place(self, module: Module) -> bool:
         """Tell whether the module still stands where its name says."""
@@ -159,7 +159,7 @@ class ModuleRegistry:
     """The states of all modules that were called or stand in a model that was."""
 
     def __init__(self) -> None:
-        self.on_named: Callable[[Module], None] = lambda _: None
+        self.on_model_named: Callable[[Module], None] = lambda _: None
         """Called with the module of a root call whose model was named."""
         self.states: dict[int, ModuleState] = {}
         self.stale = False
@@ -169,9 +169,9 @@ class ModuleRegistry:
         self._hidden: set[int] = set()
         """Those that no module holds, and what is below them: their names follow their caller's."""
 
-    def learn(self, root: Module) -> ModuleState:
+    def register_model(self, root: Module) -> ModuleState:
         """Name every module below the root, and the root by its class."""
-        return self._place(root, self._model_name(root), "")
+        return self._register(root, self._model_name(root), "")
 
     def name(self, model: Module, name: str) -> bool:
         """Name a model, `-2` … for another living model of that name; False if it is a part of another module."""
@@ -181,7 +181,7 @@ class ModuleRegistry:
             return False
         self._roots.pop(id(root), None)
         self._roots[id(root)] = self._unused(shortened(name))
-        self.learn(top)
+        self.register_model(top)
         return True
 
     def compiled(self, module: Module) -> None:
@@ -189,7 +189,7 @@ class ModuleRegistry:
         state = self.states.get(id(module))
         if state is not None:
             state.last = None
-            state.sites.clear()
+            state.signatures.clear()
 
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
@@ -205,22 +205,22 @@ class ModuleRegistry:
         if state is not None and not self.stale and (state.holder is None or state.in_place(module)):
             return
         self.stale = False
-        self.learn(self.topmost(module))
+        self.register_model(self.topmost(module))
         if id(module) not in self.states:
-            self.learn(module)
-        self.on_named(module)
+            self.register_model(module)
+        self.on_model_named(module)
 
     def find(self, module: Module, callers: Sequence[Module]) -> ModuleState:
         """Name a module that is unknown or has moved; `callers` are the calls that enclose it, outermost first."""
         state = self.states.get(id(module))
         held = any(child is module for caller in callers for child in caller._modules.values())
         if self.stale or held or state is not None or not callers:  # else made by forward: no walk at every call
-            self.learn(self.topmost(callers[0] if callers else module))
+            self.register_model(self.topmost(callers[0] if callers else module))
             state = self.states.get(id(module))
             if state is not None and state.in_place(module):
                 return state
         if not callers:
-            return self.learn(module)
+            return self.register_model(module)
         # Held by no module, but by a plain list or a closure: it, or its caller.
         parent = self.states.get(id(callers[-1]))
         if parent is None or not parent.in_place(callers[-1]):
@@ -228,7 +228,7 @@ class ModuleRegistry:
             state = self.states.get(id(module))
             if state is not None and state.in_place(module):
                 return state
-        return self._place(module, parent.model, parent.path_below(class_of(module)))
+        return self._register(module, parent.model, parent.path_below(class_of(module)))
 
     def registered(self, owner: Module, name: str, child: Module) -> None:
         """Remember who holds a module, so that a root which is never called still gives its names."""
@@ -248,21 +248,21 @@ class ModuleRegistry:
         state = self.states.get(id(owner))
         return None if state is None else state.path_below(name)
 
-    def _place(self, top: Module, model: str, path: str) -> ModuleState:
+    def _register(self, top: Module, model: str, path: str) -> ModuleState:
         """Name a module and all below it; an empty path is a root's."""
         title = class_of(unwrapped(top))
         moved = False
         for module, below, holder, name in walk(top, path):
             reference = None if holder is None else weakref.ref(holder)
-            place = ModuleLocation(model, below or title, reference, name, root=not below)
+            location = ModuleLocation(model, below or title, reference, name, root=not below)
             state = self.states.get(id(module))
             if state is None:
-                self.add(module, place)
-            elif not (_same(state, place) and state.in_place(module)) and not self._belongs_elsewhere(module, top):
+                self.add(module, location)
+            elif not (_same(state, location) and state.in_place(module)) and not self._belongs_elsewhere(module, top):
                 if below:
                     self._roots.pop(id(module), None)
                 moved = True
-                state.move(place)
+                state.move(location)
             if path:
                 self._hidden.add(id(module))
         if moved and not path:  # their callers may have moved: they are found again when they are called
@@ -271,7 +271,7 @@ class ModuleRegistry:
             self._hidden.clear()
         return self.states[id(top)]
 
-    def add(self, module: Module, place: ModuleLocation) -> ModuleState:
+    def add(self, module: Module, location: ModuleLocation) -> ModuleState:
         """Name a module that is unknown."""
         key = id(module)
 
@@ -280,7 +280,7 @@ class ModuleRegistry:
             self._roots.pop(key, None)
             self._hidden.discard(key)
 
-        state = self.states[key] = ModuleState(weakref.ref(module, gone), place)
+        state = self.states[key] = ModuleState(weakref.ref(module, gone), location)
         state.skipped = is_generated(module)
         return state
 
@@ -329,5 +329,10 @@ class ModuleRegistry:
         return module
 
 
-def _same(state: ModuleState, place: ModuleLocation) -> bool:
-    return (state.model, state.path, state.name, state.root) == (place.model, place.path, place.name, place.root)
+def _same(state: ModuleState, location: ModuleLocation) -> bool:
+    return (state.model, state.path, state.name, state.root) == (
+        location.model,
+        location.path,
+        location.name,
+        location.root,
+    )

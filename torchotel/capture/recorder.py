@@ -75,27 +75,31 @@ class Capture:
         self.warn = warn or Warn()
         self.threads = Threads()
         self.guard = Guard("capture", off=self.uninstall)
-        self.paths = ModuleRegistry()
-        self.errors = ErrorReader(exception_text, self.paths.known)
+        self.registry = ModuleRegistry()
+        self.errors = ErrorReader(exception_text, self.registry.known)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
-        self.gradients = Gradients(self.paths, self.warn, setting=gradient_norms)
+        self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
         self.switch = RecordingSwitch()
         self.device_marks = DeviceMarks(clock or CudaClock())
-        self.here = CurrentThread(self._new_thread)
+        self.current_thread = CurrentThread(self._new_thread)
         """The calling thread's state."""
-        self.watches = Watches(self.here, self.warn)
+        self.watches = Watches(self.current_thread, self.warn)
         self.log_reader = LogReader()
         self.hooks = ModuleHooks()
-        calls = ModuleCallRecorder(self.paths, CallSignatures(self.warn, shapes=shapes), self.errors, self.device_marks)
-        self.live = ActiveSpans(start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault)
-        self.roots = RootCalls(
+        calls = ModuleCallRecorder(
+            self.registry, CallSignatures(self.warn, shapes=shapes), self.errors, self.device_marks
+        )
+        self.active_spans = ActiveSpans(
+            start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault
+        )
+        self.root_calls = RootCalls(
             self.threads,
             calls,
             self.hooks,
-            self.paths,
-            self.live,
+            self.registry,
+            self.active_spans,
             self.device_marks,
             self.switch,
             self.numbers,
@@ -105,24 +109,24 @@ class Capture:
             self.uninstall,
         )
         self.forward_hooks = ForwardHooks(
-            self.roots, calls, self.paths.states, self.errors, self.here, self.switch, self.guard
+            self.root_calls, calls, self.registry.states, self.errors, self.current_thread, self.switch, self.guard
         )
-        self.compiling = CompileHooks(
+        self.compile_hooks = CompileHooks(
             self.hooks,
-            self.forward_hooks.enter_region,
-            self.paths.compiled,
+            self.forward_hooks.on_region_start,
+            self.registry.compiled,
             self.guard.guarded,
             self.threads.others_forward,
             self.warn,
         )
-        self.paths.on_named = self.compiling.learn
-        self.events = EventHooks(
-            self.here,
-            self.roots,
+        self.registry.on_model_named = self.compile_hooks.wrap_regions
+        self.event_hooks = EventHooks(
+            self.current_thread,
+            self.root_calls,
             self.hooks,
-            self.compiling,
-            self.live,
-            self.paths,
+            self.compile_hooks,
+            self.active_spans,
+            self.registry,
             self.gradients,
             self.rates,
             self.errors,
@@ -135,28 +139,28 @@ class Capture:
     @property
     def model(self) -> ModelInfo | None:
         """The model of the first root call; None before it."""
-        return self.roots.model
+        return self.root_calls.model
 
     # ---- in and out
 
     def install(self) -> None:
         """Put hooks and seams in; they see the next event."""
         self.switch.open = True
-        self.events.install()
+        self.event_hooks.install()
         self.watches.install()
-        self.compiling.install()
-        forward_hooks = self.forward_hooks
-        self.hooks.install(forward_hooks.before, forward_hooks.after, forward_hooks.first, forward_hooks.left)
+        self.compile_hooks.install()
+        own = self.forward_hooks
+        self.hooks.install(own.before, own.after, own.on_root_forward_start, own.on_root_forward_end)
 
     def uninstall(self) -> None:
         """Take everything out; steps that are open stay until `end`. What can't be taken out keeps nothing else in."""
         self.switch.open = self.device_marks.on = False
-        with ExitStack() as parts:
+        with ExitStack() as segments:
             for thread in list(self.threads.all):
-                parts.callback(self.roots.drop_exit_hook, thread)
-            for part in (self.watches, self.events, self.compiling):
-                parts.callback(part.uninstall)
-            parts.callback(self.hooks.remove)
+                segments.callback(self.root_calls.remove_exit_hook, thread)
+            for segment in (self.watches, self.event_hooks, self.compile_hooks):
+                segments.callback(segment.uninstall)
+            segments.callback(self.hooks.remove)
 
     def detach(self) -> None:
         """Take everything out of a forked child."""
@@ -175,28 +179,28 @@ class Capture:
 
     def flush(self) -> None:
         """Hand over what has ended on the calling thread."""
-        thread = self.here.thread
-        self.roots.settle(thread)
-        thread.machine.hand_over_finished()
-        self.live.leave_step(thread)
-        thread.held.release_all(self._hand_over)
+        thread = self.current_thread.state
+        self.root_calls.close_interrupted(thread)
+        thread.step_detector.hand_over_finished()
+        self.active_spans.leave_step(thread)
+        thread.pending.release_all(self._hand_over)
         self._retire_ended()
 
     def end(self) -> None:
         """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
         for thread in list(self.threads.all):
             self.guard.guarded(self._end)(thread)
-        self.live.leave_step(self.here.thread)
+        self.active_spans.leave_step(self.current_thread.state)
 
     def _end(self, thread: ThreadState) -> None:
-        self.roots.close_interrupted(thread, perf_counter_ns(), live=0)
-        thread.machine.end()
-        thread.held.release_all(self._hand_over)
+        self.root_calls.close_interrupted_calls(thread, perf_counter_ns(), running=0)
+        thread.step_detector.end()
+        thread.pending.release_all(self._hand_over)
 
-    def learn(self, model: Module) -> None:
+    def register_model(self, model: Module) -> None:
         """Name the modules of a model before its first call."""
-        self.paths.learn(model)
-        self.compiling.learn(model)
+        self.registry.register_model(model)
+        self.compile_hooks.wrap_regions(model)
 
     # ---- what the user says
 
@@ -206,32 +210,34 @@ class Capture:
             self.warn("name() takes a torch.nn.Module, got %s: nothing is named", type(model).__name__)
         elif not isinstance(name, str) or not name:
             self.warn("name() takes a string that is not empty, got %r: the model keeps its name", name)
-        elif not self.paths.name(model, name):
+        elif not self.registry.name(model, name):
             self.warn("name(…, %r) got a part of a model: name the module that holds it", shortened(name))
 
     def step_begins(self) -> None:
         """Open an explicit step on the calling thread."""
-        thread = self.here.thread
+        thread = self.current_thread.state
         thread.explicit_steps += 1
         if self.switch.open and thread.explicit_steps == 1:  # one inside another is part of it
-            self.roots.settle(thread)
-            self.live.enter(thread, thread.machine.step_begins(perf_counter_ns()))
+            self.root_calls.close_interrupted(thread)
+            self.active_spans.enter(thread, thread.step_detector.step_begins(perf_counter_ns()))
 
     def step_ends(self, exception: BaseException | None) -> None:
         """Close it."""
-        thread = self.here.thread
+        thread = self.current_thread.state
         thread.explicit_steps -= 1
         if thread.explicit_steps:
             return
-        self.roots.settle(thread)
-        thread.machine.step_ends(perf_counter_ns(), self.errors.read(exception))
-        self.live.leave_step(thread)
+        self.root_calls.close_interrupted(thread)
+        thread.step_detector.step_ends(perf_counter_ns(), self.errors.read(exception))
+        self.active_spans.leave_step(thread)
         self.hooks.arm()
 
     def ask_detail(self, steps: int) -> None:
         """Record the next steps in detail, whatever the setting; from any thread."""
-        parts = [thread.machine.open_part for thread in list(self.threads.all)]
-        began = any(part is not None and not part.evaluates and part.detailed is not None for part in parts)
+        segments = [thread.step_detector.open_segment for thread in list(self.threads.all)]
+        began = any(
+            segment is not None and not segment.evaluates and segment.detailed is not None for segment in segments
+        )
         self.detail.ask(self.numbers["step"] + began, steps)
 
     def log(self, given: Mapping[str, object], *, offered: bool = False) -> None:
@@ -243,17 +249,17 @@ class Capture:
         """
         if not self.switch.open:
             return
-        thread, values = self.here.thread, self.log_reader.read(given, offered=offered)
+        thread, values = self.current_thread.state, self.log_reader.read(given, offered=offered)
         # A thread that trains nothing speaks of the one that does.
-        others = [other for other in list(self.threads.all) if other is not thread and other.machine.in_step]
+        others = [other for other in list(self.threads.all) if other is not thread and other.step_detector.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
         if logged is not None and not logged.closed:
             (logged.offer if offered else logged.add)(values)
         elif values:
             late = PendingLog(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
             (late.logged.offer if offered else late.logged.add)(values)
-            thread.held.add(late)
-            thread.held.release(self._hand_over)
+            thread.pending.add(late)
+            thread.pending.release(self._hand_over)
 
     # ---- threads
 
@@ -274,7 +280,7 @@ class Capture:
     def _retire_ended(self) -> None:
         """Hand over what threads have left that are gone: their last step waits for an event that never comes."""
         for thread in self.threads.remove_ended():
-            self.hooks.forget(thread)
+            self.hooks.remove_thread(thread)
             self._end(thread)
 
     # ---- hand-over
@@ -284,23 +290,25 @@ class Capture:
             self.gradients.note_bad_loss(self.numbers["step"])
         self._next(handed)
 
-    def _emit(self, thread: ThreadState, kind: str, parts: list[StepSegment]) -> None:
-        if parts[0].user_span is SUPPRESSED:
-            PendingRecord(kind, -1, parts, thread.ident).close()
+    def _emit(self, thread: ThreadState, kind: str, segments: list[StepSegment]) -> None:
+        if segments[0].user_span is SUPPRESSED:
+            PendingRecord(kind, -1, segments, thread.ident).close()
             return
         with self._numbering:
             number = self.numbers[kind]
             self.numbers[kind] = number + 1
         if not number:
             self._on_first()
-        reason = self.detail.reason(number) if True in [part.detailed for part in parts] else None
+        reason = self.detail.reason(number) if True in [segment.detailed for segment in segments] else None
         memory = self.memory.read() if kind == "step" else ()
-        thread.held.add(PendingRecord(kind, number, parts, thread.ident, reason, memory))
-        if kind != "step" or thread.machine.in_step:  # no value is logged to it any more; the next event may be far off
-            thread.held.release(self._hand_over)
+        thread.pending.add(PendingRecord(kind, number, segments, thread.ident, reason, memory))
+        if (
+            kind != "step" or thread.step_detector.in_step
+        ):  # no value is logged to it any more; the next event may be far off
+            thread.pending.release(self._hand_over)
 
 
 def _current_log(thread: ThreadState) -> Logged | None:
     """Return where values go: to the step that is open, else to the last one while it is here."""
-    part = thread.machine.open_part
-    return part.logged if part is not None and not part.evaluates else thread.held.last_step()
+    segment = thread.step_detector.open_segment
+    return segment.logged if segment is not None and not segment.evaluates else thread.pending.last_step()

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from torchotel.sampling.detail import Detail
 
 
-def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: ModuleRegistry) -> bool:
+def join_waiting_forward(
+    thread: ThreadState, replica: Module, threads: Iterable[ThreadState], registry: ModuleRegistry
+) -> bool:
     """Record a replica's call for the thread whose forward waits for it; False where no forward is recorded.
 
     Where it can't be told whose it is, it is counted as dropped, with all that it calls.
@@ -51,7 +53,7 @@ def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadS
         return False
     owners = [(other, frame[0]) for other, last in waiting.items() for frame in last if _holds_like(frame[0], replica)]
     if len(owners) != 1:
-        thread.muted_from = len(thread.calls)
+        thread.dropped_from = len(thread.calls)
         return True
     owner, caller = owners[0]
     thread.owner = owner
@@ -59,11 +61,11 @@ def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadS
     thread.backward.write_to_log_of(owner.backward)
     copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
     thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
-    _name(replica, unwrapped(caller), paths)
+    _name_replica(replica, unwrapped(caller), registry)
     return True
 
 
-def beside(call: ModuleCall, lane: int) -> ModuleCall:
+def mark_lane(call: ModuleCall, lane: int) -> ModuleCall:
     """Mark a call that ran on another thread than what waited for it."""
     return call._replace(note=(call.note or CallNote())._replace(lane=lane))
 
@@ -73,14 +75,14 @@ def _holds_like(caller: Module, replica: Module) -> bool:
     return any(type(module) is type(replica) for module in modules_of(caller))
 
 
-def _name(replica: Module, original: Module, paths: ModuleRegistry) -> None:
+def _name_replica(replica: Module, original: Module, registry: ModuleRegistry) -> None:
     """Call a replica, and all below it, what their originals are called, whether what holds them lives on or not."""
     for copy, copied in zip(modules_of(replica), modules_of(original), strict=False):
-        known = paths.states.get(id(copied))
+        known = registry.states.get(id(copied))
         if known is None or type(copy) is not type(copied):
             return
-        state = paths.add(copy, ModuleLocation(known.model, known.path, None, "", known.root))
-        state.info, state.sites = info_of(known, copied), known.sites
+        state = registry.add(copy, ModuleLocation(known.model, known.path, None, "", known.root))
+        state.info, state.signatures = info_of(known, copied), known.signatures
 
 
 NEVER_FORWARD = ("torchotel", "Otel")
@@ -104,8 +106,8 @@ class RootCalls:
         threads: The states of all threads.
         calls: Records calls.
         hooks: Which hooks are in.
-        paths: Names of modules.
-        live: Makes the step current in the program's context.
+        registry: Names of modules.
+        active_spans: Makes the step current in the program's context.
         device_marks: Marks on the clocks of devices.
         switch: Counts the calls that are left out.
         numbers: How many steps and evaluations were handed over.
@@ -120,8 +122,8 @@ class RootCalls:
         threads: Threads,
         calls: ModuleCallRecorder,
         hooks: ModuleHooks,
-        paths: ModuleRegistry,
-        live: ActiveSpans,
+        registry: ModuleRegistry,
+        active_spans: ActiveSpans,
         device_marks: DeviceMarks,
         switch: RecordingSwitch,
         numbers: Mapping[str, int],
@@ -130,159 +132,178 @@ class RootCalls:
         warn: Warn,
         in_data_worker: Callable[[], None],
     ) -> None:
-        self._threads, self._calls, self._hooks, self._paths, self._live = threads, calls, hooks, paths, live
+        self._threads, self._calls, self._hooks, self._registry, self._active_spans = (
+            threads,
+            calls,
+            hooks,
+            registry,
+            active_spans,
+        )
         self._device_marks, self._switch, self._numbers, self._detail = device_marks, switch, numbers, detail
         self._context, self._warn, self._in_data_worker = context, warn, in_data_worker
         self.model: ModelInfo | None = None
         """The model of the first root call."""
 
-    def settle(self, thread: ThreadState) -> None:
+    def close_interrupted(self, thread: ThreadState) -> None:
         """Close what an interrupt left open, before the next event is taken in."""
         now_ns = perf_counter_ns()
-        if thread.hooked is not None and not thread.in_forward:
-            self.drop_exit_hook(thread)
+        if thread.watched_root is not None and not thread.in_forward:
+            self.remove_exit_hook(thread)
         if thread.stack:
-            self.close_interrupted(thread, now_ns)
+            self.close_interrupted_calls(thread, now_ns)
         elif thread.in_forward and calls_in_progress() == 0:
-            self.drop_exit_hook(thread)
+            self.remove_exit_hook(thread)
             self.leave(thread, now_ns, None)
 
-    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
+    def close_interrupted_calls(
+        self, thread: ThreadState, now_ns: int, *, opening: int = 0, running: int | None = None
+    ) -> None:
         """Close the calls that an interrupt left open, and the root call if it is one of them.
 
         Args:
             thread: The thread that runs this.
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
-            live: How many calls are still running, where that is known.
+            running: How many calls are still running, where that is known.
         """
-        if self._calls.close_interrupted(thread, now_ns, opening=opening, live=live):
+        if self._calls.close_interrupted(thread, now_ns, opening=opening, running=running):
             self.leave(thread, now_ns, None)
 
     def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
-        """Take in the start of an outermost call; return whether it is recorded in detail.
+        """Take in the start of a root call; return whether it is recorded in detail.
 
-        Where it is not, its end is watched for, unless the caller sees to that.
+        Args:
+            thread: The calling thread's state.
+            module: Whose call it is.
+            watch: Whether a hook is put on the module to see the end of a call that is not recorded in detail.
         """
         if thread.in_forward or is_generated(module) or is_traced():
-            return False  # inside an outermost call or region that is not recorded
-        self.drop_exit_hook(thread)
-        if graph_task() != -1 or is_replica(module):
+            return False  # inside a root call or region that is not recorded
+        if watch and self._enter_repeated(thread, module):
+            return False
+        self.remove_exit_hook(thread)
+        if graph_task() != -1 or thread.in_fetch or is_replica(module):
             return self._enter_for_another(thread, module)
-        if thread.in_fetch:
-            thread.muted_from = len(thread.calls)
-            return self._hooks.all_in
         if get_worker_info() is not None:  # a spawned worker ran the user's script again
             self._in_data_worker()
             return False
-        detailed = self._forward_begins(thread, module)
+        return self._enter_forward(thread, module, watch=watch)
+
+    def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
+        """Take in a call inside a backward, inside another thread's forward, or inside a fetch, which is left out."""
+        if graph_task() != -1:
+            self._enter_recomputation(thread)
+        elif is_replica(module):
+            return self._enter_replica(thread, module)
+        else:
+            thread.dropped_from = len(thread.calls)
+        return self._hooks.all_in
+
+    def _enter_forward(self, thread: ThreadState, module: Module, *, watch: bool) -> bool:
+        """Take in a forward of the thread's step or evaluation; return whether it is recorded in detail."""
+        detailed = self._begin_forward(thread, module)
         if self.model is None:
             with without_torch_function():
-                self.model = self._paths.describe(module)
-        self._paths.enter(module)  # also without detail: registrations need the names
-        self._hooks.want(thread, detailed=detailed)
+                self.model = self._registry.describe(module)
+        self._registry.enter(module)  # also without detail: registrations need the names
+        self._hooks.set_detailed(thread, detailed=detailed)
         if not detailed:  # other threads' hooks may go out before it ends
-            thread.hooked_call = innermost_call()
+            thread.watched_root_call = innermost_call()
             if not watch or self._hooks.watch_exit(thread, module):
                 return False
-            self._hooks.want(thread, detailed=True)
+            self._hooks.set_detailed(thread, detailed=True)
         if len(thread.calls) >= MAX_CALLS:
-            thread.muted_from = len(thread.calls)
+            thread.dropped_from = len(thread.calls)
             self._warn(MANY_CALLS, MAX_CALLS)
         return True
 
-    def goes_on(self, thread: ThreadState, module: Module) -> bool:
-        """Take in a further forward of the open part where the rule has nothing to ask that it has not been told.
+    def _enter_repeated(self, thread: ThreadState, module: Module) -> bool:
+        """Take in a further forward of the open segment where the rule has nothing to ask that it has not been told.
 
-        There may be thousands, as in an episode of reinforcement learning. The module has run in this part with
+        There may be thousands, as in an episode of reinforcement learning. The module has run in this segment with
         gradients on and in training mode, and the program's context is what it was.
         """
-        part = thread.machine.forwarding
+        segment = thread.step_detector.forwarding
         if (
-            part is None
-            or part.detailed is not False
-            or (known := part.models.get(id(module))) is None
+            segment is None
+            or segment.detailed is not False
+            or (known := segment.models.get(id(module))) is None
             or known() is not module
-            or id(module) in part.evaluated
+            or id(module) in segment.evaluated
             or not (is_training(module) and torch.is_grad_enabled())
-            or part.context is not self._context()
-            or thread.hooked is not None
-            or is_traced()
+            or segment.context is not self._context()
+            or thread.watched_root is not None
+            or thread.in_fetch
+            or graph_task() != -1
         ):
             return False
-        thread.hooked_call = innermost_call()
+        thread.watched_root_call = innermost_call()
         alone = bool(module._modules) and thread.trains and len(self._threads.forwarding) == 1
         if not self._hooks.watch_exit(thread, module, alone=alone):
             return False
-        thread.in_forward = thread.goes_on = True
-        part.forwards += 1
-        part.forwards_with_grad += 1
-        part.forward_end_ns = part.end_ns = perf_counter_ns()
+        thread.in_forward = thread.is_repeated = True
+        segment.forwards += 1
+        segment.forwards_with_grad += 1
+        segment.forward_end_ns = segment.end_ns = perf_counter_ns()
         return True
 
-    def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
-        """Record what runs inside a backward, or inside another thread's forward, where it belongs."""
-        if graph_task() == -1:
-            return self._join_forward(thread, module)
-        self._recompute(thread)
-        return self._hooks.all_in
-
-    def _join_forward(self, thread: ThreadState, replica: Module) -> bool:
-        joined = join_forward(thread, replica, list(self._threads.all), self._paths)
-        if thread.muted_from is not None:
+    def _enter_replica(self, thread: ThreadState, replica: Module) -> bool:
+        """Record a replica's call for the thread whose forward waits for it; return whether it is recorded."""
+        joined = join_waiting_forward(thread, replica, list(self._threads.all), self._registry)
+        if thread.dropped_from is not None:
             self._warn(WHOSE_REPLICA, type(replica).__name__)
         return joined
 
-    def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
-        """Tell the step machine; return whether the step is recorded in detail."""
+    def _begin_forward(self, thread: ThreadState, module: Module) -> bool:
+        """Tell the step detector; return whether the step is recorded in detail."""
         close_interrupted_optimizer(thread)
         grad = torch.is_grad_enabled()
         training = is_training(module)
-        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
+        segment = thread.step_detector.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
         if grad:
-            part.models[id(module)] = weakref.ref(module)
+            segment.models[id(module)] = weakref.ref(module)
         thread.in_forward = thread.forwards = True
-        self._device_marks.look()
-        self._live.enter(thread, part, forward=True)
-        part.context = self._context()
+        self._device_marks.check_running()
+        self._active_spans.enter(thread, segment, forward=True)
+        segment.context = self._context()
         self._threads.forwarding.add(thread)
         if len(self._threads.forwarding) == 1 and (thread.trains or _is_alone()):
             self._hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
-        if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
-            part.detailed = self._is_detailed(part, grad=grad)
-        return part.detailed
+        if segment.detailed is None or (grad and segment.forwards_with_grad == 1 and not segment.detailed):
+            segment.detailed = self._is_detailed(segment, grad=grad)
+        return segment.detailed
 
-    def _is_detailed(self, part: StepSegment, *, grad: bool) -> bool:
+    def _is_detailed(self, segment: StepSegment, *, grad: bool) -> bool:
         numbers, detail = self._numbers, self._detail
-        if grad or part.trained or part.explicit:
-            return detail.of_step(numbers["step"] + part.ahead)
+        if grad or segment.trained or segment.explicit:
+            return detail.of_step(numbers["step"] + segment.ahead)
         return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
         """Take in the end of an outermost call."""
         if thread.in_forward and len(self._threads.all) > 1:
             self._end_replicas(thread, now_ns)
-        if thread.goes_on:
-            thread.goes_on = thread.in_forward = False
-            thread.machine.forward_ends(now_ns, error)
+        if thread.is_repeated:
+            thread.is_repeated = thread.in_forward = False
+            thread.step_detector.forward_ends(now_ns, error)
             self._hooks.arm()
             return
-        if thread.muted_from is not None:
+        if thread.dropped_from is not None:
             if not thread.in_fetch:
-                self._switch.calls_dropped += len(thread.calls) - thread.muted_from
-            del thread.calls[thread.muted_from :]
+                self._switch.calls_dropped += len(thread.calls) - thread.dropped_from
+            del thread.calls[thread.dropped_from :]
         if thread.owner is not None:
             lane = thread.thread.ident or 0  # not always the calling thread
-            thread.owner.calls += [beside(call, lane) for call in thread.calls]
+            thread.owner.calls += [mark_lane(call, lane) for call in thread.calls]
             thread.device_log.move(thread.owner.device_log)
             thread.calls.clear()
         forward = thread.in_forward
         thread.reset_call()
         if forward:
-            self._live.leave_forward(thread)
-            thread.machine.forward_ends(now_ns, error)
-            if not thread.machine.in_step:
-                self._live.leave_step(thread)
+            self._active_spans.leave_forward(thread)
+            thread.step_detector.forward_ends(now_ns, error)
+            if not thread.step_detector.in_step:
+                self._active_spans.leave_step(thread)
                 if not self._detail.always:
                     self._hooks.release(thread)  # the thread of a server may idle for long
         self._hooks.arm()
@@ -291,9 +312,9 @@ class RootCalls:
         """Close the calls of replicas that were interrupted: their threads have no further event, and hold tensors."""
         for other in list(self._threads.all):
             if other.owner is thread:
-                self.close_interrupted(other, now_ns, live=0)
+                self.close_interrupted_calls(other, now_ns, running=0)
 
-    def _recompute(self, thread: ThreadState) -> None:
+    def _enter_recomputation(self, thread: ThreadState) -> None:
         """Record a forward that runs inside a backward for the thread that the backward belongs to."""
         thread.recompute = thread.unordered = True
         if not thread.in_backward:  # a thread of the autograd engine
@@ -302,18 +323,18 @@ class RootCalls:
                 thread.owner = owners[0]
                 thread.backward.write_to_log_of(owners[0].backward)
             else:
-                thread.muted_from = len(thread.calls)
+                thread.dropped_from = len(thread.calls)
 
-    def drop_exit_hook(self, thread: ThreadState) -> None:
+    def remove_exit_hook(self, thread: ThreadState) -> None:
         """Take the hook off the module whose end was watched for."""
-        if thread.hooked is not None:
+        if thread.watched_root is not None:
             self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
 
 
 def close_interrupted_optimizer(thread: ThreadState) -> None:
     """Close the steps of optimizers that raised where PyTorch did not show it."""
-    if thread.machine.stepping and optimizer_steps_in_progress() == 0:
-        thread.machine.abandon_stepping(perf_counter_ns())
+    if thread.step_detector.stepping and optimizer_steps_in_progress() == 0:
+        thread.step_detector.close_unfinished_optimizers(perf_counter_ns())
 
 
 def _is_alone() -> bool:

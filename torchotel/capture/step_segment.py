@@ -50,15 +50,15 @@ class Awaited(Protocol[T_co]):
 
 @dataclass(slots=True, eq=False)
 class Identity:
-    """The ids of a step's root, fixed when they are first asked for; the parts of a step share it."""
+    """The ids of a step's root, fixed when they are first asked for; the segments of a step share it."""
 
     reference: SpanReference | None = None
     unix_offset_ns: int = 0
     """That of the first asking, for all times of the step."""
     used: bool = False
-    """A step has been handed over with it: parts that turn out to be steps of their own get others."""
+    """A step has been handed over with it: segments that turn out to be steps of their own get others."""
 
-    def take(self) -> SpanReference | None:
+    def claim(self) -> SpanReference | None:
         """Return the ids for the one step that they belong to."""
         reference = None if self.used else self.reference
         self.used = True
@@ -69,7 +69,7 @@ class Identity:
 class StepSegment:
     """What happened from one opening event (a fetch, a forward, …) to the next.
 
-    A step is one part, or several: one per backward where gradients accumulate, one per network in a GAN.
+    A step is one segment, or several: one per backward where gradients accumulate, one per network in a GAN.
     """
 
     start_ns: int
@@ -83,7 +83,7 @@ class StepSegment:
     forward_id: int = 0
     """Span id of the forward phase that is open, where it was asked for."""
     ahead: int = 0
-    """Steps that are expected to end before the one that this part will belong to."""
+    """Steps that are expected to end before the one that this segment will belong to."""
     detailed: bool | None = None
     """None until the first forward asks."""
     forwards: int = 0
@@ -144,7 +144,7 @@ class StepSegment:
 
     @property
     def step_start_ns(self) -> int:
-        """Start of a step whose first part this is: the time since the step before it is part of the step."""
+        """Start of a step whose first segment this is: the time since the step before it is part of the step."""
         return step_start_ns(self.start_ns, 0 if self.paused else self.idle_since_ns)
 
     @property
@@ -176,23 +176,23 @@ def step_start_ns(first_event_ns: int, idle_since_ns: int) -> int:
 def build_record(
     kind: str,
     number: int,
-    parts: Sequence[StepSegment],
+    segments: Sequence[StepSegment],
     thread: int,
     identity: SpanReference | None,
     unix_offset_ns: int,
 ) -> StepRecord:
-    """Put the parts of a step or an evaluation together.
+    """Put the segments of a step or an evaluation together.
 
     Args:
         kind: "step", "evaluation" or "data".
         number: How many of the kind there were before.
-        parts: In order.
+        segments: In order.
         thread: The id of the one that ran them.
         identity: The ids that were given out for it.
-        unix_offset_ns: From the times of its parts to unix time.
+        unix_offset_ns: From the times of its segments to unix time.
     """
-    first, *later = parts
-    unit = StepRecord(
+    first, *later = segments
+    record = StepRecord(
         kind,
         number,
         first.start_ns,
@@ -212,28 +212,28 @@ def build_record(
         error=first.error,
         identity=identity,
     )
-    for before, part in pairwise(parts):
-        _go_on(unit, part)
-        unit.evaluated_ns += max(0, part.idle_since_ns - before.end_ns)
+    for before, segment in pairwise(segments):
+        _merge_segment(record, segment)
+        record.evaluated_ns += max(0, segment.idle_since_ns - before.end_ns)
     if later:  # once for all of them: there may be hundreds
-        unit.phases = [phase for part in parts for phase in part.phases]
-        unit.calls = [call for part in parts for call in part.calls]
-        unit.stamps = [stamp for part in parts for stamp in part.stamps]
-        unit.registrations = [registration for part in parts for registration in part.registrations]
+        record.phases = [phase for segment in segments for phase in segment.phases]
+        record.calls = [call for segment in segments for call in segment.calls]
+        record.stamps = [stamp for segment in segments for stamp in segment.stamps]
+        record.registrations = [registration for segment in segments for registration in segment.registrations]
     if kind == "step":
-        unit.start_ns, unit.gap_ns = first.step_start_ns, first.gap_ns
-        if unit.start_ns < first.start_ns:
-            unit.phases = (Phase("between", unit.start_ns, first.start_ns), *unit.phases)
-    return unit
+        record.start_ns, record.gap_ns = first.step_start_ns, first.gap_ns
+        if record.start_ns < first.start_ns:
+            record.phases = (Phase("between", record.start_ns, first.start_ns), *record.phases)
+    return record
 
 
-def _go_on(unit: StepRecord, part: StepSegment) -> None:
-    """Add a later part of the same step, but for its lists."""
-    unit.end_ns = max(unit.end_ns, part.end_ns)
-    unit.detailed = unit.detailed or bool(part.detailed)
-    unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
-    unit.grad = unit.grad or part.grad
-    unit.error = unit.error or part.error
+def _merge_segment(record: StepRecord, segment: StepSegment) -> None:
+    """Add a later segment of the same step, but for its lists."""
+    record.end_ns = max(record.end_ns, segment.end_ns)
+    record.detailed = record.detailed or bool(segment.detailed)
+    record.hooks_were_out = record.hooks_were_out or segment.hooks_were_out
+    record.grad = record.grad or segment.grad
+    record.error = record.error or segment.error
 
 
 CLOSE_NS = 10_000

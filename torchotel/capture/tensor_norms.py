@@ -44,31 +44,31 @@ class Norms:
         left_out: Tensors whose norms can't be known.
     """
 
-    __slots__ = ("_count", "_readings", "left_out")
+    __slots__ = ("_count", "_readbacks", "left_out")
 
     def __init__(
-        self, count: int, readings: list[tuple[AsyncReadback, list[int]]], left_out: Sequence[int] = ()
+        self, count: int, readbacks: list[tuple[AsyncReadback, list[int]]], left_out: Sequence[int] = ()
     ) -> None:
-        self._count, self._readings, self.left_out = count, readings, left_out
+        self._count, self._readbacks, self.left_out = count, readbacks, left_out
 
     def ready(self) -> bool:
         """Tell whether they are there, without waiting."""
-        return all(reading.ready() for reading, _ in self._readings)
+        return all(readback.ready() for readback, _ in self._readbacks)
 
     def wait(self) -> None:
         """Wait until they are there."""
-        for reading, _ in self._readings:
-            reading.wait()
+        for readback, _ in self._readbacks:
+            readback.wait()
 
     def values(self) -> list[float | None] | None:
         """Return the norm of each tensor, None for one that was left out; None where they are not ready."""
         pieces: list[list[float]] = [[] for _ in range(self._count)]
-        for reading, places in self._readings:
-            values = reading.values()
-            if len(values) != len(places):
+        for readback, positions in self._readbacks:
+            values = readback.values()
+            if len(values) != len(positions):
                 return None
-            for place, value in zip(places, values, strict=True):
-                pieces[place].append(value)
+            for position, value in zip(positions, values, strict=True):
+                pieces[position].append(value)
         return [combined(values) if len(values) > 1 else values[0] if values else None for values in pieces]
 
 
@@ -81,16 +81,16 @@ class _Group:
 
     def __init__(self, first: Tensor) -> None:
         self.tensors: list[Tensor] = []
-        self.places: list[int] = []
+        self.positions: list[int] = []
         self._summed_in = SUMMED_IN[first.dtype]
         self._blocks: list[tuple[Tensor, int]] = []
         self._most = MAX_IN_PIECE if first.device.type == "cpu" and first.dtype not in EXACT else math.inf
 
-    def add(self, tensor: Tensor, place: int) -> None:
+    def add(self, tensor: Tensor, position: int) -> None:
         """Take one in, in pieces where its sum would lose digits."""
         if tensor.numel() <= self._most:
             self.tensors.append(tensor)
-            self.places.append(place)
+            self.positions.append(position)
             return
         flat = _flat(tensor)
         if flat is None:
@@ -99,22 +99,22 @@ class _Group:
             whole = len(flat) - len(flat) % MAX_IN_PIECE
             rows = flat[:whole]
             blocks = [rows] if self._summed_in is None else rows.split(MAX_IN_BLOCK)
-            self._blocks += [(block, place) for block in blocks]
+            self._blocks += [(block, position) for block in blocks]
             pieces = [flat[whole:]] if whole < len(flat) else []
         self.tensors += pieces
-        self.places += [place] * len(pieces)
+        self.positions += [position] * len(pieces)
 
     def norms(self) -> tuple[list[Tensor], list[int]]:
         """Compute the norms of all pieces, and say which tensor each belongs to."""
-        places, wide = [*self.places], self._summed_in
+        positions, wide = [*self.positions], self._summed_in
         norms = [torch.stack([*torch_internals.norms(self.tensors, wide)])] if self.tensors else []
         buffer = torch.empty(MAX_IN_BLOCK, dtype=wide, device="cpu") if self._blocks and wide is not None else None
-        for block, place in self._blocks:
+        for block, position in self._blocks:
             summed = block if buffer is None else buffer[: len(block)].copy_(block)
             rows = summed.view(-1, MAX_IN_PIECE)
             norms.append(torch.linalg.vector_norm(rows, dim=1))
-            places += [place] * len(rows)
-        return norms, places
+            positions += [position] * len(rows)
+        return norms, positions
 
 
 def combined(norms: Sequence[float]) -> float:
@@ -137,24 +137,24 @@ def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
     with torch_internals.unseen():
         groups: dict[Kind, _Group] = {}
         left_out = []
-        for place, tensor in enumerate(tensors):
+        for position, tensor in enumerate(tensors):
             dense = tensor if _is_ordinary(tensor) else _dense(tensor)
             if dense is None:
-                left_out.append(place)
+                left_out.append(position)
                 continue
-            key = dense.device, dense.dtype, place in unscaled
+            key = dense.device, dense.dtype, position in unscaled
             group = groups.get(key)
             if group is None:
                 group = groups[key] = _Group(dense)
-            group.add(dense, place)
-        readings = _read(groups, scale) if groups else None
-        return None if readings is None else Norms(len(tensors), readings, left_out)
+            group.add(dense, position)
+        readbacks = _read(groups, scale) if groups else None
+        return None if readbacks is None else Norms(len(tensors), readbacks, left_out)
 
 
 def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[AsyncReadback, list[int]]] | None:
     by_device: dict[torch.device, tuple[list[Tensor], list[int]]] = {}
     for (device, _, unscaled), group in groups.items():
-        norms, places = group.norms()
+        norms, positions = group.norms()
         if scale is not None and not unscaled:
             factor = torch_internals.scale_of(scale, device)
             if factor is None:
@@ -162,8 +162,8 @@ def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[Asyn
             norms = [norm / factor for norm in norms]
         found = by_device.setdefault(device, ([], []))
         found[0].extend(norms)
-        found[1].extend(places)
-    return [(copy_async(_joined(norms)), places) for norms, places in by_device.values()]
+        found[1].extend(positions)
+    return [(copy_async(_joined(norms)), positions) for norms, positions in by_device.values()]
 
 
 def _joined(norms: list[Tensor]) -> Tensor:
@@ -210,10 +210,10 @@ def _summed(tensor: Tensor) -> Tensor:
     for index, size in zip(indices[1:], tensor.shape[1:], strict=False):
         key = key * size + index
     key, order = key.sort()
-    place = torch.zeros_like(key)
-    place[1:] = (key[1:] != key[:-1]).cumsum(0)
+    position = torch.zeros_like(key)
+    position[1:] = (key[1:] != key[:-1]).cumsum(0)
     wide = values.to(SUMMED_IN[values.dtype] or values.dtype)
-    return torch.zeros_like(wide).index_add_(0, place, wide[order])
+    return torch.zeros_like(wide).index_add_(0, position, wide[order])
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

@@ -54,12 +54,12 @@ class Watches:
     """Put hooks on tensors.
 
     Args:
-        here: The calling thread's state.
+        current_thread: The calling thread's state.
         warn: Called with what the user is to know.
     """
 
-    def __init__(self, here: CurrentThread, warn: Warn) -> None:
-        self._here, self._warn = here, warn
+    def __init__(self, current_thread: CurrentThread, warn: Warn) -> None:
+        self._current_thread, self._warn = current_thread, warn
         self._names: set[str] = set()
         self._leaves: dict[int, _Leaf] = {}
         self._on = False
@@ -103,7 +103,7 @@ class Watches:
         return False
 
     def _put_hook(self, tensor: Tensor, name: str) -> None:
-        thread = self._here.thread
+        thread = self._current_thread.state
         thread = thread.owner or thread
         if not tensor.is_leaf:
             tensor.register_hook(self._hook(lambda: thread, name))

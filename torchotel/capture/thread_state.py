@@ -24,7 +24,7 @@ from torchotel.capture.tensor_watch import PendingGradient
 Frame: TypeAlias = tuple[Module, int, int, Mark | None]
 """An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
 
-MAX_CALLS = 1 << 16  # kept for one part; what a longer one calls is counted as dropped
+MAX_CALLS = 1 << 16  # kept for one segment; what a longer one calls is counted as dropped
 MAX_REGISTRATIONS = 128
 
 
@@ -36,7 +36,7 @@ class ThreadState:
         emit: Callable[[ThreadState, str, list[StepSegment]], None],
         user_span: Callable[[], SpanReference | None],
         device_marks: DeviceMarks,
-        gate: RecordingSwitch,
+        switch: RecordingSwitch,
         fault: Callable[[], None],
         hand_over: HandOver,
         baggage: Callable[[], Baggage | None] = lambda: None,
@@ -46,15 +46,15 @@ class ThreadState:
         self.stack: list[Frame] = []
         self.calls: list[ModuleCall] = []
         self.registrations: list[Registration] = []
-        self.backward = BackwardTimestamps(gate, fault)
+        self.backward = BackwardTimestamps(switch, fault)
         self.device_log = DeviceLog(device_marks)
-        self.held = PendingRecords()
+        self.pending = PendingRecords()
         # Whatever is logged from the beginning of the next step on belongs to that.
-        begins = partial(self.held.release, hand_over)
-        self.machine = StepDetector(self._take, partial(emit, self), user_span, begins, baggage)
+        begins = partial(self.pending.release, hand_over)
+        self.step_detector = StepDetector(self._drain_into, partial(emit, self), user_span, begins, baggage)
         self.in_forward = False
-        self.goes_on = False
-        """The forward that runs adds to the open part, and nothing else is to be known of it than its end."""
+        self.is_repeated = False
+        """The forward that runs only adds to the open segment: nothing but its end is recorded."""
         self.forwards = False
         """An outermost forward has run here."""
         self.trains = False
@@ -72,24 +72,24 @@ class ThreadState:
         self.watched: list[PendingGradient] = []
         self.recompute = False
         """The outermost call that runs is a recomputation."""
-        self.muted_from: int | None = None
+        self.dropped_from: int | None = None
         """Where the calls begin that are not to be kept: transforms inside a fetch."""
         self.unordered = False
         """Nodes of the call that runs need not run in the order of their numbers."""
         self.device: str | None = None
-        self.hooked: weakref.ref[Module] | None = None
+        self.watched_root: weakref.ref[Module] | None = None
         """The outermost module while the hook is on it that sees the end of its call."""
-        self.hooked_call: int | None = None
+        self.watched_root_call: int | None = None
         """Which call that is: the module may call itself."""
         self.owner: ThreadState | None = None
         """On a thread of the autograd engine: the thread whose backward it serves."""
 
-        self.given_ids: dict[int, SpanReference] = {}
+        self.reserved_ids: dict[int, SpanReference] = {}
         """Ids that were given out for open calls, by the `id()` of their frame."""
         self.explicit_steps = 0
         """`torchotel.step()` blocks that are open, one in another."""
-        self.asking = False
-        self.entered: object = None
+        self.is_answering = False
+        self.current_identity: object = None
         """Identity of the step that was made current."""
         self.leave_step: Callable[[], None] | None = None
         self.leave_forward: Callable[[], None] | None = None
@@ -99,24 +99,24 @@ class ThreadState:
         fetches = self.in_fetch > 0 and not self.in_forward
         if fetches and not (self.forwards or self.thread is threading.main_thread()):
             return None  # a thread that only prefetches: no step comes of it
-        return self.machine.current(self.fetch_start_ns if fetches else None)
+        return self.step_detector.current(self.fetch_start_ns if fetches else None)
 
     def reset_call(self) -> None:
         """Forget what belonged to one outermost call."""
         self.in_forward = self.recompute = self.unordered = False
-        self.device = self.muted_from = None
-        if self.given_ids:
-            self.given_ids.clear()
+        self.device = self.dropped_from = None
+        if self.reserved_ids:
+            self.reserved_ids.clear()
         if self.backward.starts:
             self.backward.clear()
         if self.owner is not None:
             self.owner, self.backward = None, self.backward.another()
 
-    def _take(self, part: StepSegment) -> None:
+    def _drain_into(self, segment: StepSegment) -> None:
         stamps = self.backward.log.stamps
-        device_times = self.device_log.take()
-        if part.detailed:
-            part.calls, part.stamps, part.device_times = self.calls.copy(), stamps.copy(), device_times
+        device_times = self.device_log.drain()
+        if segment.detailed:
+            segment.calls, segment.stamps, segment.device_times = self.calls.copy(), stamps.copy(), device_times
         elif device_times is not None:
             device_times.drop()
         if self.calls:
@@ -124,9 +124,9 @@ class ThreadState:
         if stamps:
             stamps.clear()
         if self.registrations:
-            part.registrations, self.registrations = self.registrations, []
+            segment.registrations, self.registrations = self.registrations, []
         if self.watched:
-            part.watched, self.watched = self.watched, []
+            segment.watched, self.watched = self.watched, []
 
 
 class Threads:
@@ -163,4 +163,4 @@ class CurrentThread(threading.local):
     """
 
     def __init__(self, new_thread: Callable[[], ThreadState]) -> None:
-        self.thread = new_thread()
+        self.state = new_thread()

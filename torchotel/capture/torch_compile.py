@@ -60,7 +60,7 @@ class CompileHooks:
         others_forward: Callable[[], bool],
         warn: Warn,
     ) -> None:
-        self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
+        self._hooks, self._enter, self._compiled, self._guarded = hooks, guarded(enter), compiled, guarded
         self._others_forward, self._warn = others_forward, warn
         self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
         torch_internals.runs_plainly(
@@ -70,7 +70,7 @@ class CompileHooks:
         """How many compilations run on each thread, by its id; empty while there is none."""
         self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
-        self._sought = False
+        self._searched = False
         self._filter: tuple[Any, ...] | None = None
 
     def install(self) -> None:
@@ -87,7 +87,7 @@ class CompileHooks:
         # Our hooks return nothing and skip what is compiled, so what it warns of does not happen.
         warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
         self._filter = warnings.filters[0]
-        self._sought = False
+        self._searched = False
         if torch_internals.has_compiled():
             self._guarded(self._find_regions)()
 
@@ -110,19 +110,19 @@ class CompileHooks:
         Only the garbage collector knows them all: 0.1 s, where anything was compiled. After `torch._dynamo.reset()`
         that can't be told, but there is nothing either that could be compiled again.
         """
-        if self._sought:
+        if self._searched:
             return
-        self._sought = True
+        self._searched = True
         for one in gc.get_objects():
             if issubclass(type(one), Module):  # not `isinstance`, which asks lazy objects of others what they are
-                self._see(one)
+                self._wrap_if_compiled(one)
 
-    def learn(self, model: Module) -> None:
+    def wrap_regions(self, model: Module) -> None:
         """Wrap the regions of a model that was compiled unseen."""
         for module in modules_of(model):
-            self._see(module)
+            self._wrap_if_compiled(module)
 
-    def _see(self, module: Module) -> None:
+    def _wrap_if_compiled(self, module: Module) -> None:
         compiled = getattr(module, "_compiled_call_impl", None)
         if compiled is not None and not isinstance(compiled, _Region):
             module._compiled_call_impl = self._wrap(module, compiled)
@@ -132,7 +132,7 @@ class CompileHooks:
         """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
         return self.threads[get_ident()] > 0
 
-    def tell_beside(self) -> None:
+    def warn_of_forward(self) -> None:
         """Tell the user that another thread compiles, to the calling one, which trains."""
         self._warn(BESIDE_A_FORWARD)
 

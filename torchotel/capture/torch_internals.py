@@ -242,8 +242,11 @@ def innermost_call() -> int | None:
 
 
 def ending_call() -> tuple[int | None, bool]:
-    """Return what tells the call whose forward hook asks, and whether that runs because the forward raised."""
-    frame = sys._getframe(2)
+    """Return what identifies the call whose forward hook asks, and whether the hook runs because the forward raised.
+
+    Only a wrapped hook may ask: PyTorch calls the wrapper, which calls the hook.
+    """
+    frame = sys._getframe(3)
     if frame.f_code is _call_code:
         return id(frame), True
     found = _call_around(frame)
