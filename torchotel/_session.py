@@ -212,7 +212,7 @@ class Session:
     def began(self) -> bool:
         """Whether anything has been seen of a step or an evaluation."""
         return any(thread.step_detector.in_step for thread in self._capture.threads.all) or any(
-            self._capture.numbers.values()
+            self._capture.output.numbers.values()
         )
 
     def learn(self, model: torch.nn.Module) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
 
-from torchotel._records import SUPPRESSED, Baggage, Log, ModelInfo, SpanReference
+from torchotel._records import Baggage, Log, ModelInfo, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
@@ -24,9 +24,9 @@ from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.logged_values import LearningRates, Logged, LogReader
 from torchotel.capture.module_calls import ModuleCallRecorder
 from torchotel.capture.module_registry import ModuleRegistry
-from torchotel.capture.pending_records import HandOver, PendingLog, PendingRecord
+from torchotel.capture.pending_records import HandOver, PendingLog
 from torchotel.capture.root_calls import RootCalls
-from torchotel.capture.step_segment import StepSegment
+from torchotel.capture.step_recorder import RecordOutput, StepRecorder
 from torchotel.capture.tensor_watch import Watches
 from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
 from torchotel.capture.torch_compile import CompileHooks
@@ -69,18 +69,16 @@ class Capture:
         warn: Warn | None = None,
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_first = on_first
-        self._next, self.detail, self._user_span = hand_over, detail, user_span
-        self._baggage = baggage
+        self.detail = detail
         self.warn = warn or Warn()
         self.threads = Threads()
         self.guard = Guard("capture", off=self.uninstall)
         self.registry = ModuleRegistry()
         self.errors = ErrorReader(exception_text, self.registry.known)
-        self.numbers = {"step": 0, "evaluation": 0, "data": 0}
-        self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
         self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
+        self.output = RecordOutput(hand_over, detail, self.gradients, self.memory, user_span, baggage, on_first)
+        self._make_listener = partial(StepRecorder, output=self.output)
         self.switch = RecordingSwitch()
         self.device_marks = DeviceMarks(clock or CudaClock())
         self.current_thread = CurrentThread(self._new_thread)
@@ -102,7 +100,7 @@ class Capture:
             self.active_spans,
             self.device_marks,
             self.switch,
-            self.numbers,
+            self.output.numbers,
             detail,
             context,
             self.warn,
@@ -131,7 +129,7 @@ class Capture:
             self.rates,
             self.errors,
             self.switch,
-            self.numbers,
+            self.output.numbers,
             self.guard,
             self.warn,
         )
@@ -183,7 +181,7 @@ class Capture:
         self.root_calls.close_interrupted(thread)
         thread.step_detector.hand_over_finished()
         self.active_spans.leave_step(thread)
-        thread.pending.release_all(self._hand_over)
+        thread.pending.release_all(self.output.hand_over)
         self._retire_ended()
 
     def end(self) -> None:
@@ -195,7 +193,7 @@ class Capture:
     def _end(self, thread: ThreadState) -> None:
         self.root_calls.close_interrupted_calls(thread, perf_counter_ns(), running=0)
         thread.step_detector.end()
-        thread.pending.release_all(self._hand_over)
+        thread.pending.release_all(self.output.hand_over)
 
     def register_model(self, model: Module) -> None:
         """Name the modules of a model before its first call."""
@@ -238,7 +236,7 @@ class Capture:
         began = any(
             segment is not None and not segment.evaluates and segment.detailed is not None for segment in segments
         )
-        self.detail.ask(self.numbers["step"] + began, steps)
+        self.detail.ask(self.output.numbers["step"] + began, steps)
 
     def log(self, given: Mapping[str, object], *, offered: bool = False) -> None:
         """Take values in for the step that is current on the calling thread, else for the last one.
@@ -256,24 +254,16 @@ class Capture:
         if logged is not None and not logged.closed:
             (logged.offer if offered else logged.add)(values)
         elif values:
-            late = PendingLog(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
+            late = PendingLog(Log(self.output.numbers["step"] - 1, time_ns(), {}), Logged())
             (late.logged.offer if offered else late.logged.add)(values)
             thread.pending.add(late)
-            thread.pending.release(self._hand_over)
+            thread.pending.release(self.output.hand_over)
 
     # ---- threads
 
     def _new_thread(self) -> ThreadState:
         self._retire_ended()
-        thread = ThreadState(
-            self._emit,
-            self._user_span,
-            self.device_marks,
-            self.switch,
-            self.guard.fault,
-            self._hand_over,
-            self._baggage,
-        )
+        thread = ThreadState(self._make_listener, self.device_marks, self.switch, self.guard.fault)
         self.threads.all.add(thread)
         return thread
 
@@ -282,30 +272,6 @@ class Capture:
         for thread in self.threads.remove_ended():
             self.hooks.remove_thread(thread)
             self._end(thread)
-
-    # ---- hand-over
-
-    def _hand_over(self, handed: PendingRecord | PendingLog) -> None:
-        if handed.logged.loss_is_bad():
-            self.gradients.note_bad_loss(self.numbers["step"])
-        self._next(handed)
-
-    def _emit(self, thread: ThreadState, kind: str, segments: list[StepSegment]) -> None:
-        if segments[0].user_span is SUPPRESSED:
-            PendingRecord(kind, -1, segments, thread.ident).close()
-            return
-        with self._numbering:
-            number = self.numbers[kind]
-            self.numbers[kind] = number + 1
-        if not number:
-            self._on_first()
-        reason = self.detail.reason(number) if True in [segment.detailed for segment in segments] else None
-        memory = self.memory.read() if kind == "step" else ()
-        thread.pending.add(PendingRecord(kind, number, segments, thread.ident, reason, memory))
-        if (
-            kind != "step" or thread.step_detector.in_step
-        ):  # no value is logged to it any more; the next event may be far off
-            thread.pending.release(self._hand_over)
 
 
 def _current_log(thread: ThreadState) -> Logged | None:

@@ -1,32 +1,40 @@
 """The step that is being put together: its segments, and whether it is whole."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
+from typing import Protocol
 
 from torchotel._records import Baggage, Error, SpanReference
 from torchotel.capture.step_segment import Identity, StepSegment, step_start_ns
+
+
+class StepListener(Protocol):
+    """The interface between the step detector of a thread and its recorder."""
+
+    def user_span(self) -> SpanReference | None:
+        """Return the user's span that is current."""
+
+    def baggage(self) -> Baggage | None:
+        """Return the program's baggage, None if it is empty."""
+
+    def on_segment_begin(self) -> None:
+        """Take note that a segment opens: no more values can be logged to the steps before."""
+
+    def on_segment_end(self, segment: StepSegment) -> None:
+        """Move what was recorded since the last segment into the one that ends."""
+
+    def on_record(self, kind: str, segments: list[StepSegment]) -> None:
+        """Take over a "step", an "evaluation" or a fetch ("data"), with its segments in order."""
 
 
 class StepAssembler:
     """Open and close segments, and hand them over as steps and evaluations.
 
     Args:
-        take: Moves what was recorded since the last call into the segment that ends.
-        emit: Gets "step" or "evaluation" and its segments, in order.
-        user_span: Answers with the user's span that is current.
-        begins: Called when something new opens: what was handed over before has had its last word.
-        baggage: Returns the program's baggage, None if it is empty.
+        listener: Gets the segments.
     """
 
-    def __init__(
-        self,
-        take: Callable[[StepSegment], None],
-        emit: Callable[[str, list[StepSegment]], None],
-        user_span: Callable[[], SpanReference | None],
-        begins: Callable[[], None],
-        baggage: Callable[[], Baggage | None],
-    ) -> None:
-        self._take, self._emit, self.user_span, self._begins = take, emit, user_span, begins
-        self._baggage = baggage
+    def __init__(self, listener: StepListener) -> None:
+        self.listener = listener
         self.segments: list[StepSegment] = []
         """Closed segments of the step that is not handed over yet."""
         self.open: StepSegment | None = None
@@ -73,8 +81,11 @@ class StepAssembler:
 
     def begin(self, now_ns: int, *, fetched: bool = False) -> StepSegment:
         """Open a segment; one that goes on with a step shares its ids."""
-        self._begins()
-        segment = self.open = StepSegment(now_ns, now_ns, fetched, user_span=self.user_span(), baggage=self._baggage())
+        listener = self.listener
+        listener.on_segment_begin()
+        segment = self.open = StepSegment(
+            now_ns, now_ns, fetched, user_span=listener.user_span(), baggage=listener.baggage()
+        )
         segment.idle_since_ns, segment.paused = self.idle_since_ns, self.paused
         if self.segments and not self.is_finished():
             segment.identity, segment.ahead = self.segments[-1].identity, self.segments[-1].ahead
@@ -101,7 +112,7 @@ class StepAssembler:
         segment, self.open = self.open, None
         if segment is None:
             return
-        self._take(segment)
+        self.listener.on_segment_end(segment)
         if segment.forward_id:
             segment.forward_ends()  # a span of the program is below it already
         if segment.trained or segment.explicit:
@@ -117,18 +128,18 @@ class StepAssembler:
                 self.idle_since_ns += segment.end_ns - segment.start_ns
             if self._shared(segment):
                 segment.identity = Identity()
-            self._emit("evaluation", [segment])
+            self.listener.on_record("evaluation", [segment])
         elif segment.identity.reference is not None and not self._shared(segment):
-            self._emit("data", [segment])
+            self.listener.on_record("data", [segment])
 
     def fetch_ended(self, start_ns: int, end_ns: int, error: Error | None = None) -> None:
         """Close a fetch that opened nothing; it is handed over if its ids were given out, or if it failed."""
         identity, self.next = self.next, Identity()
         if identity.reference is not None or error is not None:
             segment = StepSegment(
-                start_ns, end_ns, fetched=True, user_span=self.user_span(), identity=identity, error=error
+                start_ns, end_ns, fetched=True, user_span=self.listener.user_span(), identity=identity, error=error
             )
-            self._emit("data", [segment])
+            self.listener.on_record("data", [segment])
 
     def _shared(self, segment: StepSegment) -> bool:
         """Tell whether a step that goes on has the segment's ids too."""
@@ -151,7 +162,7 @@ class StepAssembler:
         segments, self.segments = self.segments, []
         for segment in segments:
             if segment.forwards or segment.identity.reference is not None:
-                self._emit("evaluation", [segment])
+                self.listener.on_record("evaluation", [segment])
 
     def emit_step(self, segments: list[StepSegment]) -> None:
         """Hand over these segments as one step."""
@@ -161,7 +172,7 @@ class StepAssembler:
             self._has_several = self._has_several or len(keys) > 1
         if self.segments or self.open is not None:
             self._separate_identity_from(segments)
-        self._emit("step", segments)
+        self.listener.on_record("step", segments)
 
     def _separate_identity_from(self, step: list[StepSegment]) -> None:
         """Give what is no part of a step ids of its own, where it had been taken for one."""

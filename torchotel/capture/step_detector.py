@@ -4,11 +4,11 @@ Knows neither torch nor the clock: each event brings its time. One detector serv
 programs that it must get right are tabled in the documentation; `tests/capture/test_steps.py` holds every row.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 
-from torchotel._records import Baggage, Error, Phase, SpanReference
-from torchotel.capture.step_assembler import StepAssembler
+from torchotel._records import Error, Phase
+from torchotel.capture.step_assembler import StepAssembler, StepListener
 from torchotel.capture.step_segment import Identity, StepSegment, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
@@ -21,22 +21,11 @@ class StepDetector:
     """Group the events of one thread into steps and evaluations.
 
     Args:
-        take: Moves what was recorded since the last call into the segment that ends.
-        emit: Gets "step" or "evaluation" and its segments, in order.
-        user_span: Answers with the user's span that is current.
-        begins: Called when something new opens: what was handed over before has had its last word.
-        baggage: Returns the program's baggage, None if it is empty.
+        listener: Gets the segments of the steps and evaluations.
     """
 
-    def __init__(
-        self,
-        take: Callable[[StepSegment], None],
-        emit: Callable[[str, list[StepSegment]], None],
-        user_span: Callable[[], SpanReference | None],
-        begins: Callable[[], None] = lambda: None,
-        baggage: Callable[[], Baggage | None] = lambda: None,
-    ) -> None:
-        self._assembler = StepAssembler(take, emit, user_span, begins, baggage)
+    def __init__(self, listener: StepListener) -> None:
+        self._assembler = StepAssembler(listener)
         self._running: list[tuple[StepSegment, int]] = []  # backwards that run, each with its phase's place
         self.stepping: list[tuple[Hashable, str, int, StepSegment, int]] = []
         """Optimizers' steps that have begun and not ended, each with its kind, its start and its phase's place."""
@@ -291,7 +280,7 @@ class StepDetector:
 
     @property
     def forwarding(self) -> StepSegment | None:
-        """The open segment while a further forward with gradients only adds to it: as yet it does nothing but forward."""
+        """The open segment while a further forward with gradients only adds to it: it has only run forwards so far."""
         segment = self._assembler.open
         if segment is None or segment.forward_start_ns is None or segment.trained or segment.error or self.stepping:
             return None
@@ -405,7 +394,7 @@ class StepDetector:
         """
         if not segment.forwards:
             return False
-        user_span, own = self._assembler.user_span(), segment.identity.reference
+        user_span, own = self._assembler.listener.user_span(), segment.identity.reference
         inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
         if segment.forwards >= MAX_FORWARDS and not self._has_trained():
             return True

@@ -6,17 +6,17 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, TypeAlias
 
 from torch.nn import Module
 
-from torchotel._records import Baggage, ModuleCall, Registration, SpanReference
+from torchotel._records import ModuleCall, Registration, SpanReference
 from torchotel.capture.autograd_hooks import BackwardTimestamps, RecordingSwitch
 from torchotel.capture.cuda import DeviceLog, DeviceMarks, Mark
 from torchotel.capture.grad_scaler import Scaling
 from torchotel.capture.logged_values import LeadingOptimizer
-from torchotel.capture.pending_records import HandOver, PendingRecords
+from torchotel.capture.pending_records import PendingRecords
+from torchotel.capture.step_assembler import StepListener
 from torchotel.capture.step_detector import StepDetector
 from torchotel.capture.step_segment import Identity, StepSegment
 from torchotel.capture.tensor_watch import PendingGradient
@@ -33,13 +33,10 @@ class ThreadState:
 
     def __init__(
         self,
-        emit: Callable[[ThreadState, str, list[StepSegment]], None],
-        user_span: Callable[[], SpanReference | None],
+        make_listener: Callable[[ThreadState], StepListener],
         device_marks: DeviceMarks,
         switch: RecordingSwitch,
         fault: Callable[[], None],
-        hand_over: HandOver,
-        baggage: Callable[[], Baggage | None] = lambda: None,
     ) -> None:
         self.thread = threading.current_thread()
         self.ident = threading.get_ident()
@@ -49,9 +46,7 @@ class ThreadState:
         self.backward = BackwardTimestamps(switch, fault)
         self.device_log = DeviceLog(device_marks)
         self.pending = PendingRecords()
-        # Whatever is logged from the beginning of the next step on belongs to that.
-        begins = partial(self.pending.release, hand_over)
-        self.step_detector = StepDetector(self._drain_into, partial(emit, self), user_span, begins, baggage)
+        self.step_detector = StepDetector(make_listener(self))
         self.in_forward = False
         self.is_repeated = False
         """The forward that runs only adds to the open segment: nothing but its end is recorded."""
@@ -112,7 +107,8 @@ class ThreadState:
         if self.owner is not None:
             self.owner, self.backward = None, self.backward.another()
 
-    def _drain_into(self, segment: StepSegment) -> None:
+    def drain_into(self, segment: StepSegment) -> None:
+        """Move what was recorded since the last segment into the one that ends."""
         stamps = self.backward.log.stamps
         device_times = self.device_log.drain()
         if segment.detailed:
