@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.module_calls import CallStack
     from torchotel.capture.thread_state import ThreadState
 
 
@@ -33,6 +34,21 @@ class StartSpan(Protocol):
 Leave: TypeAlias = Callable[[], None]
 MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], Leave | None]
 """Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
+
+
+class ContextState:
+    """What one thread has made current in the program's context."""
+
+    __slots__ = ("current_identity", "is_answering", "leave_forward", "leave_step")
+
+    def __init__(self) -> None:
+        self.is_answering = False
+        self.current_identity: object = None
+        """The identity of the step that was made current."""
+        self.leave_step: Leave | None = None
+        """Restores the context before the step."""
+        self.leave_forward: Leave | None = None
+        """Restores the context before the forward, if that differs."""
 
 
 class ActiveSpans:
@@ -52,7 +68,7 @@ class ActiveSpans:
         start_span: StartSpan | None,
         make_current: MakeCurrent | None,
         baggage: Callable[[], Baggage | None],
-        path_of: Callable[[ThreadState, Module], str | None],
+        path_of: Callable[[CallStack, Module], str | None],
         switch: RecordingSwitch,
         fault: Callable[[], None],
     ) -> None:
@@ -73,22 +89,23 @@ class ActiveSpans:
         """
         if self._make_current is None:
             return
-        if segment is None or thread.in_fetch:
+        if segment is None or thread.events.in_fetch:
             current = thread.current()
             if current is None:
                 return
             identity = current[0]
         else:
             identity = segment.identity
-        if thread.current_identity is identity and not forward:
+        context = thread.context
+        if context.current_identity is identity and not forward:
             return
         leave = self._make_current(lambda: self._answer(thread, identity), identity)
         if leave is None:
             return
-        if thread.current_identity is identity:
-            thread.leave_forward = leave
+        if context.current_identity is identity:
+            context.leave_forward = leave
         else:
-            thread.current_identity, thread.leave_step = identity, leave
+            context.current_identity, context.leave_step = identity, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
         """Bring back the user's span that the forward began in.
@@ -96,39 +113,40 @@ class ActiveSpans:
         Also where a step may come of it still, on a thread that has never trained: it serves, and what a request
         does after a forward is the request's.
         """
-        leave, thread.leave_forward = thread.leave_forward, None
-        segment = None if leave is not None or thread.trains else thread.step_detector.open_segment
+        context = thread.context
+        leave, context.leave_forward = context.leave_forward, None
+        segment = None if leave is not None or thread.events.trains else thread.step_detector.open_segment
         if (
             segment is not None
             and segment.user_span is not None
             and not (segment.fetched or segment.explicit or segment.trained)
         ):
-            leave, thread.leave_step, thread.current_identity = thread.leave_step, None, None
+            leave, context.leave_step, context.current_identity = context.leave_step, None, None
         if leave is not None:
             leave()
 
     def leave_step(self, thread: ThreadState) -> None:
         """Bring back what was current before the step, where nothing of the thread is open any more."""
-        if thread.leave_step is not None and not thread.step_detector.in_step:
-            leave, thread.leave_step, thread.current_identity = thread.leave_step, None, None
+        if thread.context.leave_step is not None and not thread.step_detector.in_step:
+            leave, thread.context.leave_step, thread.context.current_identity = thread.context.leave_step, None, None
             leave()
 
     # ---- answering
 
     def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         """Answer with what is innermost; another thread that the context was handed to gets the step."""
-        if not self._switch.open or thread.is_answering:
+        if not self._switch.open or thread.context.is_answering:
             return None
         if threading.get_ident() != thread.thread.ident:
             return identity.reference
-        thread.is_answering = True  # a processor of the user's may ask again while it is told of the span
+        thread.context.is_answering = True  # a processor of the user's may ask again while it is told of the span
         try:
             return self._innermost(thread, identity)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
             self._fault()
             return None
         finally:
-            thread.is_answering = False
+            thread.context.is_answering = False
 
     def _innermost(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         current = thread.current()
@@ -148,8 +166,8 @@ class ActiveSpans:
             baggage = self._baggage() if segment is None else segment.baggage
             start_ns += identity.unix_offset_ns
             identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
-        recorded = segment is not None and thread.in_forward and thread.stack
-        if segment is None or not recorded or thread.recompute or thread.dropped_from is not None:
+        recorded = segment is not None and thread.root.in_forward and thread.calls.frames
+        if segment is None or not recorded or thread.root.is_recomputation or thread.root.dropped_from is not None:
             return identity.reference
         return self._innermost_call(thread, segment, identity.reference, identity.unix_offset_ns)
 
@@ -164,14 +182,14 @@ class ActiveSpans:
                 forward = self._start_span(names.SPAN_FORWARD, root, segment.forward_start_ns + unix_offset_ns)
                 segment.forward_id = forward.span_id
             parent = root._replace(span_id=segment.forward_id, remote=False)
-        for frame in thread.stack:
-            reference = thread.reserved_ids.get(id(frame))
+        for frame in thread.calls.frames:
+            reference = thread.calls.reserved_ids.get(id(frame))
             if reference is None:
-                path = self._path_of(thread, frame[0])
+                path = self._path_of(thread.calls, frame[0])
                 if path is None:
                     continue
                 start_ns = frame[2] + unix_offset_ns
                 reference = self._start_span(names.FORWARD_PREFIX + path, parent, start_ns)
-                thread.reserved_ids[id(frame)] = reference
+                thread.calls.reserved_ids[id(frame)] = reference
             parent = reference
         return parent

@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
+from torchotel.capture.logged_values import LeadingOptimizer
 from torchotel.capture.root_calls import close_interrupted_optimizer
-from torchotel.capture.thread_state import MAX_REGISTRATIONS, ThreadState
 
 if TYPE_CHECKING:
     from torchotel._utils.faults import Guard, Warn
@@ -32,14 +32,46 @@ if TYPE_CHECKING:
     from torchotel.capture.logged_values import LearningRates
     from torchotel.capture.module_registry import ModuleRegistry
     from torchotel.capture.root_calls import RootCalls
-    from torchotel.capture.thread_state import CurrentThread
+    from torchotel.capture.step_segment import StepSegment
+    from torchotel.capture.thread_state import CurrentThread, ThreadState
     from torchotel.capture.torch_compile import CompileHooks
 
+
+MAX_REGISTRATIONS = 128
 
 TASKS = (
     "two tasks of asyncio train on one thread: what they do in turns is recorded as one step. Train in a thread for "
     "each, as by asyncio.to_thread(), to see steps of each; torchotel.step() can't tell them apart either"
 )
+
+
+class EventState:
+    """What the events of one thread have shown so far: fetches, backwards and steps of optimizers."""
+
+    __slots__ = (
+        "fetch_start_ns", "in_backward", "in_fetch", "leading_optimizer", "optimizer_steps", "registrations", "stepped",
+        "traced_backwards", "trains",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.trains = False
+        """Whether a backward has run."""
+        self.in_backward = 0
+        """Runs of the autograd engine that have begun and not ended."""
+        self.traced_backwards = 0
+        """Runs of the engine that began while something was compiled: they are the compiler's."""
+        self.in_fetch = self.fetch_start_ns = 0
+        self.optimizer_steps = 0
+        """Steps of optimizers since `GradScaler.step` began."""
+        self.stepped: tuple[int, weakref.ref[asyncio.Task[Any]] | None] = 0, None
+        """The `id()` of the optimizer that stepped last, and the task of asyncio that it stepped in."""
+        self.leading_optimizer = LeadingOptimizer()
+        self.registrations: list[Registration] = []
+
+    def drain_into(self, segment: StepSegment) -> None:
+        """Move the registrations since the last segment into the one that ends."""
+        if self.registrations:
+            segment.registrations, self.registrations = self.registrations, []
 
 
 class EventHooks:
@@ -122,14 +154,14 @@ class EventHooks:
             return
         thread, compile_hooks = self._current_thread.state, self._compile_hooks
         if compile_hooks.threads and compile_hooks.running:
-            thread.traced_backwards += 1
+            thread.events.traced_backwards += 1
             return
-        if not thread.in_backward:
+        if not thread.events.in_backward:
             self._root_calls.close_interrupted(thread)
             thread.scaling.backward_begins(root_calls)
-        thread.in_backward += 1
-        thread.trains = True
-        segment = thread.step_detector.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
+        thread.events.in_backward += 1
+        thread.events.trains = True
+        segment = thread.step_detector.backward_begins(perf_counter_ns(), in_forward=thread.root.in_forward)
         if compile_hooks.threads:
             compile_hooks.warn_of_forward()
             segment.hooks_were_out = True
@@ -138,18 +170,20 @@ class EventHooks:
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
         thread = self._current_thread.state
-        if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
-            thread.traced_backwards -= 1
+        if (
+            thread.events.traced_backwards
+        ):  # not asked of the compiler: another thread may have begun or ended to compile
+            thread.events.traced_backwards -= 1
             return
-        if not thread.in_backward:
+        if not thread.events.in_backward:
             return  # it began before we came
-        thread.in_backward -= 1
-        if not thread.in_backward:
+        thread.events.in_backward -= 1
+        if not thread.events.in_backward:
             if exception is None and accumulates:
                 self._gradients.backward_ended(thread, self._numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
         error = self._errors.read(exception)
-        thread.step_detector.backward_ends(now_ns, error, in_forward=thread.in_forward, accumulates=accumulates)
+        thread.step_detector.backward_ends(now_ns, error, in_forward=thread.root.in_forward, accumulates=accumulates)
         self._hooks.arm()
 
     # ---- fetch
@@ -158,30 +192,30 @@ class EventHooks:
         if not self._switch.open:
             return
         thread = self._current_thread.state
-        if not thread.in_fetch:
+        if not thread.events.in_fetch:
             self._root_calls.close_interrupted(thread)
             close_interrupted_optimizer(thread)
-            thread.fetch_start_ns = perf_counter_ns()
-            thread.in_fetch = 1
+            thread.events.fetch_start_ns = perf_counter_ns()
+            thread.events.in_fetch = 1
             self._active_spans.enter(thread, None)
         else:
-            thread.in_fetch += 1
+            thread.events.in_fetch += 1
 
     def _fetch_ends(self, outcome: str, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
         thread = self._current_thread.state
-        if not thread.in_fetch:
+        if not thread.events.in_fetch:
             return
-        thread.in_fetch -= 1
-        if thread.in_fetch or thread.in_forward:
+        thread.events.in_fetch -= 1
+        if thread.events.in_fetch or thread.root.in_forward:
             return
         if outcome in {"made", "fetched"}:
-            thread.step_detector.fetched(thread.fetch_start_ns, now_ns)
+            thread.step_detector.fetched(thread.events.fetch_start_ns, now_ns)
         elif outcome == "ended":
-            thread.step_detector.iterator_ended(thread.fetch_start_ns, now_ns)
+            thread.step_detector.iterator_ended(thread.events.fetch_start_ns, now_ns)
         else:
             error = self._errors.read(exception)
-            thread.step_detector.fetch_failed(thread.fetch_start_ns, now_ns, error)
+            thread.step_detector.fetch_failed(thread.events.fetch_start_ns, now_ns, error)
         self._active_spans.leave_step(thread)
         self._hooks.arm()
 
@@ -190,14 +224,14 @@ class EventHooks:
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._current_thread.state
         self._root_calls.close_interrupted(thread)
-        if thread.stepped[0] != id(optimizer):  # most programs have one
+        if thread.events.stepped[0] != id(optimizer):  # most programs have one
             self._look_at_task(thread, optimizer)
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         kind = type(optimizer).__name__
         segment = thread.step_detector.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
         if segment is not None:
             number = self._numbers["step"]
-            rate = self._rates.read(thread.leading_optimizer, optimizer, number)
+            rate = self._rates.read(thread.events.leading_optimizer, optimizer, number)
             segment.learning_rate = segment.learning_rate if rate is None else rate
             wanted = segment.detailed or self._gradients.beyond_detail
             if wanted and len(thread.step_detector.stepping) == 1:
@@ -210,14 +244,14 @@ class EventHooks:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs
             task = None
-        last = thread.stepped[1]() if thread.stepped[1] is not None else None
+        last = thread.events.stepped[1]() if thread.events.stepped[1] is not None else None
         if task is not None and last is not None and last is not task and not last.done():
             self._warn(TASKS)
-        thread.stepped = id(optimizer), None if task is None else weakref.ref(task)
+        thread.events.stepped = id(optimizer), None if task is None else weakref.ref(task)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         thread = self._current_thread.state
-        thread.optimizer_steps += 1
+        thread.events.optimizer_steps += 1
         if thread.read_in_closure and len(thread.step_detector.stepping) == 1:
             self._gradients.optimizer_ends(thread, thread.step_detector.stepping[0][3], optimizer)
         thread.step_detector.optimizer_ends(perf_counter_ns(), id(optimizer))
@@ -235,12 +269,12 @@ class EventHooks:
         self._gradients.clipping_begins(self._current_thread.state, gradients, self._numbers["step"])
 
     def _scaler_begins(self) -> None:
-        self._current_thread.state.optimizer_steps = 0
+        self._current_thread.state.events.optimizer_steps = 0
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
         thread = self._current_thread.state
         self._unscaled(optimizer, stepped=True)
-        if self._switch.open and not thread.optimizer_steps:
+        if self._switch.open and not thread.events.optimizer_steps:
             segment = thread.step_detector.open_segment
             if segment is not None and segment.read is not None:
                 self._gradients.optimizer_ends(thread, segment, optimizer)
@@ -289,7 +323,7 @@ class EventHooks:
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
         thread = self._current_thread.state
-        if new and thread.step_detector.in_step and len(thread.registrations) < MAX_REGISTRATIONS:
+        if new and thread.step_detector.in_step and len(thread.events.registrations) < MAX_REGISTRATIONS:
             path = self._registry.path_below(owner, name)
             if path is not None:
-                thread.registrations.append(Registration(perf_counter_ns(), path, kind))
+                thread.events.registrations.append(Registration(perf_counter_ns(), path, kind))

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from torchotel._utils.faults import Guard
     from torchotel.capture.autograd_hooks import RecordingSwitch
     from torchotel.capture.exceptions import ErrorReader
-    from torchotel.capture.module_calls import ModuleCallRecorder
+    from torchotel.capture.module_calls import CallStack, Frame, ModuleCallRecorder
     from torchotel.capture.root_calls import RootCalls
-    from torchotel.capture.thread_state import CurrentThread, Frame, ThreadState
+    from torchotel.capture.thread_state import CurrentThread, ThreadState
 
 
 MAX_CALLERS = 64
@@ -95,7 +95,8 @@ class ForwardHooks:
             return
         try:
             thread = self._current_thread.state
-            stack = thread.stack
+            calls = thread.calls
+            stack = calls.frames
             if stack:
                 state = self._states.get(id(module))
                 known = state is not None and id(stack[-1][0]) in state.callers and module is not stack[0][0]
@@ -103,7 +104,7 @@ class ForwardHooks:
                     return
             elif not self._root_calls.enter(thread, module):
                 return
-            self._calls.open(thread, module, args)
+            self._calls.open(calls, module, args)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
             self._fault()
 
@@ -120,24 +121,25 @@ class ForwardHooks:
             return
         try:
             thread = self._current_thread.state
-            stack = thread.stack
+            calls = thread.calls
+            stack = calls.frames
             if not stack:
                 return
             frame = stack.pop()
             if frame[0] is not module:
-                found = self._unwind(thread, module, frame, end_ns)
+                found = self._unwind(calls, module, frame, end_ns)
                 if found is None:
                     return
                 frame = found
-            slot = thread.device_log.call_ended(frame[3]) if frame[3] is not None else NO_CLOCK
+            slot = calls.device_log.call_ended(frame[3]) if frame[3] is not None else NO_CLOCK
             error = None
             if len(rest) == 1:
-                error = self._calls.add_failed(thread, frame, args, end_ns, slot)
+                error = self._calls.add_failed(calls, frame, args, end_ns, slot)
             elif torch_function_modes():
                 with without_torch_function():  # it would be called for each property that we read
-                    self._calls.add(thread, frame, args, rest[0], rest[1], end_ns, slot)
+                    self._calls.add(calls, frame, args, rest[0], rest[1], end_ns, slot)
             else:
-                self._calls.add(thread, frame, args, rest[0], rest[1], end_ns, slot)
+                self._calls.add(calls, frame, args, rest[0], rest[1], end_ns, slot)
             if not stack:
                 self._root_calls.leave(thread, end_ns, error)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
@@ -148,7 +150,7 @@ class ForwardHooks:
 
         Looks at the Python stack, so each module remembers by whom it was called.
         """
-        stack = thread.stack
+        stack = thread.calls.frames
         self._root_calls.close_interrupted_calls(thread, perf_counter_ns(), opening=1)
         if not stack:
             return self._root_calls.enter(thread, module)
@@ -158,14 +160,14 @@ class ForwardHooks:
             state.callers.add(id(stack[-1][0]))
         return True
 
-    def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
+    def _unwind(self, calls: CallStack, module: Module, frame: Frame, now_ns: int) -> Frame | None:
         """Find the call that ends; those above it were interrupted. None where it was never opened."""
-        if all(open_module is not module for open_module, *_ in thread.stack):
-            thread.stack.append(frame)  # another's pre-hook raised before ours ran
+        if all(open_module is not module for open_module, *_ in calls.frames):
+            calls.frames.append(frame)  # another's pre-hook raised before ours ran
             return None
         while frame[0] is not module:
-            self._calls.add_interrupted(thread, frame, now_ns)
-            frame = thread.stack.pop()
+            self._calls.add_interrupted(calls, frame, now_ns)
+            frame = calls.frames.pop()
         return frame
 
     # ---- root calls alone
@@ -174,22 +176,22 @@ class ForwardHooks:
     def on_root_forward_start(self, module: Module, args: Any) -> None:
         """See the first module call since the last event: a global forward pre-hook, the only one meanwhile."""
         thread = self._current_thread.state
-        if thread.in_forward or thread.in_fetch or graph_task() != -1:
+        if thread.root.in_forward or thread.events.in_fetch or graph_task() != -1:
             return
         if not self._switch.open:  # capture ended while another hook of this call ran
             return
         if self._root_calls.enter(thread, module):
-            self._calls.open(thread, module, args)
+            self._calls.open(thread.calls, module, args)
 
     @_never_raises
     def on_root_forward_end(self, module: Module, args: Any, output: Any) -> None:
         """See the end of the root call: a forward hook of its module with `always_call`."""
         now_ns = perf_counter_ns()
         thread = self._current_thread.state
-        if thread.watched_root is None or thread.watched_root() is not module:
+        if thread.exit_watch.module is None or thread.exit_watch.module() is not module:
             return  # another thread watches for it
         call, raised = ending_call()
-        if call != thread.watched_root_call and is_inside(thread.watched_root_call):
+        if call != thread.exit_watch.call and is_inside(thread.exit_watch.call):
             return  # a call of the module inside its own
         if not raised:  # else PyTorch reads the module's hooks: this one is removed at the next event
             self._root_calls.remove_exit_hook(thread)
@@ -200,13 +202,13 @@ class ForwardHooks:
     def on_region_start(self, module: Module, args: Any) -> Callable[..., None] | None:
         """See the start of a region; return the hook that is to see its end."""
         thread = self._current_thread.state
-        if thread.stack:
+        if thread.calls.frames:
             self.before(module, args)
             return self.after
-        if thread.in_forward or thread.in_fetch or not self._switch.open:
+        if thread.root.in_forward or thread.events.in_fetch or not self._switch.open:
             return None
         if self._root_calls.enter(thread, module, watch=False):
-            self._calls.open(thread, module, args)
+            self._calls.open(thread.calls, module, args)
             return self.after
         return self._on_region_end
 
@@ -216,5 +218,5 @@ class ForwardHooks:
 
     def _leave(self, thread: ThreadState, module: Module, now_ns: int, exception: BaseException | None) -> None:
         """End the root call that runs without detail, if there is one."""
-        if thread.in_forward:
+        if thread.root.in_forward:
             self._root_calls.leave(thread, now_ns, self._errors.read(exception, module))

@@ -221,7 +221,7 @@ class Gradients:
             closure: Whether it got a closure, which most likely runs the backward.
         """
         thread.read_in_closure = False
-        if thread.in_backward or (closure and segment.read is None) or not self._can_read(thread, number):
+        if thread.events.in_backward or (closure and segment.read is None) or not self._can_read(thread, number):
             return
         try:
             with without_torch_function():
@@ -253,7 +253,7 @@ class Gradients:
     def _can_read(self, thread: ThreadState, number: int) -> bool:
         if not self._wanted_now(thread, number):
             return False
-        return not (thread.in_forward or is_compiling() or graph_task() != -1)
+        return not (thread.root.in_forward or is_compiling() or graph_task() != -1)
 
     def _wanted_now(self, thread: ThreadState, number: int) -> bool:
         segment = thread.step_detector.open_segment

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torchotel.capture.thread_state import ThreadState
 from torchotel.capture.torch_internals import (
     ENDS_ARE_SEEN,
     forget_end,
@@ -29,6 +28,9 @@ from torchotel.capture.torch_internals import (
     new_hook_id,
     see_end,
 )
+
+if TYPE_CHECKING:
+    from torchotel.capture.thread_state import ThreadState
 
 Hook = Callable[..., None]
 
@@ -93,6 +95,18 @@ class PreHook:
         if self._remove is not None:  # after the other is in: a thread may begin a forward in between
             self._remove()
         self._remove = handle.remove
+
+
+class ExitWatch:
+    """The root call of one thread whose end a hook on its module sees."""
+
+    __slots__ = ("call", "module")
+
+    def __init__(self) -> None:
+        self.module: weakref.ref[Module] | None = None
+        """None: no hook is on a module for this thread."""
+        self.call: int | None = None
+        """Identifies the call: the module may call itself."""
 
 
 class ModuleHooks:
@@ -189,12 +203,13 @@ class ModuleHooks:
         self._wanted = self._armed = False
         self._apply()
 
-    def watch_exit(self, thread: ThreadState, module: Module, *, alone: bool = False) -> bool:
+    def watch_exit(self, thread: ThreadState, module: Module, call: int | None, *, alone: bool = False) -> bool:
         """See the end of this one call of the outermost module; False where it must not have a hook.
 
         Args:
             thread: The calling one.
             module: The outermost one.
+            call: Identifies the call.
             alone: Whether no other thread forwards: nothing is waited for until the end, as after `disarm`.
         """
         if not ENDS_ARE_SEEN or isinstance(module, UNHOOKED):
@@ -204,7 +219,7 @@ class ModuleHooks:
                 self._armed = False
                 if self._pre_hook.hook is self._first:
                     self._pre_hook.remove()
-            thread.watched_root = weakref.ref(module)
+            thread.exit_watch.module, thread.exit_watch.call = weakref.ref(module), call
             see_end(module, self._exit_id, self._exit)
         return True
 
@@ -214,12 +229,12 @@ class ModuleHooks:
         It is one for all of them: where a call raised PyTorch reads the module's hooks, and they must not change then.
         """
         with self._lock:
-            watched_root, thread.watched_root = thread.watched_root, None
+            watched_root, thread.exit_watch.module = thread.exit_watch.module, None
             module = None if watched_root is None else watched_root()
             if module is None:
                 return
             for other in threads:
-                if other.watched_root is not None and other.watched_root() is module:
+                if other.exit_watch.module is not None and other.exit_watch.module() is module:
                     return
             forget_end(module, self._exit_id)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
+from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots, SpanReference
 from torchotel.capture.call_signatures import CallSignatures, tensors_in
+from torchotel.capture.cuda import Mark
 from torchotel.capture.module_registry import ModuleRegistry, ModuleState
 from torchotel.capture.torch_internals import (
     calls_in_progress,
@@ -26,9 +27,10 @@ from torchotel.capture.torch_internals import (
 
 if TYPE_CHECKING:
     from torchotel._records import CallSignature
-    from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.autograd_hooks import BackwardTimestamps
+    from torchotel.capture.cuda import DeviceLog, DeviceMarks
     from torchotel.capture.exceptions import ErrorReader
-    from torchotel.capture.thread_state import Frame, ThreadState
+    from torchotel.capture.step_segment import StepSegment
 
 
 INTERRUPTED = CallNote(estimated="end")
@@ -39,6 +41,88 @@ Note = TypeVar("Note", CallNote, CallNote | None)
 _new = cast("Callable[[type[ModuleCall], tuple[Any, ...]], ModuleCall]", tuple.__new__)
 _is_grad_enabled = torch.is_grad_enabled
 _next_number = sequence_number or (lambda: 0)
+
+
+Frame: TypeAlias = tuple[Module, int, int, Mark | None]
+"""An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
+
+
+class CallStack:
+    """The open calls of one thread, and the records of those that have ended since the last segment.
+
+    Args:
+        backward: Hooks the nodes of calls.
+        device_log: The calls' times on devices.
+    """
+
+    __slots__ = ("backward", "device", "device_log", "frames", "note", "records", "reserved_ids", "unordered")
+
+    def __init__(self, backward: BackwardTimestamps, device_log: DeviceLog) -> None:
+        self.frames: list[Frame] = []
+        self.records: list[ModuleCall] = []
+        self.backward, self.device_log = backward, device_log
+        self.unordered = False
+        """Nodes of the root call that runs need not run in the order of their numbers."""
+        self.device: str | None = None
+        self.note: CallNote | None = None
+        """The note of the calls inside a root call that is a recomputation."""
+        self.reserved_ids: dict[int, SpanReference] = {}
+        """Ids that were fixed for open calls, by the `id()` of their frame."""
+
+    def begin_inside(self, other: CallStack | None, *, recomputes: bool) -> None:
+        """Begin a root call inside another thread's backward or forward, or inside a backward of this thread.
+
+        Numbers of nodes are each thread's own, and those of a recomputation are not in order either.
+
+        Args:
+            other: The calls of that thread; None for this thread's own or an unknown one.
+            recomputes: Whether the root call is a recomputation.
+        """
+        self.unordered = True
+        if recomputes:
+            self.note = RECOMPUTED
+        if other is not None:
+            self.backward.write_to_log_of(other.backward)
+            if not recomputes:
+                other.unordered = True
+
+    def end_root_call(self) -> None:
+        """Forget what belonged to one root call."""
+        self.unordered, self.device, self.note = False, None, None
+        if self.reserved_ids:
+            self.reserved_ids.clear()
+        if self.backward.starts:
+            self.backward.clear()
+
+    def move_to(self, other: CallStack, lane: int) -> None:
+        """Hand the records to the thread that waits for them.
+
+        Args:
+            other: The calls of that thread.
+            lane: The id of the thread that ran them.
+        """
+        other.records += [_with_lane(call, lane) for call in self.records]
+        self.device_log.move(other.device_log)
+        self.records.clear()
+        self.backward = self.backward.another()
+
+    def drain_into(self, segment: StepSegment) -> None:
+        """Move what was recorded since the last segment into the one that ends."""
+        stamps = self.backward.log.stamps
+        device_times = self.device_log.drain()
+        if segment.detailed:
+            segment.calls, segment.stamps, segment.device_times = self.records.copy(), stamps.copy(), device_times
+        elif device_times is not None:
+            device_times.drop()
+        if self.records:
+            self.records.clear()
+        if stamps:
+            stamps.clear()
+
+
+def _with_lane(call: ModuleCall, lane: int) -> ModuleCall:
+    """Mark a call that ran on another thread than the forward that waited for it."""
+    return call._replace(note=(call.note or CallNote())._replace(lane=lane))
 
 
 class ModuleCallRecorder:
@@ -62,44 +146,42 @@ class ModuleCallRecorder:
         self._device_marks = device_marks
         self._states = registry.states
 
-    def open(self, thread: ThreadState, module: Module, args: Any) -> None:
+    def open(self, calls: CallStack, module: Module, args: Any) -> None:
         """Open a call that is to be recorded."""
         marks = self._device_marks
         mark = marks.begin(module, args) if marks.on else None
-        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
+        calls.frames.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
 
-    def close_interrupted(
-        self, thread: ThreadState, now_ns: int, *, opening: int = 0, running: int | None = None
-    ) -> bool:
+    def close_interrupted(self, calls: CallStack, now_ns: int, *, opening: int = 0, running: int | None = None) -> bool:
         """Close the calls that an interrupt left open, as far as the Python stack shows; return whether all are closed.
 
         Args:
-            thread: The thread that runs this.
+            calls: Those of the calling thread.
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
             running: How many calls are still running, where that is known.
         """
         if running is None and (running := calls_in_progress()) is None:
             return False
-        was_open = bool(thread.stack)
-        while len(thread.stack) > max(0, running - opening):
-            self.add_interrupted(thread, thread.stack.pop(), now_ns)
-        return was_open and not thread.stack
+        was_open = bool(calls.frames)
+        while len(calls.frames) > max(0, running - opening):
+            self.add_interrupted(calls, calls.frames.pop(), now_ns)
+        return was_open and not calls.frames
 
-    def shown_path(self, thread: ThreadState, module: Module) -> str | None:
+    def shown_path(self, calls: CallStack, module: Module) -> str | None:
         """Return the path of an open call's module; None for one whose calls are left out."""
-        state = self._state_of(thread, module)
+        state = self._state_of(calls, module)
         return None if state.skipped else state.path
 
     @staticmethod
-    def _with_id(thread: ThreadState, frame: Frame, note: Note) -> CallNote | Note:
+    def _with_id(calls: CallStack, frame: Frame, note: Note) -> CallNote | Note:
         """Note the id that was given out while the call ran."""
-        given = thread.reserved_ids.pop(id(frame), None)
+        given = calls.reserved_ids.pop(id(frame), None)
         return note if given is None else (note or CallNote())._replace(span_id=given.span_id)
 
     # ---- records
 
-    def _state_of(self, thread: ThreadState, module: Module) -> ModuleState:
+    def _state_of(self, calls: CallStack, module: Module) -> ModuleState:
         state = self._states.get(id(module))
         if state is not None:
             holder = state.holder
@@ -108,15 +190,13 @@ class ModuleCallRecorder:
             held = h._modules if (h := holder()) is not None else {}
             if state.name in held and held[state.name] is module:  # a scripted module's dictionary has no `get`
                 return state
-        return self._registry.find(module, [frame[0] for frame in thread.stack])
+        return self._registry.find(module, [frame[0] for frame in calls.frames])
 
-    def add(
-        self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
-    ) -> None:
+    def add(self, calls: CallStack, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int) -> None:
         """Append the record of a call that has returned.
 
         Args:
-            thread: The calling thread's state.
+            calls: Those of the calling thread.
             frame: The open call.
             args: The positional arguments.
             kwargs: The keyword arguments.
@@ -125,21 +205,21 @@ class ModuleCallRecorder:
             slot: The slot of its time on the device; `NO_CLOCK` for none.
         """
         module, _, start_ns, _ = frame
-        thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
-        state = self._state_of(thread, module)
-        found = self._inspect_single_tensor(thread, state, frame, args, kwargs, output)
+        calls.backward.on_device = calls.device_log.stamp if slot != NO_CLOCK else None
+        state = self._state_of(calls, module)
+        found = self._inspect_single_tensor(calls, state, frame, args, kwargs, output)
         if found is None:
             with without_torch_function():  # subclasses of Tensor may have their own
-                found = self._inspect_tensors(thread, state, frame, args, kwargs, output)
+                found = self._inspect_tensors(calls, state, frame, args, kwargs, output)
         signature, starts, ends = found
         if not state.skipped:
-            note = RECOMPUTED if thread.recompute else None
-            if thread.reserved_ids:
-                note = self._with_id(thread, frame, note)
-            thread.calls.append(_new(ModuleCall, (signature, start_ns, end_ns, starts, ends, note, slot)))
+            note = calls.note
+            if calls.reserved_ids:
+                note = self._with_id(calls, frame, note)
+            calls.records.append(_new(ModuleCall, (signature, start_ns, end_ns, starts, ends, note, slot)))
 
     def _inspect_single_tensor(
-        self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
+        self, calls: CallStack, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots] | None:
         """Take in a call of one tensor in and one out, as nearly all are; None for any other.
 
@@ -171,50 +251,50 @@ class ModuleCallRecorder:
         else:
             signature = self._signatures.find(state, module, [tensor], [output])
             state.last = looks, signature
-        if signature.device is not thread.device:
-            self._note_device(thread, signature)
+        if signature.device is not calls.device:
+            self._note_device(calls, signature)
         if node is None:
             return signature, NO_SLOTS, NO_SLOTS
-        if thread.unordered:
-            return signature, *thread.backward.hook_boundary_nodes([output], [tensor], first)
-        return signature, *thread.backward.hook_single_output(output, node, first, state)
+        if calls.unordered:
+            return signature, *calls.backward.hook_boundary_nodes([output], [tensor], first)
+        return signature, *calls.backward.hook_single_output(output, node, first, state)
 
     def _inspect_tensors(
-        self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
+        self, calls: CallStack, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots]:
         module, first, _, _ = frame
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
         signature = self._signatures.find(state, module, inputs, outputs)
-        self._note_device(thread, signature)
+        self._note_device(calls, signature)
         if sequence_number is None:
-            return signature, *thread.backward.hook_output_nodes(outputs)
-        if thread.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
-            return signature, *thread.backward.hook_boundary_nodes(outputs, inputs, first)
-        return signature, *thread.backward.hook_outputs(outputs, first, state)
+            return signature, *calls.backward.hook_output_nodes(outputs)
+        if calls.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
+            return signature, *calls.backward.hook_boundary_nodes(outputs, inputs, first)
+        return signature, *calls.backward.hook_outputs(outputs, first, state)
 
     @staticmethod
-    def _note_device(thread: ThreadState, signature: CallSignature) -> None:
+    def _note_device(calls: CallStack, signature: CallSignature) -> None:
         """Nodes of several devices run on several threads: from the second device on, order is not given."""
-        if signature.device is not thread.device:
-            if thread.device is not None:
-                thread.unordered = True
-            thread.device = signature.device
+        if signature.device is not calls.device:
+            if calls.device is not None:
+                calls.unordered = True
+            calls.device = signature.device
 
-    def add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
+    def add_failed(self, calls: CallStack, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
         """Append the record of a call that raised; return what it raised."""
         module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
         error = self._errors.read(exception, module)
-        state = self._state_of(thread, module)
+        state = self._state_of(calls, module)
         with without_torch_function():
             signature = self._signatures.find(state, module, tensors_in(args), [])
-        note = self._with_id(thread, frame, CallNote(error, recompute=thread.recompute))
-        thread.calls.append(ModuleCall(signature, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
+        note = self._with_id(calls, frame, CallNote(error, recompute=calls.note is not None))
+        calls.records.append(ModuleCall(signature, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
         return error
 
-    def add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
+    def add_interrupted(self, calls: CallStack, frame: Frame, now_ns: int) -> None:
         """Append the record of a call that an interrupt ended unseen."""
         module, _, start_ns, _ = frame
-        signature = self._signatures.unseen(self._state_of(thread, module), module)
-        note = self._with_id(thread, frame, INTERRUPTED)
-        thread.calls.append(ModuleCall(signature, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))
+        signature = self._signatures.unseen(self._state_of(calls, module), module)
+        note = self._with_id(calls, frame, INTERRUPTED)
+        calls.records.append(ModuleCall(signature, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))

@@ -12,11 +12,10 @@ import torch
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
-from torchotel._records import CallNote, Error, ModelInfo, ModuleCall
+from torchotel._records import Error, ModelInfo
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
 from torchotel.capture.step_segment import StepSegment
-from torchotel.capture.thread_state import MAX_CALLS, ThreadState
 from torchotel.capture.torch_internals import (
     calls_in_progress,
     graph_task,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from torchotel.capture.cuda import DeviceMarks
     from torchotel.capture.hook_manager import ModuleHooks
     from torchotel.capture.module_calls import ModuleCallRecorder
-    from torchotel.capture.thread_state import Threads
+    from torchotel.capture.thread_state import Threads, ThreadState
     from torchotel.sampling.detail import Detail
 
 
@@ -48,26 +47,20 @@ def join_waiting_forward(
 
     Where it can't be told whose it is, it is counted as dropped, with all that it calls.
     """
-    waiting = {other: other.stack[-1:] for other in threads if other.in_forward and other is not thread}
+    waiting = {other: other.calls.frames[-1:] for other in threads if other.root.in_forward and other is not thread}
     if not any(waiting.values()):
         return False
     owners = [(other, frame[0]) for other, last in waiting.items() for frame in last if _holds_like(frame[0], replica)]
     if len(owners) != 1:
-        thread.dropped_from = len(thread.calls)
+        thread.root.dropped_from = len(thread.calls.records)
         return True
     owner, caller = owners[0]
-    thread.owner = owner
-    owner.unordered = thread.unordered = True  # numbers of nodes are each thread's own
-    thread.backward.write_to_log_of(owner.backward)
+    thread.root.owner = owner
+    thread.calls.begin_inside(owner.calls, recomputes=False)
     copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
-    thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
+    thread.calls.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
     _name_replica(replica, unwrapped(caller), registry)
     return True
-
-
-def mark_lane(call: ModuleCall, lane: int) -> ModuleCall:
-    """Mark a call that ran on another thread than what waited for it."""
-    return call._replace(note=(call.note or CallNote())._replace(lane=lane))
 
 
 def _holds_like(caller: Module, replica: Module) -> bool:
@@ -85,6 +78,9 @@ def _name_replica(replica: Module, original: Module, registry: ModuleRegistry) -
         state.info, state.signatures = info_of(known, copied), known.signatures
 
 
+MAX_CALLS = 1 << 16
+"""Calls that are kept for one segment; those beyond it are counted as dropped."""
+
 NEVER_FORWARD = ("torchotel", "Otel")
 """How the names of threads begin that are ours or the SDK's."""
 
@@ -97,6 +93,30 @@ MANY_CALLS = (
     "a step has more than %d module calls: the others are left out of its trace and counted (`calls_dropped` in "
     "stats()). Where it is several steps, torchotel.step() says so; where nothing is trained, torch.no_grad() does"
 )
+
+
+class RootCall:
+    """The root call that runs on one thread."""
+
+    __slots__ = ("dropped_from", "has_run", "in_forward", "is_recomputation", "is_repeated", "owner")
+
+    def __init__(self) -> None:
+        self.in_forward = False
+        """It is a forward of the thread's own step or evaluation."""
+        self.is_repeated = False
+        """The forward only adds to the open segment: nothing but its end is recorded."""
+        self.is_recomputation = False
+        self.dropped_from: int | None = None
+        """The index of the first call that is not to be kept, such as those of transforms inside a fetch."""
+        self.owner: ThreadState | None = None
+        """The thread whose forward or backward it is part of, if it runs on another one."""
+        self.has_run = False
+        """Whether a forward of a step or an evaluation has run on the thread."""
+
+    def end(self) -> None:
+        """Forget it."""
+        self.in_forward = self.is_recomputation = False
+        self.dropped_from = self.owner = None
 
 
 class RootCalls:
@@ -147,11 +167,11 @@ class RootCalls:
     def close_interrupted(self, thread: ThreadState) -> None:
         """Close what an interrupt left open, before the next event is taken in."""
         now_ns = perf_counter_ns()
-        if thread.watched_root is not None and not thread.in_forward:
+        if thread.exit_watch.module is not None and not thread.root.in_forward:
             self.remove_exit_hook(thread)
-        if thread.stack:
+        if thread.calls.frames:
             self.close_interrupted_calls(thread, now_ns)
-        elif thread.in_forward and calls_in_progress() == 0:
+        elif thread.root.in_forward and calls_in_progress() == 0:
             self.remove_exit_hook(thread)
             self.leave(thread, now_ns, None)
 
@@ -166,7 +186,7 @@ class RootCalls:
             opening: Calls on the Python stack that are not open yet.
             running: How many calls are still running, where that is known.
         """
-        if self._calls.close_interrupted(thread, now_ns, opening=opening, running=running):
+        if self._calls.close_interrupted(thread.calls, now_ns, opening=opening, running=running):
             self.leave(thread, now_ns, None)
 
     def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
@@ -177,12 +197,12 @@ class RootCalls:
             module: Whose call it is.
             watch: Whether a hook is put on the module to see the end of a call that is not recorded in detail.
         """
-        if thread.in_forward or is_generated(module) or is_traced():
+        if thread.root.in_forward or is_generated(module) or is_traced():
             return False  # inside a root call or region that is not recorded
         if watch and self._enter_repeated(thread, module):
             return False
         self.remove_exit_hook(thread)
-        if graph_task() != -1 or thread.in_fetch or is_replica(module):
+        if graph_task() != -1 or thread.events.in_fetch or is_replica(module):
             return self._enter_for_another(thread, module)
         if get_worker_info() is not None:  # a spawned worker ran the user's script again
             self._in_data_worker()
@@ -196,7 +216,7 @@ class RootCalls:
         elif is_replica(module):
             return self._enter_replica(thread, module)
         else:
-            thread.dropped_from = len(thread.calls)
+            thread.root.dropped_from = len(thread.calls.records)
         return self._hooks.all_in
 
     def _enter_forward(self, thread: ThreadState, module: Module, *, watch: bool) -> bool:
@@ -208,12 +228,11 @@ class RootCalls:
         self._registry.enter(module)  # also without detail: registrations need the names
         self._hooks.set_detailed(thread, detailed=detailed)
         if not detailed:  # other threads' hooks may go out before it ends
-            thread.watched_root_call = innermost_call()
-            if not watch or self._hooks.watch_exit(thread, module):
+            if not watch or self._hooks.watch_exit(thread, module, innermost_call()):
                 return False
             self._hooks.set_detailed(thread, detailed=True)
-        if len(thread.calls) >= MAX_CALLS:
-            thread.dropped_from = len(thread.calls)
+        if len(thread.calls.records) >= MAX_CALLS:
+            thread.root.dropped_from = len(thread.calls.records)
             self._warn(MANY_CALLS, MAX_CALLS)
         return True
 
@@ -232,16 +251,15 @@ class RootCalls:
             or id(module) in segment.evaluated
             or not (is_training(module) and torch.is_grad_enabled())
             or segment.context is not self._context()
-            or thread.watched_root is not None
-            or thread.in_fetch
+            or thread.exit_watch.module is not None
+            or thread.events.in_fetch
             or graph_task() != -1
         ):
             return False
-        thread.watched_root_call = innermost_call()
-        alone = bool(module._modules) and thread.trains and len(self._threads.forwarding) == 1
-        if not self._hooks.watch_exit(thread, module, alone=alone):
+        alone = bool(module._modules) and thread.events.trains and len(self._threads.forwarding) == 1
+        if not self._hooks.watch_exit(thread, module, innermost_call(), alone=alone):
             return False
-        thread.in_forward = thread.is_repeated = True
+        thread.root.in_forward = thread.root.is_repeated = True
         segment.forwards += 1
         segment.forwards_with_grad += 1
         segment.forward_end_ns = segment.end_ns = perf_counter_ns()
@@ -250,24 +268,27 @@ class RootCalls:
     def _enter_replica(self, thread: ThreadState, replica: Module) -> bool:
         """Record a replica's call for the thread whose forward waits for it; return whether it is recorded."""
         joined = join_waiting_forward(thread, replica, list(self._threads.all), self._registry)
-        if thread.dropped_from is not None:
+        if thread.root.dropped_from is not None:
             self._warn(WHOSE_REPLICA, type(replica).__name__)
         return joined
 
     def _begin_forward(self, thread: ThreadState, module: Module) -> bool:
         """Tell the step detector; return whether the step is recorded in detail."""
-        close_interrupted_optimizer(thread)
+        detector = thread.step_detector
+        if detector.stepping:
+            close_interrupted_optimizer(thread)
         grad = torch.is_grad_enabled()
         training = is_training(module)
-        segment = thread.step_detector.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
+        segment = detector.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
         if grad:
             segment.models[id(module)] = weakref.ref(module)
-        thread.in_forward = thread.forwards = True
+        thread.root.in_forward = thread.root.has_run = True
         self._device_marks.check_running()
         self._active_spans.enter(thread, segment, forward=True)
         segment.context = self._context()
-        self._threads.forwarding.add(thread)
-        if len(self._threads.forwarding) == 1 and (thread.trains or _is_alone()):
+        forwarding = self._threads.forwarding
+        forwarding.add(thread)
+        if len(forwarding) == 1 and (thread.events.trains or _is_alone()):
             self._hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
         if segment.detailed is None or (grad and segment.forwards_with_grad == 1 and not segment.detailed):
             segment.detailed = self._is_detailed(segment, grad=grad)
@@ -280,29 +301,28 @@ class RootCalls:
         return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
-        """Take in the end of an outermost call."""
-        if thread.in_forward and len(self._threads.all) > 1:
+        """Take in the end of a root call."""
+        root, calls, detector = thread.root, thread.calls, thread.step_detector
+        forward = root.in_forward
+        if forward and len(self._threads.all) > 1:
             self._end_replicas(thread, now_ns)
-        if thread.is_repeated:
-            thread.is_repeated = thread.in_forward = False
-            thread.step_detector.forward_ends(now_ns, error)
+        if root.is_repeated:
+            root.is_repeated = root.in_forward = False
+            detector.forward_ends(now_ns, error)
             self._hooks.arm()
             return
-        if thread.dropped_from is not None:
-            if not thread.in_fetch:
-                self._switch.calls_dropped += len(thread.calls) - thread.dropped_from
-            del thread.calls[thread.dropped_from :]
-        if thread.owner is not None:
-            lane = thread.thread.ident or 0  # not always the calling thread
-            thread.owner.calls += [mark_lane(call, lane) for call in thread.calls]
-            thread.device_log.move(thread.owner.device_log)
-            thread.calls.clear()
-        forward = thread.in_forward
-        thread.reset_call()
+        if root.dropped_from is not None:
+            if not thread.events.in_fetch:
+                self._switch.calls_dropped += len(calls.records) - root.dropped_from
+            del calls.records[root.dropped_from :]
+        if root.owner is not None:
+            calls.move_to(root.owner.calls, thread.thread.ident or 0)  # not always the calling thread
+        root.end()
+        calls.end_root_call()
         if forward:
             self._active_spans.leave_forward(thread)
-            thread.step_detector.forward_ends(now_ns, error)
-            if not thread.step_detector.in_step:
+            detector.forward_ends(now_ns, error)
+            if not detector.in_step:
                 self._active_spans.leave_step(thread)
                 if not self._detail.always:
                     self._hooks.release(thread)  # the thread of a server may idle for long
@@ -311,23 +331,24 @@ class RootCalls:
     def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
         """Close the calls of replicas that were interrupted: their threads have no further event, and hold tensors."""
         for other in list(self._threads.all):
-            if other.owner is thread:
+            if other.root.owner is thread:
                 self.close_interrupted_calls(other, now_ns, running=0)
 
     def _enter_recomputation(self, thread: ThreadState) -> None:
         """Record a forward that runs inside a backward for the thread that the backward belongs to."""
-        thread.recompute = thread.unordered = True
-        if not thread.in_backward:  # a thread of the autograd engine
-            owners = [other for other in self._threads.all if other.in_backward]
+        owner = None
+        thread.root.is_recomputation = True
+        if not thread.events.in_backward:  # a thread of the autograd engine
+            owners = [other for other in self._threads.all if other.events.in_backward]
             if len(owners) == 1:
-                thread.owner = owners[0]
-                thread.backward.write_to_log_of(owners[0].backward)
+                owner = thread.root.owner = owners[0]
             else:
-                thread.dropped_from = len(thread.calls)
+                thread.root.dropped_from = len(thread.calls.records)
+        thread.calls.begin_inside(None if owner is None else owner.calls, recomputes=True)
 
     def remove_exit_hook(self, thread: ThreadState) -> None:
         """Take the hook off the module whose end was watched for."""
-        if thread.watched_root is not None:
+        if thread.exit_watch.module is not None:
             self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
 
 

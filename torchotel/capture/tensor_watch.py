@@ -104,7 +104,7 @@ class Watches:
 
     def _put_hook(self, tensor: Tensor, name: str) -> None:
         thread = self._current_thread.state
-        thread = thread.owner or thread
+        thread = thread.root.owner or thread
         if not tensor.is_leaf:
             tensor.register_hook(self._hook(lambda: thread, name))
             return

@@ -237,7 +237,7 @@ def innermost_call() -> int | None:
 
     What the pre-hook calls is to ask.
     """
-    frame = _call_around(sys._getframe(3))
+    frame = _call_around(sys._getframe(4))  # past the hook, which asks by way of `RootCalls.enter`
     return None if frame is None else id(frame)
 
 
