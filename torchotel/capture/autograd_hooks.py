@@ -19,7 +19,6 @@ from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
 from torchotel._records import NO_SLOTS, NodeTimestamp, Slots
-from torchotel.capture.module_registry import ModuleState
 from torchotel.capture.torch_internals import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
 MAX_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
@@ -45,6 +44,27 @@ class RecordingSwitch:
     """Timestamps beyond `MAX_TIMESTAMPS`: a graph may run backward any number of times."""
 
 
+class NodePath:
+    """What is known of the nodes that a module's calls make.
+
+    The cached path leads from the output's node to the call's lowest node: the index of each next function. Sequence
+    numbers check it.
+    """
+
+    __slots__ = ("cached_path", "no_inplace_seen", "node_range", "offset", "probe_slot")
+
+    def __init__(self) -> None:
+        self.cached_path: tuple[int, ...] | None = None
+        self.offset = self.node_range = 0
+        self.probe_slot: int | None = None
+        """The start of the backward that is to show whether an in-place operation replaces the output's node.
+
+        Only outputs that are views of what the module made need it.
+        """
+        self.no_inplace_seen = False
+        """The last probe has shown that none does."""
+
+
 class TimestampLog:
     """Write stamps to a list, while the gate is open.
 
@@ -57,7 +77,7 @@ class TimestampLog:
         self.stamps: list[NodeTimestamp] = []
         self._switch, self.fault = switch, fault
 
-    def add(self, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None) -> None:
+    def add(self, slot: int, path: NodePath | None, on_device: DeviceTimestamp | None) -> None:
         """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
         if not self._switch.open:
             return
@@ -65,8 +85,8 @@ class TimestampLog:
             self._switch.timestamps_dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))
-        if state is not None and state.probe_slot == slot:
-            state.probe_slot, state.no_inplace_seen = None, True
+        if path is not None and path.probe_slot == slot:
+            path.probe_slot, path.no_inplace_seen = None, True
         if on_device is not None:
             on_device(slot, graph_task())
 
@@ -78,19 +98,17 @@ class NodeHook:
     one object; a function with the same in its closure is seven, and what they provoked took up to half of our time.
     """
 
-    __slots__ = ("_log", "_on_device", "_slot", "_state")
+    __slots__ = ("_log", "_on_device", "_path", "_slot")
 
-    def __init__(
-        self, log: TimestampLog, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None
-    ) -> None:
-        self._log, self._slot, self._state, self._on_device = log, slot, state, on_device
+    def __init__(self, log: TimestampLog, slot: int, path: NodePath | None, on_device: DeviceTimestamp | None) -> None:
+        self._log, self._slot, self._path, self._on_device = log, slot, path, on_device
 
     def __call__(self, *_: object) -> None:
         """Keep it, but where compiled autograd traces hooks: that guards on whatever is read first."""
         if is_dynamo_compiling():  # is_compiling() is two calls
             return
         try:
-            self._log.add(self._slot, self._state, self._on_device)
+            self._log.add(self._slot, self._path, self._on_device)
         except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
             self._log.fault()
 
@@ -131,25 +149,25 @@ class BackwardTimestamps:
         self._spared.clear()
         self._ends.clear()
 
-    def hook_single_output(self, output: Tensor, node: Node, first: int, state: ModuleState) -> tuple[Slots, Slots]:
+    def hook_single_output(self, output: Tensor, node: Node, first: int, path: NodePath) -> tuple[Slots, Slots]:
         """Hook a call with one output, in order; `first` is the number of the first node that it could make."""
         number = node_number(node)
         if number < first:
             return NO_SLOTS, NO_SLOTS  # passed through: no node of its own
-        start = self._start_of(output, node, number, first, state)
+        start = self._start_of(output, node, number, first, path)
         end = self._ends.get(first)  # a child made our first node: its end is ours
         if end is None:
-            end = self._lowest(node, number, first, state)
+            end = self._lowest(node, number, first, path)
         return start, NO_SLOTS if end is None else end
 
-    def hook_outputs(self, outputs: list[Tensor], first: int, state: ModuleState) -> tuple[Slots, Slots]:
+    def hook_outputs(self, outputs: list[Tensor], first: int, path: NodePath) -> tuple[Slots, Slots]:
         """Hook a call with several outputs, in order: the earliest start and the latest end count."""
         starts: list[int] = []
         ends: list[int] = []
         for output in outputs:
             node = node_of(output)
             if node is not None:
-                start, end = self.hook_single_output(output, node, first, state)
+                start, end = self.hook_single_output(output, node, first, path)
                 starts += _as_list(start)
                 ends += _as_list(end)
         return tuple(dict.fromkeys(starts)), tuple(dict.fromkeys(ends))
@@ -195,7 +213,7 @@ class BackwardTimestamps:
             todo += fresh
         return start, end
 
-    def _start_of(self, output: Tensor, node: Node, number: int, first: int, state: ModuleState) -> Slots:
+    def _start_of(self, output: Tensor, node: Node, number: int, first: int, path: NodePath) -> Slots:
         """Hook the output's node, and where the output is a view of what the call made the node of that, too.
 
         An in-place operation on such an output gives it a new node, and the old one never runs. Where that of the
@@ -204,29 +222,29 @@ class BackwardTimestamps:
         own = self.starts.get(number)
         if own is not None and number in self._spared:
             return own  # the last child's output is ours too
-        if own is None and state.no_inplace_seen:
-            state.no_inplace_seen = False
+        if own is None and path.no_inplace_seen:
+            path.no_inplace_seen = False
             self._spared.add(number)
-            return self._start(node, number, state)
+            return self._start(node, number, path)
         if not output._is_view() or (base := output._base) is None or (made := base.grad_fn) is None:
             return self._start(node, number)
         base_number = node_number(made)
         if not number != base_number >= first:
             return self._start(node, number)
-        return self._start(node, number, state if state.probe_slot is None else None), self._start(made, base_number)
+        return self._start(node, number, path if path.probe_slot is None else None), self._start(made, base_number)
 
-    def _start(self, node: Node, number: int, state: ModuleState | None = None) -> int:
+    def _start(self, node: Node, number: int, path: NodePath | None = None) -> int:
         slot = self.starts.get(number)
         if slot is None:
             slot = self.starts[number] = _next_slot()
-            if state is not None:
-                state.probe_slot = slot
-            node.register_prehook(self._hook(slot, state))
+            if path is not None:
+                path.probe_slot = slot
+            node.register_prehook(self._hook(slot, path))
         return slot
 
-    def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
+    def _lowest(self, node: Node, number: int, first: int, path: NodePath) -> int | None:
         """Hook the call's lowest node that `node` reaches, and return the slot of its end."""
-        lowest = node if number == first else _follow(node, number, first, state) or _walk(node, number, first, state)
+        lowest = node if number == first else _follow(node, number, first, path) or _walk(node, number, first, path)
         if lowest is None:
             return None
         if lowest is not node:
@@ -237,8 +255,8 @@ class BackwardTimestamps:
             lowest.register_hook(self._hook(slot))
         return slot
 
-    def _hook(self, slot: int, state: ModuleState | None = None) -> NodeHook:
-        return NodeHook(self.log, slot, state, self.on_device)
+    def _hook(self, slot: int, path: NodePath | None = None) -> NodeHook:
+        return NodeHook(self.log, slot, path, self.on_device)
 
 
 def _is_made(node: Node) -> bool:
@@ -250,19 +268,19 @@ def _as_list(slots: Slots) -> list[int]:
     return [slots] if isinstance(slots, int) else list(slots)
 
 
-def _follow(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
+def _follow(node: Node, number: int, first: int, path: NodePath) -> Node | None:
     """Go the way that the module's last call took, checked by sequence numbers."""
-    if state.cached_path is None or number - first != state.node_range:
+    if path.cached_path is None or number - first != path.node_range:
         return None
     found: Node | None = node
-    for index in state.cached_path:
+    for index in path.cached_path:
         following = found.next_functions  # type: ignore[union-attr] # checked below
         if index >= len(following) or (found := following[index][0]) is None:
             return None
-    return found if node_number(found) - first == state.offset else None  # type: ignore[arg-type] # not None
+    return found if node_number(found) - first == path.offset else None  # type: ignore[arg-type] # not None
 
 
-def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
+def _walk(node: Node, number: int, first: int, path: NodePath) -> Node | None:
     """Search all nodes of the call for the lowest, and remember the way there; None where they are too many."""
     best, best_number = node, number
     came_from: dict[Node, tuple[Node, int]] = {}
@@ -281,11 +299,11 @@ def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | Non
                 todo.append(following)
                 if following_number < best_number:
                     best, best_number = following, following_number
-    cached_path: list[int] = []
+    indices: list[int] = []
     step = best
     while step is not node:
         step, index = came_from[step]
-        cached_path.append(index)
-    state.cached_path = tuple(reversed(cached_path)) if len(cached_path) <= MAX_PATH else None
-    state.offset, state.node_range = best_number - first, number - first
+        indices.append(index)
+    path.cached_path = tuple(reversed(indices)) if len(indices) <= MAX_PATH else None
+    path.offset, path.node_range = best_number - first, number - first
     return best

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from torchotel.capture.torch_internals import (
 MAX_SIGNATURES = 64  # kept a module; with ever new shapes the oldest go
 MAX_TENSORS = 64  # looked at in one container
 DEEPEST = 8  # containers within containers
+
+LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
+"""What of a call is compared with the next, and its signature; whole, since other threads call the module too."""
 
 ONE_SPAN = (
     "%s was scripted, traced or exported: it is one span, since the modules that it was made of are not called. "
@@ -55,6 +58,29 @@ def _items(value: Any) -> Iterable[Any]:
     return ()
 
 
+class SeenSignatures:
+    """The signatures of a module's calls so far, and the module's name in them."""
+
+    __slots__ = ("by_appearance", "info", "last")
+
+    def __init__(self) -> None:
+        self.info: ModuleInfo | None = None
+        self.by_appearance: dict[object, CallSignature] = {}
+        self.last: LastCall | None = None
+        """The last call with one tensor in and one out, compared before anything is built."""
+
+    def forget(self) -> None:
+        """Forget the calls, but not the name: the module has been compiled in place."""
+        self.last = None
+        self.by_appearance.clear()
+
+    def of_replica(self) -> SeenSignatures:
+        """Return those of a replica, which looks as its original does."""
+        seen = SeenSignatures()
+        seen.info, seen.by_appearance = self.info, self.by_appearance
+        return seen
+
+
 class CallSignatures:
     """Make and find the `CallSignature` of a call.
 
@@ -70,7 +96,7 @@ class CallSignatures:
         """Return the site for these tensors, made at their first sight."""
         grad_enabled, training = torch.is_grad_enabled(), is_training(module)
         transformed = grad_enabled and any(map(has_gradient_outside, outputs))
-        check_running = (
+        appearance = (
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
             (outputs or inputs)[0].device if outputs or inputs else None,
@@ -78,13 +104,21 @@ class CallSignatures:
             grad_enabled,
             transformed,
         )
-        signature = state.signatures.get(check_running)
+        signature = state.seen.by_appearance.get(appearance)
         if signature is None:
-            if len(state.signatures) >= MAX_SIGNATURES:
-                del state.signatures[next(iter(state.signatures))]
-            signature = state.signatures[check_running] = self._make(
+            if len(state.seen.by_appearance) >= MAX_SIGNATURES:
+                del state.seen.by_appearance[next(iter(state.seen.by_appearance))]
+            signature = state.seen.by_appearance[appearance] = self._make(
                 state, module, inputs, outputs, grad_enabled=grad_enabled, transformed=transformed
             )
+        return signature
+
+    def find_for_tensor(
+        self, state: ModuleState, module: Module, tensor: Tensor, output: Tensor, looks: tuple[object, ...]
+    ) -> CallSignature:
+        """Return the signature of a call with one tensor in and one out, and remember it as the last one."""
+        signature = self.find(state, module, [tensor], [output])
+        state.seen.last = looks, signature
         return signature
 
     def unseen(self, state: ModuleState, module: Module) -> CallSignature:
@@ -92,12 +126,12 @@ class CallSignatures:
         info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
         training = is_training(module)
-        check_running = ("unseen", device, training, grad_enabled)
-        signature = state.signatures.get(check_running)
+        appearance = ("unseen", device, training, grad_enabled)
+        signature = state.seen.by_appearance.get(appearance)
         if signature is None:
             nothing = (None,) * 6
             signature = CallSignature(info, *nothing, device, training, grad_enabled, is_compiled(module))
-            state.signatures[check_running] = signature
+            state.seen.by_appearance[appearance] = signature
         return signature
 
     def _make(
@@ -111,7 +145,7 @@ class CallSignatures:
         transformed: bool,
     ) -> CallSignature:
         keep, info = self._shapes, info_of(state, module)
-        if not state.signatures and runs_without_parts(module):  # looked at once, for graphs may be long
+        if not state.seen.by_appearance and runs_without_parts(module):  # looked at once, for graphs may be long
             self._warn(ONE_SPAN, info)
         return CallSignature(
             module=info,
@@ -146,11 +180,11 @@ def is_compiled(module: Module) -> bool:
 
 def info_of(state: ModuleState, module: Module) -> ModuleInfo:
     """Return a module's name, made once for each place that it stands in."""
-    if state.info is None:
+    if state.seen.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
         model, path, kind = (shortened(name) for name in (state.model, state.path, class_of(module)))
-        state.info = ModuleInfo(model, path, kind, _own_parameters(module), depth, _holds_parameters(module))
-    return state.info
+        state.seen.info = ModuleInfo(model, path, kind, _own_parameters(module), depth, _holds_parameters(module))
+    return state.seen.info
 
 
 def _own_parameters(module: Module) -> int:

@@ -245,19 +245,18 @@ class ModuleCallRecorder:
             )
         except (RuntimeError, AttributeError):
             return None  # nested tensors have no shape, a view whose base changed has no node, a frozen script no mode
-        last = state.last
+        last = state.seen.last
         if last is not None and last[0] == looks:
             signature = last[1]
         else:
-            signature = self._signatures.find(state, module, [tensor], [output])
-            state.last = looks, signature
+            signature = self._signatures.find_for_tensor(state, module, tensor, output, looks)
         if signature.device is not calls.device:
             self._note_device(calls, signature)
         if node is None:
             return signature, NO_SLOTS, NO_SLOTS
         if calls.unordered:
             return signature, *calls.backward.hook_boundary_nodes([output], [tensor], first)
-        return signature, *calls.backward.hook_single_output(output, node, first, state)
+        return signature, *calls.backward.hook_single_output(output, node, first, state.nodes)
 
     def _inspect_tensors(
         self, calls: CallStack, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
@@ -270,7 +269,7 @@ class ModuleCallRecorder:
             return signature, *calls.backward.hook_output_nodes(outputs)
         if calls.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
             return signature, *calls.backward.hook_boundary_nodes(outputs, inputs, first)
-        return signature, *calls.backward.hook_outputs(outputs, first, state)
+        return signature, *calls.backward.hook_outputs(outputs, first, state.nodes)
 
     @staticmethod
     def _note_device(calls: CallStack, signature: CallSignature) -> None:

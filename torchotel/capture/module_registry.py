@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from torchotel._records import CallSignature, ModelInfo, ModuleInfo
+from torchotel._records import ModelInfo
 from torchotel._utils.text import shortened
 from torchotel.capture.torch_internals import is_generated
+
+if TYPE_CHECKING:
+    from torchotel.capture.autograd_hooks import NodePath
+    from torchotel.capture.call_signatures import SeenSignatures
 
 WRAPPERS = {
     "module": {"DistributedDataParallel", "DataParallel", "AveragedModel"},
@@ -94,54 +98,33 @@ class ModuleLocation(NamedTuple):
     """Whether nothing but wrappers holds it: paths begin below."""
 
 
-LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
-"""What of a call is compared with the next, and its site; whole, since other threads call the module too."""
-
-
 class ModuleState:
-    """What is known of one living module; also keeps what its last call looked like."""
+    """What is known of one living module: its location, and what other parts of capture keep of it.
+
+    Args:
+        reference: The module.
+        location: Where it stands.
+        seen: The signatures of its calls.
+        nodes: The nodes that its calls make.
+    """
 
     __slots__ = (
-        "__weakref__",
-        "cached_path",
-        "callers",
-        "holder",
-        "info",
-        "last",
-        "model",
-        "name",
-        "no_inplace_seen",
-        "node_range",
-        "offset",
-        "path",
-        "probe_slot",
-        "reference",
-        "root",
-        "signatures",
-        "skipped",
-    )
+        "__weakref__", "callers", "holder", "model", "name", "nodes", "path", "reference", "root", "seen", "skipped",
+    )  # fmt: skip
 
-    def __init__(self, reference: weakref.ref[Module], location: ModuleLocation) -> None:
+    def __init__(
+        self, reference: weakref.ref[Module], location: ModuleLocation, seen: SeenSignatures, nodes: NodePath
+    ) -> None:
         self.reference = reference
         self.skipped = False
         self.callers: set[int] = set()
         """Ids of the modules that were seen to call it."""
-        self.move(location)
+        self.move(location, seen, nodes)
 
-    def move(self, location: ModuleLocation) -> None:
-        """Give the module another place; what was kept under the old name goes."""
+    def move(self, location: ModuleLocation, seen: SeenSignatures, nodes: NodePath) -> None:
+        """Give the module another location; what was kept under the old name goes."""
         self.model, self.path, self.holder, self.name, self.root = location
-        self.info: ModuleInfo | None = None
-        self.signatures: dict[object, CallSignature] = {}
-        self.last: LastCall | None = None
-        """The last call with one tensor in and one out, compared before anything is built."""
-        # The remembered way from its output node to its lowest node, checked by sequence numbers.
-        self.cached_path: tuple[int, ...] | None = None
-        self.offset = self.node_range = 0
-        # Where outputs are views of what the module makes: the start of a call's backward that is to tell whether an
-        # in-place operation takes the output's node away, and whether the last such call told that none did.
-        self.probe_slot: int | None = None
-        self.no_inplace_seen = False
+        self.seen, self.nodes = seen, nodes
 
     def in_place(self, module: Module) -> bool:
         """Tell whether the module still stands where its name says."""
@@ -156,9 +139,15 @@ class ModuleState:
 
 
 class ModuleRegistry:
-    """The states of all modules that were called or stand in a model that was."""
+    """The states of all modules that were called or stand in a model that was.
 
-    def __init__(self) -> None:
+    Args:
+        new_seen: Makes what `call_signatures` keeps of a module.
+        new_nodes: Makes what `autograd_hooks` keeps of it.
+    """
+
+    def __init__(self, new_seen: Callable[[], SeenSignatures], new_nodes: Callable[[], NodePath]) -> None:
+        self._new_seen, self._new_nodes = new_seen, new_nodes
         self.on_model_named: Callable[[Module], None] = lambda _: None
         """Called with the module of a root call whose model was named."""
         self.states: dict[int, ModuleState] = {}
@@ -188,8 +177,7 @@ class ModuleRegistry:
         """Forget what the module's calls looked like: it has been compiled in place."""
         state = self.states.get(id(module))
         if state is not None:
-            state.last = None
-            state.signatures.clear()
+            state.seen.forget()
 
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
@@ -262,7 +250,7 @@ class ModuleRegistry:
                 if below:
                     self._roots.pop(id(module), None)
                 moved = True
-                state.move(location)
+                state.move(location, self._new_seen(), self._new_nodes())
             if path:
                 self._hidden.add(id(module))
         if moved and not path:  # their callers may have moved: they are found again when they are called
@@ -280,7 +268,7 @@ class ModuleRegistry:
             self._roots.pop(key, None)
             self._hidden.discard(key)
 
-        state = self.states[key] = ModuleState(weakref.ref(module, gone), location)
+        state = self.states[key] = ModuleState(weakref.ref(module, gone), location, self._new_seen(), self._new_nodes())
         state.skipped = is_generated(module)
         return state
 

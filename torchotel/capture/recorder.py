@@ -13,8 +13,8 @@ from torchotel._records import Baggage, Log, ModelInfo, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
-from torchotel.capture.autograd_hooks import RecordingSwitch
-from torchotel.capture.call_signatures import CallSignatures
+from torchotel.capture.autograd_hooks import NodePath, RecordingSwitch
+from torchotel.capture.call_signatures import CallSignatures, SeenSignatures
 from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
 from torchotel.capture.event_hooks import EventHooks
 from torchotel.capture.exceptions import ErrorReader, ExceptionText
@@ -73,7 +73,7 @@ class Capture:
         self.warn = warn or Warn()
         self.threads = Threads()
         self.guard = Guard("capture", off=self.uninstall)
-        self.registry = ModuleRegistry()
+        self.registry = ModuleRegistry(SeenSignatures, NodePath)
         self.errors = ErrorReader(exception_text, self.registry.known)
         self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()

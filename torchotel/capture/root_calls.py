@@ -75,7 +75,8 @@ def _name_replica(replica: Module, original: Module, registry: ModuleRegistry) -
         if known is None or type(copy) is not type(copied):
             return
         state = registry.add(copy, ModuleLocation(known.model, known.path, None, "", known.root))
-        state.info, state.signatures = info_of(known, copied), known.signatures
+        info_of(known, copied)
+        state.seen = known.seen.of_replica()
 
 
 MAX_CALLS = 1 << 16
