@@ -1,7 +1,8 @@
-"""The ids of what is innermost on a thread, fixed when somebody asks for them while it runs.
+"""Span contexts of the step and the module calls that are running.
 
-A database read inside `forward` is to be a child of that module's span, which is built much later. So whoever asks
-gets ids that the step, its forward phase and the open module calls then keep; as long as nobody does, it costs nothing.
+A span that the program starts inside `forward`, such as a database query, must be a child of the module's span, which
+is built later. So the ids of the step, its forward phase and the open module calls are fixed when a caller asks for
+the current span context. Until then no ids are made.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StartSpan(Protocol):
 
 Leave: TypeAlias = Callable[[], None]
 MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], Leave | None]
-"""Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
+"""Attaches a span that asks for its ids, for a key; returns a function that detaches it, None if the key has one."""
 
 
 class ContextState:
@@ -78,13 +79,13 @@ class ActiveSpans:
     # ---- keeping it current
 
     def enter(self, thread: ThreadState, segment: StepSegment | None, *, forward: bool = False) -> None:
-        """Make the thread's step current, once; for a forward also over a span that the user has opened in the step.
+        """Attach the thread's step to the context, once; for a forward also over a span that the user has opened.
 
-        Each step has a span of its own: contexts that were copied, as those of threads, hold on to it.
+        Each step has a span of its own, because copies of the context, such as those of threads, keep it.
 
         Args:
             thread: The calling one.
-            segment: What is open on it, where that is what is to be current.
+            segment: The thread's open segment; None to attach what a fetch will open.
             forward: Whether a forward begins.
         """
         if self._make_current is None:
@@ -108,10 +109,10 @@ class ActiveSpans:
             context.current_identity, context.leave_step = identity, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
-        """Bring back the user's span that the forward began in.
+        """Restore the context in which the forward began.
 
-        Also where a step may come of it still, on a thread that has never trained: it serves, and what a request
-        does after a forward is the request's.
+        A thread that has never trained restores it even if the segment may still become a step: the thread serves
+        requests, and spans after a forward belong to the request.
         """
         context = thread.context
         leave, context.leave_forward = context.leave_forward, None
@@ -126,7 +127,7 @@ class ActiveSpans:
             leave()
 
     def leave_step(self, thread: ThreadState) -> None:
-        """Bring back what was current before the step, where nothing of the thread is open any more."""
+        """Restore the context before the step, if nothing is open on the thread."""
         if thread.context.leave_step is not None and not thread.step_detector.in_step:
             leave, thread.context.leave_step, thread.context.current_identity = thread.context.leave_step, None, None
             leave()
@@ -134,15 +135,15 @@ class ActiveSpans:
     # ---- answering
 
     def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
-        """Answer with what is innermost; another thread that the context was handed to gets the step."""
+        """Return the innermost span; another thread that has a copy of the context gets the step."""
         if not self._switch.open or thread.context.is_answering:
             return None
         if threading.get_ident() != thread.thread.ident:
             return identity.reference
-        thread.context.is_answering = True  # a processor of the user's may ask again while it is told of the span
+        thread.context.is_answering = True  # the user's span processor may ask again in `on_start`
         try:
             return self._innermost(thread, identity)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's program
             self._fault()
             return None
         finally:
@@ -153,7 +154,7 @@ class ActiveSpans:
         if current is None or self._start_span is None:
             return None
         if identity.reference is not None and current[0] is not identity:
-            return identity.reference  # a context that the program has kept of an earlier step
+            return identity.reference  # the program has kept the context of an earlier step
         identity, start_ns = current
         segment = thread.step_detector.open_segment
         if segment is not None and segment.identity is not identity:
@@ -174,8 +175,8 @@ class ActiveSpans:
     def _innermost_call(
         self, thread: ThreadState, segment: StepSegment, root: SpanReference, unix_offset_ns: int
     ) -> SpanReference:
-        """Fix the ids of all open calls: the span of an inner one may need its parent's at once."""
-        assert self._start_span is not None  # noqa: S101  # says so to the type checker
+        """Fix the ids of all open calls: the span of an inner call needs its parent's."""
+        assert self._start_span is not None  # noqa: S101  # for the type checker
         parent = root
         if segment.forward_start_ns is not None and not segment.opened_without_grad:
             if not segment.forward_id:

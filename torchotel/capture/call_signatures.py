@@ -1,4 +1,4 @@
-"""What a call looked like: shapes, dtypes, device, modes; one object for all calls that look the same."""
+"""Call signatures: shapes, dtypes, device and modes, one object for all calls that look the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_TENSORS = 64  # looked at in one container
 DEEPEST = 8  # containers within containers
 
 LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
-"""What of a call is compared with the next, and its signature; whole, since other threads call the module too."""
+"""How a call looked, and its signature; one tuple, because other threads call the module too."""
 
 ONE_SPAN = (
     "%s was scripted, traced or exported: it is one span, since the modules that it was made of are not called. "
@@ -37,7 +37,7 @@ ONE_SPAN = (
 
 
 def tensors_in(value: Any, found: list[Tensor] | None = None, depth: int = 0) -> list[Tensor]:
-    """Flatten lists, tuples, mappings and dataclasses in order; anything else that is no tensor is passed over."""
+    """Flatten lists, tuples, mappings and dataclasses in order; anything else is skipped."""
     found = [] if found is None else found
     if isinstance(value, Tensor):
         if len(found) < MAX_TENSORS:
@@ -85,7 +85,7 @@ class CallSignatures:
     """Make and find the `CallSignature` of a call.
 
     Args:
-        warn: Called with what of a call can't be seen.
+        warn: Logs a warning once.
         shapes: Whether shapes and dtypes are recorded.
     """
 
@@ -93,7 +93,7 @@ class CallSignatures:
         self._warn, self._shapes = warn, shapes
 
     def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSignature:
-        """Return the site for these tensors, made at their first sight."""
+        """Return the signature for these tensors; it is made once."""
         grad_enabled, training = torch.is_grad_enabled(), is_training(module)
         transformed = grad_enabled and any(map(has_gradient_outside, outputs))
         appearance = (
@@ -122,7 +122,7 @@ class CallSignatures:
         return signature
 
     def unseen(self, state: ModuleState, module: Module) -> CallSignature:
-        """Return the site of a call whose tensors can't be known any more: it has no shapes."""
+        """Return the signature of a call whose tensors are not known any more: it has no shapes."""
         info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
         training = is_training(module)
@@ -145,7 +145,7 @@ class CallSignatures:
         transformed: bool,
     ) -> CallSignature:
         keep, info = self._shapes, info_of(state, module)
-        if not state.seen.by_appearance and runs_without_parts(module):  # looked at once, for graphs may be long
+        if not state.seen.by_appearance and runs_without_parts(module):  # checked once, because graphs may be long
             self._warn(ONE_SPAN, info)
         return CallSignature(
             module=info,
@@ -164,12 +164,12 @@ class CallSignatures:
 
 
 def is_training(module: Module) -> bool:
-    """Return the module's mode; a frozen script has none, and only evaluates."""
+    """Return the module's mode; a frozen script has none and counts as evaluating."""
     return getattr(module, "training", False)
 
 
 def is_compiled(module: Module) -> bool:
-    """Tell whether a call of the module runs compiled code: by itself, by what it wraps, or by its `forward` alone."""
+    """Return whether a call of the module runs compiled code."""
     if getattr(module, "_compiled_call_impl", None) is not None:
         return True
     forward = getattr(module, "forward", None)
@@ -179,7 +179,7 @@ def is_compiled(module: Module) -> bool:
 
 
 def info_of(state: ModuleState, module: Module) -> ModuleInfo:
-    """Return a module's name, made once for each place that it stands in."""
+    """Return a module's description, made once for each of its locations."""
     if state.seen.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
         model, path, kind = (shortened(name) for name in (state.model, state.path, class_of(module)))

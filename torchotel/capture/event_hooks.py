@@ -1,4 +1,4 @@
-"""Everything besides module calls that the step detector hears of: fetches, backwards, optimizers, registrations."""
+"""Hooks of fetches, backwards, optimizer steps, gradient scalers and registrations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EventState:
         self.in_backward = 0
         """Runs of the autograd engine that have begun and not ended."""
         self.traced_backwards = 0
-        """Runs of the engine that began while something was compiled: they are the compiler's."""
+        """Runs of the engine that the compiler has begun on this thread and not ended."""
         self.in_fetch = self.fetch_start_ns = 0
         self.optimizer_steps = 0
         """Steps of optimizers since `GradScaler.step` began."""
@@ -75,24 +75,24 @@ class EventState:
 
 
 class EventHooks:
-    """Install the seams and hooks of events, and pass what they see to the thread's step detector.
+    """Install the hooks of events, and pass each event to the thread's step detector.
 
-    A seam may be called after it was taken out, if another library has put its own wrapper over ours.
+    A wrapper may be called after it was removed, if another library has put its own wrapper over it.
 
     Args:
         current_thread: The calling thread's state.
         root_calls: Closes what an interrupt left open before each event.
         hooks: Which module hooks are in; armed after each event.
         compile_hooks: Tells whether something is compiled.
-        active_spans: Makes the step current in the program's context.
-        registry: Names of modules.
+        active_spans: Attaches the step to the program's context.
+        registry: The modules' states and names.
         gradients: Takes gradient norms.
         rates: Reads learning rates.
         errors: Reads exceptions.
         switch: Whether anything is recorded.
-        numbers: How many steps were handed over.
+        numbers: How many steps were recorded.
         guard: Counts internal errors.
-        warn: Called with what the user is to know.
+        warn: Logs a warning once.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class EventHooks:
         self._undos = ExitStack()
 
     def install(self) -> None:
-        """Put them in."""
+        """Install all hooks."""
         guarded, undo = self._guarded, self._undos.callback
         undo(torch_internals.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
         undo(torch_internals.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
@@ -144,7 +144,7 @@ class EventHooks:
             undo(handle.remove)
 
     def uninstall(self) -> None:
-        """Take them out, the last first; one that can't be keeps no other in."""
+        """Remove all hooks, the last first; a failure to remove one does not prevent removing the others."""
         self._undos.close()
 
     # ---- backward
@@ -170,13 +170,11 @@ class EventHooks:
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
         thread = self._current_thread.state
-        if (
-            thread.events.traced_backwards
-        ):  # not asked of the compiler: another thread may have begun or ended to compile
+        if thread.events.traced_backwards:  # another thread may have begun or ended to compile
             thread.events.traced_backwards -= 1
             return
         if not thread.events.in_backward:
-            return  # it began before we came
+            return  # it began before the hooks were installed
         thread.events.in_backward -= 1
         if not thread.events.in_backward:
             if exception is None and accumulates:
@@ -239,7 +237,7 @@ class EventHooks:
         self._active_spans.enter(thread, segment)
 
     def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:
-        """Warn where the last other optimizer of the thread belongs to another task, which is not done."""
+        """Warn if the last other optimizer of the thread belongs to another task that is not done."""
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs
@@ -318,7 +316,7 @@ class EventHooks:
         self._register(owner, name, "parameter", new=owner._parameters.get(name) is not parameter)
 
     def _buffer_registered(self, owner: Module, name: str, buffer: torch.Tensor | None) -> None:
-        # A buffer that is assigned in forward fires at every call: only new names count.
+        # A buffer that is assigned in `forward` runs the hook at every call: only new names count.
         self._register(owner, name, "buffer", new=name not in owner._buffers)
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:

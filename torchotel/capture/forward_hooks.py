@@ -53,7 +53,7 @@ def _never_raises(hook: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             hook(self, module, args, *output)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self._fault(iterated=len(output) > 0)  # after a forward that raised PyTorch reads its hooks
 
     return runs_plainly(call)
@@ -63,7 +63,7 @@ class ForwardHooks:
     """Pass the start and the end of module calls to the recorder, and those of root calls to `RootCalls`.
 
     Args:
-        root_calls: Decides at each root call whether it is recorded.
+        root_calls: Decides for each root call whether it is recorded.
         calls: Records calls.
         states: The state of each known module, by its `id()`.
         errors: Reads exceptions.
@@ -105,14 +105,14 @@ class ForwardHooks:
             elif not self._root_calls.enter(thread, module):
                 return
             self._calls.open(calls, module, args)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self._fault()
 
     @runs_plainly
     def after(self, module: Module, args: Any, *rest: Any) -> None:
         """Close a call; a global forward hook with `always_call` and `with_kwargs`.
 
-        PyTorch calls it with (kwargs, output), and where the forward raised with (None,) alone.
+        PyTorch passes (kwargs, output), or (None,) alone if the forward raised.
         """
         if is_dynamo_compiling():
             return
@@ -136,19 +136,19 @@ class ForwardHooks:
             if len(rest) == 1:
                 error = self._calls.add_failed(calls, frame, args, end_ns, slot)
             elif torch_function_modes():
-                with without_torch_function():  # it would be called for each property that we read
+                with without_torch_function():  # a mode would be called for each property that is read
                     self._calls.add(calls, frame, args, rest[0], rest[1], end_ns, slot)
             else:
                 self._calls.add(calls, frame, args, rest[0], rest[1], end_ns, slot)
             if not stack:
                 self._root_calls.leave(thread, end_ns, error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self._fault(iterated=len(rest) == 1)
 
     def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
-        """Close what an interrupt left open, and tell whether this call is to be recorded.
+        """Close the calls that an interrupt left open; return whether this call is to be recorded.
 
-        Looks at the Python stack, so each module remembers by whom it was called.
+        Walking the Python stack is slow, so each module's callers are remembered.
         """
         stack = thread.calls.frames
         self._root_calls.close_interrupted_calls(thread, perf_counter_ns(), opening=1)
@@ -161,9 +161,9 @@ class ForwardHooks:
         return True
 
     def _unwind(self, calls: CallStack, module: Module, frame: Frame, now_ns: int) -> Frame | None:
-        """Find the call that ends; those above it were interrupted. None where it was never opened."""
+        """Return the frame of the call that ends, if it has one, and close those above it, which were interrupted."""
         if all(open_module is not module for open_module, *_ in calls.frames):
-            calls.frames.append(frame)  # another's pre-hook raised before ours ran
+            calls.frames.append(frame)  # another pre-hook raised before this one ran
             return None
         while frame[0] is not module:
             self._calls.add_interrupted(calls, frame, now_ns)
@@ -189,7 +189,7 @@ class ForwardHooks:
         now_ns = perf_counter_ns()
         thread = self._current_thread.state
         if thread.exit_watch.module is None or thread.exit_watch.module() is not module:
-            return  # another thread watches for it
+            return  # the hook is on the module for another thread
         call, raised = ending_call()
         if call != thread.exit_watch.call and is_inside(thread.exit_watch.call):
             return  # a call of the module inside its own

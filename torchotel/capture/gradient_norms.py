@@ -59,7 +59,7 @@ class GradientReadback:
 
 
 GradientState: TypeAlias = tuple[weakref.ref[Tensor], int | None, GradientReadback, int]
-"""A gradient whose norm was read, its version then, and where its norm is found. Version None: clipped since."""
+"""A gradient whose norm was read, its version then, its norm's readback and position. Version None: clipped since."""
 
 
 class SelectedNorms:
@@ -135,19 +135,19 @@ def step_norms(segments: Iterable[NormsByOptimizer]) -> GradientNorms | None:
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
 STEPS_AFTER_LOSS = 8
-"""Steps whose norms are taken after a loss that is not finite."""
+"""Steps whose norms are read after a loss that is not finite."""
 STEPS_BETWEEN_LOOKS = 64
-"""Steps after which that happens again at the earliest: a loss may stay NaN for the rest of a run."""
+"""Steps before that happens again: a loss may stay NaN for the rest of a run."""
 
 
 class Gradients:
-    """Decide where norms are taken, and take them.
+    """Decide on which steps gradient norms are read, and read them.
 
     Args:
-        registry: Names of modules.
-        warn: Called with what the user is to know.
-        setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False. But for False, norms are
-            also taken on some steps after a loss that is not finite.
+        registry: The modules' states and names.
+        warn: Logs a warning once.
+        setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False. Unless it is False, norms
+            are also read on some steps after a loss that is not finite.
     """
 
     def __init__(self, registry: ModuleRegistry, warn: Warn, *, setting: str | bool | int) -> None:
@@ -155,15 +155,15 @@ class Gradients:
         self._every = 0 if setting == "auto" else int(setting)
         self._with_detail = setting == "auto"
         self.beyond_detail = self._every > 0
-        """Whether norms may be taken on steps without detail."""
+        """Whether norms may be read on steps without detail."""
         self._after_loss, self._next_look = range(0), 0
         self.guard = Guard("gradient norms", off=self._off)
 
     def note_bad_loss(self, number: int) -> None:
-        """Take the norms of the next steps, since a loss was not finite: they tell which layers are not, either.
+        """Read the norms of the next steps after a loss that is not finite: they show which layers are not finite.
 
         Args:
-            number: Of the next step.
+            number: The number of the next step.
         """
         if (self._with_detail or self._every) and number >= self._next_look:
             self._after_loss = range(number, number + STEPS_AFTER_LOSS)
@@ -171,11 +171,11 @@ class Gradients:
             self.beyond_detail = True
 
     def backward_ended(self, thread: ThreadState, number: int) -> None:
-        """Take the norms that the thread's outermost backward has left, where they are wanted.
+        """Read the norms after the thread's outermost backward, if the step's norms are wanted.
 
         Args:
             thread: The calling thread's state.
-            number: How many steps were handed over before.
+            number: How many steps were recorded before.
         """
         if not self._can_read(thread, number):
             return
@@ -185,7 +185,7 @@ class Gradients:
             segment = thread.step_detector.segments[-1]
             segment.read, thread.read_in_closure = found, bool(thread.step_detector.stepping)
             segment.gradients = {**segment.gradients, AFTER_BACKWARD: _selected(found.values())}
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's backward
             self.guard.fault()
 
     def clipping_begins(self, thread: ThreadState, gradients: Sequence[Tensor], number: int) -> None:
@@ -194,7 +194,7 @@ class Gradients:
         Args:
             thread: The calling thread's state.
             gradients: Those that are about to be clipped.
-            number: How many steps were handed over before.
+            number: How many steps were recorded before.
         """
         if not self._can_read(thread, number):
             return
@@ -205,19 +205,19 @@ class Gradients:
                 if key in read:
                     gradient, _, readback, position = read[key]
                     read[key] = gradient, None, readback, position
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's clipping
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's clipping
             self.guard.fault()
 
     def optimizer_begins(
         self, thread: ThreadState, segment: StepSegment, optimizer: Optimizer, number: int, *, closure: bool
     ) -> None:
-        """Take the norms of the gradients that an optimizer gets, again for those that changed since their backward.
+        """Read the norms of an optimizer's gradients, again for those that changed since their backward.
 
         Args:
             thread: The calling thread's state.
             segment: The segment that the optimizer's step belongs to.
-            optimizer: Which begins its step.
-            number: How many steps were handed over before.
+            optimizer: The optimizer that begins its step.
+            number: How many steps were recorded before.
             closure: Whether it got a closure, which most likely runs the backward.
         """
         thread.read_in_closure = False
@@ -233,7 +233,7 @@ class Gradients:
             self.guard.fault()
 
     def optimizer_ends(self, thread: ThreadState, segment: StepSegment, optimizer: Optimizer) -> None:
-        """Take the norms that the last backward left: it ran in the optimizer's step, or a scaler skipped the step."""
+        """Use the norms after the last backward: it ran in the optimizer's step, or a scaler skipped the step."""
         thread.read_in_closure = False
         try:
             with without_torch_function():
@@ -243,7 +243,7 @@ class Gradients:
             self.guard.fault()
 
     def unscaled(self, thread: ThreadState, optimizer: Optimizer, number: int, *, stepped: bool) -> None:
-        """Note that a scaler has brought an optimizer's gradients back, where norms may be taken beside them."""
+        """Note that a scaler has unscaled an optimizer's gradients, on steps whose norms are read."""
         try:
             if self._wanted_now(thread, number):
                 thread.scaling.unscaled(optimizer, stepped=stepped)
@@ -278,7 +278,7 @@ class Gradients:
         Args:
             thread: The calling thread's state.
             gradients: Those to look at.
-            scale: By which the optimizer will divide them.
+            scale: The factor by which the optimizer will divide them.
         """
         read = _read_of(thread)
         changed = _changed(gradients, read)
@@ -302,15 +302,15 @@ class Gradients:
         scale: Scale | None = None,
         wanted: Collection[int] | None = None,
     ) -> dict[int, GradientState]:
-        """Take the norms of all gradients that the models' parameters have; by `id()` of the gradient.
+        """Read the norms of all gradients of the models' parameters; return them by the gradient's `id()`.
 
-        A parameter that several modules hold is the first one's. One that is frozen got no gradient. A gradient whose
-        norm can't be known is left out, which is warned of once: the total is over the others.
+        A shared parameter counts for the first module that holds it. A gradient whose norm can't be known is left out
+        of the total, which logs a warning once.
 
         Args:
-            models: Parts of models count as the whole.
-            scaling: Which of them are unscaled already.
-            scale: By which the others are too large.
+            models: For a part of a model, the whole model is read.
+            scaling: Tells which gradients are unscaled already.
+            scale: The factor on the others.
             wanted: The `id()`s of gradients; None: all.
         """
         owners: list[ModuleInfo] = []
@@ -396,7 +396,7 @@ def _gradients_of(module: Module, seen: set[int], wanted: Collection[int] | None
         if parameter is None or id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        # What stands in a parameter's place while a function of it is differentiated may be no leaf.
+        # Inside `torch.func` a parameter may be replaced by a tensor that is no leaf.
         gradient = parameter.grad if parameter.requires_grad and parameter.is_leaf else None
         if gradient is not None and (wanted is None or id(gradient) in wanted):
             found.append(gradient)

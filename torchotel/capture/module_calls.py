@@ -87,7 +87,7 @@ class CallStack:
                 other.unordered = True
 
     def end_root_call(self) -> None:
-        """Forget what belonged to one root call."""
+        """Reset the state of one root call."""
         self.unordered, self.device, self.note = False, None, None
         if self.reserved_ids:
             self.reserved_ids.clear()
@@ -107,7 +107,7 @@ class CallStack:
         self.backward = self.backward.another()
 
     def drain_into(self, segment: StepSegment) -> None:
-        """Move what was recorded since the last segment into the one that ends."""
+        """Move the records since the last segment into the segment that ends."""
         stamps = self.backward.log.stamps
         device_times = self.device_log.drain()
         if segment.detailed:
@@ -129,10 +129,10 @@ class ModuleCallRecorder:
     """Turn the start and the end of module calls into records on the thread's state.
 
     Args:
-        registry: Names of modules.
-        signatures: What calls look like.
+        registry: The modules' states and names.
+        signatures: Finds the signature of a call.
         errors: Reads exceptions.
-        device_marks: Marks on the clocks of devices.
+        device_marks: Records events on devices.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class ModuleCallRecorder:
             calls: Those of the calling thread.
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
-            running: How many calls are still running, where that is known.
+            running: How many calls are still running; None to count them on the Python stack.
         """
         if running is None and (running := calls_in_progress()) is None:
             return False
@@ -169,13 +169,13 @@ class ModuleCallRecorder:
         return was_open and not calls.frames
 
     def shown_path(self, calls: CallStack, module: Module) -> str | None:
-        """Return the path of an open call's module; None for one whose calls are left out."""
+        """Return the path of an open call's module; None for a module whose calls are not recorded."""
         state = self._state_of(calls, module)
         return None if state.skipped else state.path
 
     @staticmethod
     def _with_id(calls: CallStack, frame: Frame, note: Note) -> CallNote | Note:
-        """Note the id that was given out while the call ran."""
+        """Add the span id that was fixed while the call ran to its note."""
         given = calls.reserved_ids.pop(id(frame), None)
         return note if given is None else (note or CallNote())._replace(span_id=given.span_id)
 
@@ -221,9 +221,9 @@ class ModuleCallRecorder:
     def _inspect_single_tensor(
         self, calls: CallStack, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots] | None:
-        """Take in a call of one tensor in and one out, as nearly all are; None for any other.
+        """Inspect a call with one tensor in and one out, as nearly all are; return None for any other call.
 
-        Where all that is asked of it is as it was in the module's last call, nothing is built.
+        If the call looks as the module's last call did, no object is built.
         """
         if type(output) is not Tensor or kwargs or len(args) != 1 or type(tensor := args[0]) is not Tensor:
             return None
@@ -244,7 +244,7 @@ class ModuleCallRecorder:
                 _is_grad_enabled(),
             )
         except (RuntimeError, AttributeError):
-            return None  # nested tensors have no shape, a view whose base changed has no node, a frozen script no mode
+            return None  # a nested tensor has no shape, a view with a changed base no node, a frozen script no mode
         last = state.seen.last
         if last is not None and last[0] == looks:
             signature = last[1]
@@ -273,14 +273,14 @@ class ModuleCallRecorder:
 
     @staticmethod
     def _note_device(calls: CallStack, signature: CallSignature) -> None:
-        """Nodes of several devices run on several threads: from the second device on, order is not given."""
+        """Note the call's device: nodes of several devices run on several threads, in no given order."""
         if signature.device is not calls.device:
             if calls.device is not None:
                 calls.unordered = True
             calls.device = signature.device
 
     def add_failed(self, calls: CallStack, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
-        """Append the record of a call that raised; return what it raised."""
+        """Append the record of a call that raised; return the error."""
         module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
         error = self._errors.read(exception, module)
@@ -292,7 +292,7 @@ class ModuleCallRecorder:
         return error
 
     def add_interrupted(self, calls: CallStack, frame: Frame, now_ns: int) -> None:
-        """Append the record of a call that an interrupt ended unseen."""
+        """Append the record of a call that an interrupt has ended, with an estimated end."""
         module, _, start_ns, _ = frame
         signature = self._signatures.unseen(self._state_of(calls, module), module)
         note = self._with_id(calls, frame, INTERRUPTED)

@@ -23,11 +23,11 @@ class PendingRecord:
 
     Args:
         kind: "step", "evaluation" or "data".
-        number: How many of the kind there were before.
-        segments: In order.
-        thread: The id of the one that ran them.
-        reason: Why it has its detail.
-        memory: That of devices at its end.
+        number: The record's number among those of its kind.
+        segments: The segments, in order.
+        thread: The id of the thread that ran them.
+        reason: Why the record has detail.
+        memory: The memory of devices at its end.
     """
 
     __slots__ = (
@@ -68,18 +68,18 @@ class PendingRecord:
             self.logged.learning_rate(rate)
 
     def ready(self) -> bool:
-        """Tell whether all of it can be read, and that of an evaluation which it must not wait for."""
+        """Return whether all values can be read; an evaluation does not wait for device times."""
         for segment in self._segments:
             if segment.gradients and not all(norms.ready() for norms in segment.gradients.values()):
                 return False
             if segment.device_times is not None and not segment.device_times.ready() and self.kind == "step":
-                return False  # the trace of a request does not wait for the next request
+                return False  # the record of a request does not wait for the next request
             if segment.watched and not all(gradient.ready() for gradient in segment.watched):
                 return False
         return self.logged.ready()
 
     def wait(self) -> None:
-        """Wait until it can."""
+        """Wait until all values can be read."""
         self.logged.wait()
         for segment in self._segments:
             for awaited in (*segment.gradients.values(), *segment.watched, segment.device_times):
@@ -87,21 +87,21 @@ class PendingRecord:
                     awaited.wait()
 
     def close(self) -> None:
-        """Take nothing in any more; what is on a device still is given up."""
+        """Close the log, and drop device times that are not ready."""
         self.logged.closed = True
         for segment in self._segments:
             if segment.device_times is not None:
-                segment.device_times.result()  # what it holds goes back
+                segment.device_times.result()  # returns the events to their pool
 
     @property
     def detailed(self) -> bool:
-        """Whether it has its calls."""
+        """Whether the record has module calls."""
         return any(segment.detailed for segment in self._segments)
 
     def span_estimate(self) -> int:
-        """Count the spans that the record would make, to weigh it before it is built."""
+        """Estimate the number of spans, before the record is built."""
         if self.kind == "data":
-            return 1  # it is the fetch
+            return 1  # the fetch
         first = self._segments[0]
         spans = 1 + (self.kind == "step" and first.step_start_ns < first.start_ns)
         for segment in self._segments:
@@ -109,7 +109,7 @@ class PendingRecord:
         return spans
 
     def record(self) -> StepRecord:
-        """Put the record together, with what has come."""
+        """Build the record, with the values that are ready."""
         segments = self._segments
         record = build_record(self.kind, self._number, segments, self._thread, self._identity, self._unix_offset_ns)
         record.reason, record.memory = self._reason, self._memory
@@ -122,11 +122,11 @@ class PendingRecord:
 
 
 class PendingLog:
-    """What was logged when its step had been handed over.
+    """Values that were logged after their step was handed over.
 
     Args:
-        log: Without its values.
-        logged: These.
+        log: The record without values.
+        logged: The values.
     """
 
     __slots__ = ("_log", "logged")
@@ -138,53 +138,53 @@ class PendingLog:
         self._log, self.logged = log, logged
 
     def ready(self) -> bool:
-        """Tell whether all of it can be read."""
+        """Return whether all values can be read."""
         return self.logged.ready()
 
     def wait(self) -> None:
-        """Wait until it can."""
+        """Wait until all values can be read."""
         self.logged.wait()
 
     def close(self) -> None:
-        """Take nothing in any more."""
+        """Close the log."""
         self.logged.closed = True
 
     def span_estimate(self) -> int:
-        """Return 0: it makes no span."""
+        """Return 0: a log makes no span."""
         return 0
 
     def record(self) -> Log:
-        """Put the record together, with what has come."""
+        """Build the record, with the values that are ready."""
         return self._log._replace(values=self.logged.values())
 
 
 class PendingRecords:
-    """The records of one thread, in order; at most two steps wait for their numbers."""
+    """The records of one thread, in order; at most two of them wait for their values."""
 
     def __init__(self) -> None:
         self._pending: deque[PendingRecord | PendingLog] = deque()
 
     def add(self, pending: PendingRecord | PendingLog) -> None:
-        """Hold a record."""
+        """Append a record."""
         self._pending.append(pending)
 
     def last_step(self) -> Logged | None:
-        """Return what the last step has logged, where it is here still."""
+        """Return the log of the last step, None if it was handed over."""
         for pending in reversed(self._pending):
             if pending.kind == "step":
                 return pending.logged
         return None
 
     def release(self, hand_over: HandOver) -> None:
-        """Hand over in order what is ready, and the oldest where too many wait."""
+        """Hand over ready records in order, and the oldest one if too many wait."""
         while self._pending:
-            waiting = list(self._pending)  # a signal's handler may flush in the midst of it
+            waiting = list(self._pending)  # a signal handler may flush meanwhile
             if not waiting or not (waiting[0].ready() or len(waiting) > MAX_WAITING):
                 return
             self._hand_over_first(hand_over, wait=False)
 
     def release_all(self, hand_over: HandOver) -> None:
-        """Wait for what is to come and hand over everything."""
+        """Wait for all values and hand over all records."""
         while self._pending:
             self._hand_over_first(hand_over, wait=True)
 

@@ -1,4 +1,4 @@
-"""The training threads' side, whole: hooks and seams in, finished steps out."""
+"""Composes the parts of capture: hooks that record on training threads, and records that are handed over."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from torchotel.sampling.detail import Detail
 
 
 class Capture:
-    """Record training steps and evaluations of all threads and hand over what records are made of.
+    """Record the training steps and evaluations of all threads and hand them over.
 
     Args:
         hand_over: Gets each finished step or evaluation, on the thread that ran it.
-        detail: Which of them are recorded in detail.
+        detail: Which steps and evaluations are recorded in detail.
         shapes: Whether shapes and dtypes are recorded.
         exception_text: How much of an exception's text is recorded.
-        gradient_norms: When they are taken: "auto" (on detailed steps), True (on every step), n for every n-th, False.
-        user_span: Answers with the user's span that is current on the calling thread.
+        gradient_norms: When norms are read: "auto" (on detailed steps), True (on every step), n for every n-th, False.
+        user_span: Returns the user's span that is current on the calling thread.
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
         start_span: Fixes the ids of a span that is asked for while it runs.
-        make_current: Makes current what asks.
-        context: Answers with what the current span belongs to: another object where that has changed.
-        clock: Of devices; None: CUDA's.
-        warn: Called with what the user is to know; None: logs it.
+        make_current: Attaches a span to the context.
+        context: Returns the program's context: another object if it has changed.
+        clock: The clock of devices; None: CUDA's.
+        warn: Logs a warning once; None: a new `Warn`.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
     """
 
@@ -139,10 +139,10 @@ class Capture:
         """The model of the first root call; None before it."""
         return self.root_calls.model
 
-    # ---- in and out
+    # ---- install and remove
 
     def install(self) -> None:
-        """Put hooks and seams in; they see the next event."""
+        """Install all hooks; they see the next event."""
         self.switch.open = True
         self.event_hooks.install()
         self.watches.install()
@@ -151,7 +151,7 @@ class Capture:
         self.hooks.install(own.before, own.after, own.on_root_forward_start, own.on_root_forward_end)
 
     def uninstall(self) -> None:
-        """Take everything out; steps that are open stay until `end`. What can't be taken out keeps nothing else in."""
+        """Remove all hooks; open steps stay until `end`. A failure to remove one does not keep the others."""
         self.switch.open = self.device_marks.on = False
         with ExitStack() as segments:
             for thread in list(self.threads.all):
@@ -161,22 +161,22 @@ class Capture:
             segments.callback(self.hooks.remove)
 
     def detach(self) -> None:
-        """Take everything out of a forked child."""
+        """Remove all hooks in a forked child."""
         self.hooks.renew_lock()
         self.uninstall()
 
     def pause(self) -> None:
-        """Take everything out and hand over what there is, until `resume`."""
+        """Remove all hooks and hand over all records, until `resume`."""
         self.uninstall()
         self.end()
 
     def resume(self) -> None:
-        """Put everything back, unless it went for its own faults."""
+        """Install all hooks again, unless internal errors have switched capture off."""
         if not self.switch.open and not self.guard.is_off:
             self.install()
 
     def flush(self) -> None:
-        """Hand over what has ended on the calling thread."""
+        """Hand over the finished records of the calling thread and of threads that have ended."""
         thread = self.current_thread.state
         self.root_calls.close_interrupted(thread)
         thread.step_detector.hand_over_finished()
@@ -185,7 +185,7 @@ class Capture:
         self._retire_ended()
 
     def end(self) -> None:
-        """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
+        """Hand over the records of all threads, finished or not; to be called after `uninstall`."""
         for thread in list(self.threads.all):
             self.guard.guarded(self._end)(thread)
         self.active_spans.leave_step(self.current_thread.state)
@@ -200,10 +200,10 @@ class Capture:
         self.registry.register_model(model)
         self.compile_hooks.wrap_regions(model)
 
-    # ---- what the user says
+    # ---- calls of the program
 
     def name(self, model: object, name: object) -> None:
-        """Name a model; what can't be named is warned of."""
+        """Name a model; an invalid argument logs a warning."""
         if not isinstance(model, Module):
             self.warn("name() takes a torch.nn.Module, got %s: nothing is named", type(model).__name__)
         elif not isinstance(name, str) or not name:
@@ -215,12 +215,12 @@ class Capture:
         """Open an explicit step on the calling thread."""
         thread = self.current_thread.state
         thread.explicit_steps += 1
-        if self.switch.open and thread.explicit_steps == 1:  # one inside another is part of it
+        if self.switch.open and thread.explicit_steps == 1:  # a nested step is part of the outer one
             self.root_calls.close_interrupted(thread)
             self.active_spans.enter(thread, thread.step_detector.step_begins(perf_counter_ns()))
 
     def step_ends(self, exception: BaseException | None) -> None:
-        """Close it."""
+        """Close the explicit step."""
         thread = self.current_thread.state
         thread.explicit_steps -= 1
         if thread.explicit_steps:
@@ -239,16 +239,16 @@ class Capture:
         self.detail.ask(self.output.numbers["step"] + began, steps)
 
     def log(self, given: Mapping[str, object], *, offered: bool = False) -> None:
-        """Take values in for the step that is current on the calling thread, else for the last one.
+        """Add values to the step that is current on the calling thread, else to the last one.
 
         Args:
-            given: By name.
-            offered: Whether a framework says it: what the user logs holds against it.
+            given: The values by name.
+            offered: Whether a framework logs them: the user's values have precedence.
         """
         if not self.switch.open:
             return
         thread, values = self.current_thread.state, self.log_reader.read(given, offered=offered)
-        # A thread that trains nothing speaks of the one that does.
+        # The values of a thread without a step belong to the only thread that has one.
         others = [other for other in list(self.threads.all) if other is not thread and other.step_detector.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
         if logged is not None and not logged.closed:
@@ -268,13 +268,13 @@ class Capture:
         return thread
 
     def _retire_ended(self) -> None:
-        """Hand over what threads have left that are gone: their last step waits for an event that never comes."""
+        """Hand over the records of threads that have ended: no event follows that would."""
         for thread in self.threads.remove_ended():
             self.hooks.remove_thread(thread)
             self._end(thread)
 
 
 def _current_log(thread: ThreadState) -> Logged | None:
-    """Return where values go: to the step that is open, else to the last one while it is here."""
+    """Return the log of the open step, else of the last one if it is not handed over."""
     segment = thread.step_detector.open_segment
     return segment.logged if segment is not None and not segment.evaluates else thread.pending.last_step()

@@ -1,4 +1,4 @@
-"""Outermost module calls: where steps, evaluations and compiled regions begin."""
+"""Root calls: the module calls that no other call encloses, which begin steps and evaluations."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 def join_waiting_forward(
     thread: ThreadState, replica: Module, threads: Iterable[ThreadState], registry: ModuleRegistry
 ) -> bool:
-    """Record a replica's call for the thread whose forward waits for it; False where no forward is recorded.
+    """Record a replica's call for the thread whose forward waits for it; return False if no forward is recorded.
 
-    Where it can't be told whose it is, it is counted as dropped, with all that it calls.
+    If its thread is ambiguous, the call and all calls inside it are counted as dropped.
     """
     waiting = {other: other.calls.frames[-1:] for other in threads if other.root.in_forward and other is not thread}
     if not any(waiting.values()):
@@ -64,12 +64,12 @@ def join_waiting_forward(
 
 
 def _holds_like(caller: Module, replica: Module) -> bool:
-    """Tell whether a module is, or holds, one that the replica may be a copy of."""
+    """Return whether the replica may be a copy of a module or of a submodule."""
     return any(type(module) is type(replica) for module in modules_of(caller))
 
 
 def _name_replica(replica: Module, original: Module, registry: ModuleRegistry) -> None:
-    """Call a replica, and all below it, what their originals are called, whether what holds them lives on or not."""
+    """Give a replica and its submodules the names of their originals."""
     for copy, copied in zip(modules_of(replica), modules_of(original), strict=False):
         known = registry.states.get(id(copied))
         if known is None or type(copy) is not type(copied):
@@ -83,7 +83,7 @@ MAX_CALLS = 1 << 16
 """Calls that are kept for one segment; those beyond it are counted as dropped."""
 
 NEVER_FORWARD = ("torchotel", "Otel")
-"""How the names of threads begin that are ours or the SDK's."""
+"""Prefixes of the names of torchotel's threads and the SDK's."""
 
 WHOSE_REPLICA = (
     "it can't be told to which forward the replicas of a %s belong: several threads forward such models, or none does. "
@@ -103,39 +103,39 @@ class RootCall:
 
     def __init__(self) -> None:
         self.in_forward = False
-        """It is a forward of the thread's own step or evaluation."""
+        """Whether a forward of the thread's own step or evaluation runs."""
         self.is_repeated = False
-        """The forward only adds to the open segment: nothing but its end is recorded."""
+        """Whether the forward only adds to the open segment: nothing but its end is recorded."""
         self.is_recomputation = False
         self.dropped_from: int | None = None
         """The index of the first call that is not to be kept, such as those of transforms inside a fetch."""
         self.owner: ThreadState | None = None
-        """The thread whose forward or backward it is part of, if it runs on another one."""
+        """The thread whose forward or backward the call belongs to, if the call runs on another thread."""
         self.has_run = False
         """Whether a forward of a step or an evaluation has run on the thread."""
 
     def end(self) -> None:
-        """Forget it."""
+        """End the root call."""
         self.in_forward = self.is_recomputation = False
         self.dropped_from = self.owner = None
 
 
 class RootCalls:
-    """Tell the step detector of forwards, and decide at each whether its calls are recorded.
+    """Begin and end root calls, and decide for each whether its calls are recorded.
 
     Args:
         threads: The states of all threads.
         calls: Records calls.
         hooks: Which hooks are in.
         registry: Names of modules.
-        active_spans: Makes the step current in the program's context.
+        active_spans: Attaches the step to the program's context.
         device_marks: Marks on the clocks of devices.
         switch: Counts the calls that are left out.
-        numbers: How many steps and evaluations were handed over.
-        detail: Which of them are recorded in detail.
-        context: Returns what the current span belongs to: another object where that has changed.
-        warn: Called with what the user is to know.
-        in_data_worker: Called when a DataLoader's worker process runs a forward: it is not recorded.
+        numbers: How many steps and evaluations were recorded.
+        detail: Which steps and evaluations are recorded in detail.
+        context: Returns the program's context: another object if it has changed.
+        warn: Logs a warning once.
+        in_data_worker: Called when a DataLoader's worker process runs a forward, which is not recorded.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class RootCalls:
         """The model of the first root call."""
 
     def close_interrupted(self, thread: ThreadState) -> None:
-        """Close what an interrupt left open, before the next event is taken in."""
+        """Close the calls that an interrupt left open, before the next event is recorded."""
         now_ns = perf_counter_ns()
         if thread.exit_watch.module is not None and not thread.root.in_forward:
             self.remove_exit_hook(thread)
@@ -185,13 +185,13 @@ class RootCalls:
             thread: The thread that runs this.
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
-            running: How many calls are still running, where that is known.
+            running: How many calls are still running; None to count them on the Python stack.
         """
         if self._calls.close_interrupted(thread.calls, now_ns, opening=opening, running=running):
             self.leave(thread, now_ns, None)
 
     def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
-        """Take in the start of a root call; return whether it is recorded in detail.
+        """Begin a root call; return whether it is recorded in detail.
 
         Args:
             thread: The calling thread's state.
@@ -211,7 +211,7 @@ class RootCalls:
         return self._enter_forward(thread, module, watch=watch)
 
     def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
-        """Take in a call inside a backward, inside another thread's forward, or inside a fetch, which is left out."""
+        """Begin a call inside a backward, inside another thread's forward, or inside a fetch, which is not recorded."""
         if graph_task() != -1:
             self._enter_recomputation(thread)
         elif is_replica(module):
@@ -221,7 +221,7 @@ class RootCalls:
         return self._hooks.all_in
 
     def _enter_forward(self, thread: ThreadState, module: Module, *, watch: bool) -> bool:
-        """Take in a forward of the thread's step or evaluation; return whether it is recorded in detail."""
+        """Begin a forward of the thread's step or evaluation; return whether it is recorded in detail."""
         detailed = self._begin_forward(thread, module)
         if self.model is None:
             with without_torch_function():
@@ -238,10 +238,10 @@ class RootCalls:
         return True
 
     def _enter_repeated(self, thread: ThreadState, module: Module) -> bool:
-        """Take in a further forward of the open segment where the rule has nothing to ask that it has not been told.
+        """Begin a forward that only adds to the open segment, without the step detector; return whether it does.
 
-        There may be thousands, as in an episode of reinforcement learning. The module has run in this segment with
-        gradients on and in training mode, and the program's context is what it was.
+        An episode of reinforcement learning has thousands of them. The module has run in this segment with gradients
+        on and in training mode, and the program's context has not changed.
         """
         segment = thread.step_detector.forwarding
         if (
@@ -274,7 +274,7 @@ class RootCalls:
         return joined
 
     def _begin_forward(self, thread: ThreadState, module: Module) -> bool:
-        """Tell the step detector; return whether the step is recorded in detail."""
+        """Pass the start of a forward to the step detector; return whether the step is recorded in detail."""
         detector = thread.step_detector
         if detector.stepping:
             close_interrupted_optimizer(thread)
@@ -290,7 +290,7 @@ class RootCalls:
         forwarding = self._threads.forwarding
         forwarding.add(thread)
         if len(forwarding) == 1 and (thread.events.trains or _is_alone()):
-            self._hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
+            self._hooks.disarm()  # beside a thread that trains, only the first forward of another thread may be missed
         if segment.detailed is None or (grad and segment.forwards_with_grad == 1 and not segment.detailed):
             segment.detailed = self._is_detailed(segment, grad=grad)
         return segment.detailed
@@ -302,7 +302,7 @@ class RootCalls:
         return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
-        """Take in the end of a root call."""
+        """End a root call."""
         root, calls, detector = thread.root, thread.calls, thread.step_detector
         forward = root.in_forward
         if forward and len(self._threads.all) > 1:
@@ -317,7 +317,7 @@ class RootCalls:
                 self._switch.calls_dropped += len(calls.records) - root.dropped_from
             del calls.records[root.dropped_from :]
         if root.owner is not None:
-            calls.move_to(root.owner.calls, thread.thread.ident or 0)  # not always the calling thread
+            calls.move_to(root.owner.calls, thread.thread.ident or 0)  # the calling thread may be another one
         root.end()
         calls.end_root_call()
         if forward:
@@ -326,11 +326,11 @@ class RootCalls:
             if not detector.in_step:
                 self._active_spans.leave_step(thread)
                 if not self._detail.always:
-                    self._hooks.release(thread)  # the thread of a server may idle for long
+                    self._hooks.release(thread)  # a server's thread may be idle for long
         self._hooks.arm()
 
     def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
-        """Close the calls of replicas that were interrupted: their threads have no further event, and hold tensors."""
+        """Close the interrupted calls of replicas: their threads have no further event, and keep tensors alive."""
         for other in list(self._threads.all):
             if other.root.owner is thread:
                 self.close_interrupted_calls(other, now_ns, running=0)
@@ -348,18 +348,18 @@ class RootCalls:
         thread.calls.begin_inside(None if owner is None else owner.calls, recomputes=True)
 
     def remove_exit_hook(self, thread: ThreadState) -> None:
-        """Take the hook off the module whose end was watched for."""
+        """Remove the hook that sees the end of the thread's root call."""
         if thread.exit_watch.module is not None:
             self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
 
 
 def close_interrupted_optimizer(thread: ThreadState) -> None:
-    """Close the steps of optimizers that raised where PyTorch did not show it."""
+    """Close optimizer steps that raised without a call of `EventHooks._optimizer_fails`."""
     if thread.step_detector.stepping and optimizer_steps_in_progress() == 0:
         thread.step_detector.close_unfinished_optimizers(perf_counter_ns())
 
 
 def _is_alone() -> bool:
-    """Tell whether no other Python thread is there that may call modules."""
+    """Return whether no other Python thread may call modules."""
     own = threading.current_thread()
     return all(one is own or one.name.startswith(NEVER_FORWARD) for one in threading.enumerate())

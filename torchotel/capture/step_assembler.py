@@ -1,4 +1,4 @@
-"""The step that is being put together: its segments, and whether it is whole."""
+"""Assembles steps from segments."""
 
 from collections.abc import Hashable
 from typing import Protocol
@@ -20,7 +20,7 @@ class StepListener(Protocol):
         """Take note that a segment opens: no more values can be logged to the steps before."""
 
     def on_segment_end(self, segment: StepSegment) -> None:
-        """Move what was recorded since the last segment into the one that ends."""
+        """Move the records since the last segment into the segment that ends."""
 
     def on_record(self, kind: str, segments: list[StepSegment]) -> None:
         """Take over a "step", an "evaluation" or a fetch ("data"), with its segments in order."""
@@ -30,7 +30,7 @@ class StepAssembler:
     """Open and close segments, and hand them over as steps and evaluations.
 
     Args:
-        listener: Gets the segments.
+        listener: The thread's recorder.
     """
 
     def __init__(self, listener: StepListener) -> None:
@@ -39,11 +39,11 @@ class StepAssembler:
         """Closed segments of the step that is not handed over yet."""
         self.open: StepSegment | None = None
         self.next = Identity()
-        """Of what the fetch that runs will open."""
+        """The identity of the segment that the running fetch will open."""
         self.cycle: set[Hashable] = set()
-        """Optimizers of the last step: what one step takes."""
+        """The optimizers that stepped in the last step."""
         self._has_several = False
-        """Several optimizers have stepped in one step: each is no end of a step before the next fetch."""
+        """Several optimizers have stepped in one step, so an optimizer's step does not end the step before a fetch."""
         self.by_hand = False
         """Parameters are updated without a torch optimizer: each segment is a step."""
         self.idle_since_ns = 0
@@ -52,7 +52,7 @@ class StepAssembler:
         """Capture was paused since that end."""
 
     def has_one_optimizer(self) -> bool:
-        """Tell whether one optimizer steps once a step, as far as seen; unknown at the first step: no."""
+        """Return whether one optimizer steps once a step; False in the first step, when that is unknown."""
         keys = _keys(self.segments if self.open is None else [*self.segments, self.open])
         return len(keys) == 1 and len(self.cycle) <= 1 and (bool(self.cycle) or self._repeats())
 
@@ -61,26 +61,26 @@ class StepAssembler:
         return len(finished) > 1
 
     def has_fetch(self) -> bool:
-        """Tell whether a closed segment began with a fetch."""
-        for segment in self.segments:  # noqa: SIM110  # a generator would be one function more at every step
+        """Return whether a closed segment began with a fetch."""
+        for segment in self.segments:  # noqa: SIM110  # a generator is one more function call at every step
             if segment.fetched:
                 return True
         return False
 
     def is_finished(self) -> bool:
-        """Tell whether the last closed segment ended with an optimizer's step."""
+        """Return whether the last closed segment ended with an optimizer's step."""
         return bool(self.segments) and self.segments[-1].finished
 
     def is_whole(self) -> bool:
-        """Tell whether all optimizers that stepped in the last step have done so in the closed segments."""
+        """Return whether all optimizers that stepped in the last step have done so in the closed segments."""
         return len(self.cycle) <= 1 or self.cycle <= _keys(self.segments)
 
     def continues_until_fetch(self) -> bool:
-        """Tell whether the step goes on after an optimizer's step until the next fetch, as that of a GAN does."""
+        """Return whether the step continues after an optimizer's step until the next fetch, as in a GAN."""
         return self.has_fetch() and (self._has_several or not self.cycle)
 
     def begin(self, now_ns: int, *, fetched: bool = False) -> StepSegment:
-        """Open a segment; one that goes on with a step shares its ids."""
+        """Open a segment; if it continues a step, it shares the step's ids."""
         listener = self.listener
         listener.on_segment_begin()
         segment = self.open = StepSegment(
@@ -100,14 +100,14 @@ class StepAssembler:
         return step_start_ns(first_event_ns, 0 if self.paused else self.idle_since_ns)
 
     def give_own_identity(self, segment: StepSegment) -> None:
-        """Give an evaluation amid a step that goes on ids of its own, at its first forward."""
+        """Give an evaluation inside an unfinished step its own ids, at its first forward."""
         if self._shared(segment) and not (segment.forwards or segment.trained):
             segment.identity = Identity()
 
     def close_open(self) -> None:
-        """Close the open segment: it goes on the step, or is an evaluation, or nothing.
+        """Close the open segment: it continues the step, is an evaluation, or is dropped.
 
-        Where it only fetched, but gave out ids, spans of the user's are below it, and it is there as data alone.
+        A segment that only fetched is recorded as "data" if its ids were fixed: spans of the program are below it.
         """
         segment, self.open = self.open, None
         if segment is None:
@@ -133,7 +133,7 @@ class StepAssembler:
             self.listener.on_record("data", [segment])
 
     def fetch_ended(self, start_ns: int, end_ns: int, error: Error | None = None) -> None:
-        """Close a fetch that opened nothing; it is handed over if its ids were given out, or if it failed."""
+        """Close a fetch that opened no segment; it is recorded if its ids were fixed or if it failed."""
         identity, self.next = self.next, Identity()
         if identity.reference is not None or error is not None:
             segment = StepSegment(
@@ -142,7 +142,7 @@ class StepAssembler:
             self.listener.on_record("data", [segment])
 
     def _shared(self, segment: StepSegment) -> bool:
-        """Tell whether a step that goes on has the segment's ids too."""
+        """Return whether the unfinished step has the segment's ids too."""
         return bool(self.segments) and segment.identity is self.segments[-1].identity
 
     def hand_over(self) -> None:
@@ -152,7 +152,7 @@ class StepAssembler:
             self.emit_step(step)
 
     def hand_over_each(self) -> None:
-        """Hand over each of them as a step of its own."""
+        """Hand over each closed segment as a step."""
         segments, self.segments = self.segments, []
         for segment in segments:
             self.emit_step([segment])
@@ -175,7 +175,7 @@ class StepAssembler:
         self.listener.on_record("step", segments)
 
     def _separate_identity_from(self, step: list[StepSegment]) -> None:
-        """Give what is no part of a step ids of its own, where it had been taken for one."""
+        """Give segments that are not part of a step, but share its ids, ids of their own."""
         identity = Identity()
         for segment in (*self.segments, self.open):
             if segment is not None and any(segment.identity is one.identity for one in step):

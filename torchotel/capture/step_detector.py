@@ -1,7 +1,7 @@
 """Find training steps and evaluations among four kinds of events: fetch, forward, backward, optimizer step.
 
-Knows neither torch nor the clock: each event brings its time. One detector serves one thread. The rule and the
-programs that it must get right are tabled in the documentation; `tests/capture/test_steps.py` holds every row.
+The detector imports neither torch nor a clock: each event brings its time. One detector serves one thread. The
+documentation has the rule and a table of programs; `tests/capture/test_steps.py` tests every row.
 """
 
 from collections.abc import Hashable
@@ -12,8 +12,8 @@ from torchotel.capture.step_assembler import StepAssembler, StepListener
 from torchotel.capture.step_segment import Identity, StepSegment, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
-MAX_FORWARDS = 1 << 16  # of a segment on a thread that has never trained: it serves, and hands over an evaluation then
-MAX_FETCHES = 1024  # fetches that a step which only fetches keeps
+MAX_FORWARDS = 1 << 16  # of a segment on a thread that never trained: it serves, and an evaluation is handed over
+MAX_FETCHES = 1024  # kept of a segment that only fetches
 IN_BACKWARD = "in backward"  # stands for all optimizers that step inside a backward
 
 
@@ -26,23 +26,24 @@ class StepDetector:
 
     def __init__(self, listener: StepListener) -> None:
         self._assembler = StepAssembler(listener)
-        self._running: list[tuple[StepSegment, int]] = []  # backwards that run, each with its phase's place
+        self._running: list[tuple[StepSegment, int]] = []  # running backwards, each with its phase's index
         self.stepping: list[tuple[Hashable, str, int, StepSegment, int]] = []
-        """Optimizers' steps that have begun and not ended, each with its kind, its start and its phase's place."""
+        """Optimizers' steps that have begun and not ended, each with its kind, start, segment and phase index."""
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
         self._tuned: set[int] = set()  # `id()`s of models that ran in evaluation mode before a backward
-        self._ahead: StepSegment | None = None  # only fetched when its iterator ended; no fetch or evaluation since
+        self._ahead: StepSegment | None = None
+        """A segment that only fetched before its iterator ended; None after a fetch or an evaluation."""
 
     # ---- events
 
     def iterator_made(self, start_ns: int, end_ns: int) -> None:
-        """Take in the making of a DataLoader's iterator: data time of the step that its first fetch opens."""
+        """Record the making of a DataLoader's iterator: data time of the step that its first fetch opens."""
         self.fetched(start_ns, end_ns)
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
-        """Take in a fetch that yielded."""
+        """Record a fetch that yielded."""
         segment, self._ahead = self._assembler.open, None
         inside = self._inside()
         if segment is None or self._fetch_opens(segment):
@@ -57,11 +58,11 @@ class StepDetector:
         segment.end_ns = end_ns
 
     def fetch_failed(self, start_ns: int, end_ns: int, error: Error | None) -> None:
-        """Take in a fetch that raised: it is handed over, since no step may follow that could show the error."""
+        """Record a fetch that raised; it is handed over, since no step may follow that could show the error."""
         self._assembler.fetch_ended(start_ns, end_ns, error)
 
     def iterator_ended(self, start_ns: int = 0, end_ns: int = 0) -> None:
-        """Take in a fetch that found its iterator at the end."""
+        """Record a fetch that found its iterator at the end."""
         segment = self._assembler.open
         if segment is not None and not segment.trained and not self._inside():
             self._assembler.close_open()
@@ -71,13 +72,13 @@ class StepDetector:
         self._assembler.fetch_ended(start_ns, end_ns)
 
     def forward_begins(self, now_ns: int, *, grad: bool, model: int = 0, training: bool = True) -> StepSegment:
-        """Take in the start of an outermost forward; return the segment that it belongs to.
+        """Record the start of a root forward; return the segment that it belongs to.
 
         Args:
-            now_ns: When it starts.
+            now_ns: When the forward starts.
             grad: Whether gradients are on.
-            model: The `id()` of the outermost module.
-            training: Whether that is in training mode.
+            model: The `id()` of the root module.
+            training: Whether the root module is in training mode.
         """
         segment = self._assembler.open
         if segment is not None and (segment.error is not None or (training and model in segment.evaluated)):
@@ -99,7 +100,7 @@ class StepDetector:
         return segment
 
     def forward_ends(self, now_ns: int, error: Error | None = None) -> None:
-        """Take in the end of an outermost forward."""
+        """Record the end of a root forward."""
         segment = self._assembler.open
         if segment is None:
             return
@@ -109,9 +110,9 @@ class StepDetector:
             self._assembler.close_open()
 
     def backward_begins(self, now_ns: int, *, in_forward: bool) -> StepSegment:
-        """Take in the start of a run of the autograd engine; return what is open.
+        """Record the start of a run of the autograd engine; return the open segment.
 
-        One inside a forward is part of that forward.
+        A run inside a forward is part of that forward.
         """
         segment = self._assembler.open
         if segment is None or (segment.finished and not (self._inside() or in_forward)):
@@ -132,7 +133,7 @@ class StepDetector:
     def backward_ends(
         self, now_ns: int, error: Error | None = None, *, in_forward: bool = False, accumulates: bool = True
     ) -> None:
-        """Take in the end of a run of the autograd engine.
+        """Record the end of a run of the autograd engine.
 
         Args:
             now_ns: When it ended.
@@ -157,15 +158,15 @@ class StepDetector:
             self._assembler.hand_over_each()
 
     def optimizer_begins(self, now_ns: int, key: Hashable, kind: str, *, closure: bool = False) -> StepSegment | None:
-        """Take in the start of an optimizer's step; return what is open.
+        """Record the start of an optimizer's step; return the open segment.
 
-        Nested ones (wrappers) count with the outermost.
+        Nested optimizers (wrappers) count as part of the outermost one.
 
         Args:
             now_ns: When it starts.
             key: Which optimizer it is.
             kind: The name of its class.
-            closure: Whether forward and backward run inside, as those of the next step do where one is finished.
+            closure: Whether forward and backward run inside: after a finished step they belong to the next one.
         """
         segment = self._assembler.open
         if (segment is None or key in segment.optimizers or (closure and segment.finished)) and not self._inside():
@@ -180,7 +181,7 @@ class StepDetector:
         return segment
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
-        """Take in the end of an optimizer's step, and of those in it whose failure was not seen."""
+        """Record the end of an optimizer's step, and of nested steps whose failure was not seen."""
         for entry in self.stepping:
             if entry[0] == key:
                 break
@@ -202,12 +203,12 @@ class StepDetector:
             self._optimizer_done(segment, key)
 
     def optimizer_fails(self, now_ns: int, error: Error | None, running: int = 0) -> None:
-        """Take in that an optimizer's step raised: the training step fails, and is not finished.
+        """Record that an optimizer's step raised: the training step fails, and is not finished.
 
         Args:
             now_ns: When it raised.
             error: What it raised.
-            running: How many steps go on, in which it ran. The outermost of them shows how it ends.
+            running: How many optimizers' steps that enclose it still run; the outermost of them shows how it ends.
         """
         if len(self.stepping) <= running:
             return  # its start was not seen
@@ -222,13 +223,13 @@ class StepDetector:
         segment.trained = True
 
     def optimizer_skipped(self, now_ns: int, key: Hashable) -> None:
-        """Take in a step that GradScaler left out: it finishes the training step all the same."""
+        """Record a step that GradScaler skipped: it finishes the training step, too."""
         if self._assembler.open is not None and key not in self._assembler.open.optimizers:
             self._assembler.open.end_ns = now_ns
             self._optimizer_done(self._assembler.open, key)
 
     def step_begins(self, now_ns: int) -> StepSegment:
-        """Take in the start of an explicit step, and return it; it takes in the fetch just before it."""
+        """Record the start of an explicit step and return its segment, which includes the fetch just before it."""
         self._ahead = None
         if self._assembler.open is not None and not _only_fetched(self._assembler.open):
             self._assembler.close_open()
@@ -241,7 +242,7 @@ class StepDetector:
         return segment
 
     def step_ends(self, now_ns: int, error: Error | None) -> None:
-        """Take in the end of an explicit step."""
+        """Record the end of an explicit step."""
         segment = self._assembler.open
         if segment is None or not segment.explicit:
             return  # closed by `end`
@@ -254,7 +255,7 @@ class StepDetector:
     # ---- hand-over
 
     def hand_over_finished(self) -> None:
-        """Hand over the step that its optimizer has finished, and an evaluation that waits for its next fetch."""
+        """Hand over the finished step, and an evaluation that waits for the next fetch."""
         segment = self._assembler.open
         if self._inside():
             return
@@ -275,7 +276,7 @@ class StepDetector:
 
     @property
     def open_segment(self) -> StepSegment | None:
-        """What is open, else the last segment of a step that waits to be handed over."""
+        """The open segment, else the last segment of a step that waits to be handed over."""
         return self._assembler.open or (self._assembler.segments[-1] if self._assembler.segments else None)
 
     @property
@@ -287,10 +288,10 @@ class StepDetector:
         return segment if segment.forwards % MAX_FORWARDS else None
 
     def current(self, fetch_start_ns: int | None) -> tuple[Identity, int] | None:
-        """Return the identity and the start of what is current; None for nothing.
+        """Return the identity and the start of the current step or evaluation; None if there is none.
 
         Args:
-            fetch_start_ns: Start of the fetch that runs, if one does: what it will open is current already.
+            fetch_start_ns: Start of the running fetch, None for none; the segment that it will open is current already.
         """
         segment = self._assembler.open
         if fetch_start_ns is None or not (segment is None or self._fetch_opens(segment)):
@@ -314,14 +315,14 @@ class StepDetector:
         return self._assembler.open is not None or bool(self._assembler.segments)
 
     def close_unfinished_optimizers(self, now_ns: int) -> None:
-        """Close optimizer steps that raised where `optimizer_fails` was not called."""
+        """Close optimizer steps that raised without a call of `optimizer_fails`."""
         if self.stepping:
             _, kind, start_ns, segment, phase_index = self.stepping[0]
             segment.phases[phase_index] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
             self.stepping.clear()
 
     def end(self) -> None:
-        """Hand over everything, finished or not, as capture ends or pauses; what runs still changes nothing of it."""
+        """Hand over everything, finished or not, when capture ends or pauses; later events do not change it."""
         self._running = [(_copy_of(segment), phase_index) for segment, phase_index in self._running]
         self.stepping = [
             (key, kind, start_ns, _copy_of(segment), phase_index)
@@ -360,7 +361,7 @@ class StepDetector:
     def _end_evaluation(self, segment: StepSegment) -> None:
         """Close a segment that no backward follows: its model trains again, or its only forward failed.
 
-        After a fetch, a forward that failed may be tried again with the same batch.
+        After a fetch, the program may retry a failed forward with the same batch.
         """
         continues = segment.trained or segment.explicit or self.stepping
         if (
@@ -371,11 +372,11 @@ class StepDetector:
             self._assembler.close_open()
 
     def _prepend_fetches(self, segment: StepSegment, ahead: StepSegment) -> None:
-        """Give a step what was fetched for it before its iterator ended, as Trainer does where it accumulates.
+        """Add the fetches before the iterator's end to a step, as Trainer fetches if it accumulates.
 
-        More than it forwarded, and the iterator's making, was fetched for more than this step: a loader was only read.
+        If more was fetched than the step's forwards and the iterator's making, the program only read the loader.
         """
-        if self._inside():  # what is inside knows its phases by their places
+        if self._inside():  # running events know their phases by index
             return
         self._ahead = None
         segments = [*self._assembler.segments, segment]
@@ -385,12 +386,12 @@ class StepDetector:
             first.phases, first.start_ns = ahead.phases + first.phases, ahead.start_ns
 
     def _is_another_evaluation(self, segment: StepSegment, evaluated: int) -> bool:
-        """Tell whether a segment that only forwards belongs to another request, or to one that serves for ever.
+        """Return whether a forward begins another evaluation than the open segment, which only runs forwards.
 
         Args:
-            segment: The open one.
+            segment: The open segment.
             evaluated: The `id()` of the model that runs, if it is in evaluation mode: each of its calls is a request,
-                unless a fetch tells batches apart, or a model trains.
+                unless a fetch separates batches, or a model trains.
         """
         if not segment.forwards:
             return False
@@ -402,15 +403,15 @@ class StepDetector:
         return repeats or not (inside or segment.user_span == user_span)
 
     def _has_trained(self) -> bool:
-        """Tell whether a backward ran or an optimizer stepped on this thread: what it runs is not requests."""
+        """Return whether a backward ran or an optimizer stepped on this thread: it does not serve requests."""
         return self._optimizer_seen or self._backwards > 0
 
     def _begin_after_step(self, now_ns: int) -> StepSegment:
-        """Open a segment by other than a fetch, after a finished one or at the very first.
+        """Open a segment by another event than a fetch, after a finished segment or as the first one.
 
-        With one optimizer and no fetch the step has ended. Otherwise the segment may belong to it still (a GAN's
-        second network): the next optimizer step or fetch tells. Until then it shares the step's ids, unless all
-        optimizers that make a step have stepped.
+        With one optimizer and no fetch the step has ended. Otherwise the segment may still belong to it (a GAN's
+        second network): the next optimizer step or fetch decides. Until then it shares the step's ids, unless all
+        optimizers of a step have stepped.
         """
         assembler = self._assembler
         assembler.close_open()
@@ -440,12 +441,12 @@ class StepDetector:
             self._assembler.emit_step(step)
 
     def _inside(self) -> bool:
-        """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
+        """Return whether a backward or an optimizer's step runs, or an explicit step is open."""
         explicit = self._assembler.open is not None and self._assembler.open.explicit
         return explicit or bool(self._running or self.stepping)
 
     def _fetch_opens(self, segment: StepSegment) -> bool:
-        """Tell whether a fetch that yields opens another segment than the one that is open."""
+        """Return whether a fetch that yields opens a new segment."""
         return not (self._inside() or _only_fetched(segment))
 
 

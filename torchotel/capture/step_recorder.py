@@ -65,7 +65,7 @@ class RecordOutput:
 
 
 class StepRecorder:
-    """Record what one thread's step detector finds: its `StepListener`.
+    """The `StepListener` of one thread's step detector.
 
     Args:
         thread: The thread's state.
@@ -77,11 +77,11 @@ class StepRecorder:
         self.user_span, self.baggage = output.user_span, output.baggage
 
     def on_segment_begin(self) -> None:
-        """Hand over finished steps: what is logged from now on belongs to the next one."""
+        """Hand over finished steps: values that are logged from now on belong to the next step."""
         self._thread.pending.release(self._output.hand_over)
 
     def on_segment_end(self, segment: StepSegment) -> None:
-        """Move what was recorded since the last segment into the one that ends."""
+        """Move the records since the last segment into the segment that ends."""
         self._thread.drain_into(segment)
 
     def on_record(self, kind: str, segments: list[StepSegment]) -> None:

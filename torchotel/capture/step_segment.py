@@ -29,23 +29,23 @@ from torchotel.capture.logged_values import Logged
 T_co = TypeVar("T_co", covariant=True)
 
 MAX_BETWEEN_NS = 60 * 10**9
-"""The longest time since the step before that is part of a step."""
+"""The longest time between two steps that is part of the second."""
 
 new_phase = cast("Callable[[type[Phase], tuple[Any, ...]], Phase]", tuple.__new__)
-"""`Phase(…)` calls a function of Python's for this, at every event of every step."""
+"""Makes a `Phase` without calling a Python function, since it is called at every event of every step."""
 
 
 class Awaited(Protocol[T_co]):
-    """What is computed on a device and read when it has come."""
+    """A value that is computed on a device and read later."""
 
     def ready(self) -> bool:
-        """Tell whether it has come, without waiting."""
+        """Return whether the value is ready, without waiting."""
 
     def wait(self) -> None:
-        """Wait until it has."""
+        """Wait until the value is ready."""
 
     def result(self) -> T_co:
-        """Return what has come."""
+        """Return the value."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,9 +54,9 @@ class Identity:
 
     reference: SpanReference | None = None
     unix_offset_ns: int = 0
-    """That of the first asking, for all times of the step."""
+    """Measured when the ids were fixed; used for all times of the step."""
     used: bool = False
-    """A step has been handed over with it: segments that turn out to be steps of their own get others."""
+    """A step has been recorded with it; segments that turn out to be other steps get other ids."""
 
     def claim(self) -> SpanReference | None:
         """Return the ids for the one step that they belong to."""
@@ -67,29 +67,29 @@ class Identity:
 
 @dataclass(slots=True, eq=False)
 class StepSegment:
-    """What happened from one opening event (a fetch, a forward, …) to the next.
+    """The events from one opening event (a fetch, a forward, …) to the next.
 
-    A step is one segment, or several: one per backward where gradients accumulate, one per network in a GAN.
+    A step has one segment or several: one per backward if gradients accumulate, one per network in a GAN.
     """
 
     start_ns: int
     end_ns: int
     fetched: bool = False
     explicit: bool = False
-    """Opened by `torchotel.step()`: nothing but its end closes it."""
+    """Opened by `torchotel.step()`: only the end of that block closes it."""
     user_span: SpanReference | None = None
     baggage: Baggage | None = None
     identity: Identity = field(default_factory=Identity)
     forward_id: int = 0
-    """Span id of the forward phase that is open, where it was asked for."""
+    """Span id of the open forward phase; 0 if it is not fixed."""
     ahead: int = 0
     """Steps that are expected to end before the one that this segment will belong to."""
     detailed: bool | None = None
-    """None until the first forward asks."""
+    """None until the first forward."""
     forwards: int = 0
     forwards_with_grad: int = 0
     hooks_were_out: bool = False
-    """Another thread compiled."""
+    """Another thread compiled, so hooks were removed."""
     idle_since_ns: int = 0
     """End of the step before, plus the time of evaluations since; 0: no step came before."""
     paused: bool = False
@@ -101,7 +101,7 @@ class StepSegment:
     models: dict[int, weakref.ref[Module]] = field(default_factory=dict)
     """The outermost modules that ran with gradients on, by `id()`."""
     context: object = None
-    """The program's context, as it was in the last forward."""
+    """The program's context in the last forward."""
     forward_start_ns: int | None = None
     forward_end_ns: int = 0
     error: Error | None = None
@@ -119,17 +119,17 @@ class StepSegment:
     registrations: Sequence[Registration] = ()
     logged: Logged = field(default_factory=Logged)
     learning_rate: LogValue | AsyncReadback | None = None
-    """That of the leading optimizer, which holds if none is logged."""
+    """The leading optimizer's learning rate, used if none is logged."""
     gradients: NormsByOptimizer = field(default_factory=dict)
-    """Norms as the last backward left them, and as each optimizer got them."""
+    """Norms after the last backward, and as each optimizer got them."""
     read: dict[int, GradientState] | None = None
-    """How gradients were when their norms were read, by `id()`; None: no norms were read."""
+    """The state of each gradient when its norm was read, by `id()`; None: no norms were read."""
     watched: Sequence[Awaited[TensorGradient]] = ()
     device_times: Awaited[DeviceTimes | None] | None = None
 
     @property
     def evaluates(self) -> bool:
-        """Whether it is an evaluation as far as can be told: it has forwarded, never with gradients on."""
+        """Whether it is an evaluation so far: it has run forwards, all without gradients."""
         return self.forwards > 0 and not self.grad
 
     @property
@@ -215,7 +215,7 @@ def build_record(
     for before, segment in pairwise(segments):
         _merge_segment(record, segment)
         record.evaluated_ns += max(0, segment.idle_since_ns - before.end_ns)
-    if later:  # once for all of them: there may be hundreds
+    if later:  # once, since there may be hundreds of segments
         record.phases = [phase for segment in segments for phase in segment.phases]
         record.calls = [call for segment in segments for call in segment.calls]
         record.stamps = [stamp for segment in segments for stamp in segment.stamps]
@@ -228,7 +228,7 @@ def build_record(
 
 
 def _merge_segment(record: StepRecord, segment: StepSegment) -> None:
-    """Add a later segment of the same step, but for its lists."""
+    """Merge a later segment of the same step, except its lists."""
     record.end_ns = max(record.end_ns, segment.end_ns)
     record.detailed = record.detailed or bool(segment.detailed)
     record.hooks_were_out = record.hooks_were_out or segment.hooks_were_out
@@ -241,10 +241,10 @@ TRIES = 5
 
 
 def unix_offset_ns() -> int:
-    """Return what makes unix time of a time of `perf_counter_ns`.
+    """Return the offset from `perf_counter_ns` to unix time.
 
-    Between two clocks that are read another thread may run, for milliseconds; the step would seem to begin before the
-    last one ended. Then they are read again, and those that were read closest together count.
+    Another thread may run for milliseconds between the two clock readings, and the step would seem to begin before the
+    last one ended. The clocks are then read again, and the readings that are closest together are used.
     """
     closest_ns, offset_ns = -1, 0
     for _ in range(TRIES):

@@ -63,7 +63,7 @@ class ThreadState:
         return self.step_detector.current(events.fetch_start_ns if fetches else None)
 
     def drain_into(self, segment: StepSegment) -> None:
-        """Move what was recorded since the last segment into the one that ends."""
+        """Move the records since the last segment into the segment that ends."""
         self.calls.drain_into(segment)
         self.events.drain_into(segment)
         if self.watched:
@@ -91,16 +91,16 @@ class Threads:
             try:
                 self.all.remove(thread)
             except KeyError:
-                continue  # another thread hands it over
+                continue  # another thread has removed it
             self.forwarding.discard(thread)
             yield thread
 
 
 class CurrentThread(threading.local):
-    """What belongs to the calling thread: module hooks ask at every call, and an attribute is the cheapest answer.
+    """The calling thread's state, as an attribute of a thread-local: the cheapest access for the hooks of every call.
 
     Args:
-        new_thread: Makes the state of a thread that asks for the first time.
+        new_thread: Makes the state of the calling thread.
     """
 
     def __init__(self, new_thread: Callable[[], ThreadState]) -> None:
