@@ -92,6 +92,10 @@ class Capture:
         self.active_spans = ActiveSpans(
             start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault
         )
+        self._make_forward_hooks(calls, context)
+        self._make_event_hooks()
+
+    def _make_forward_hooks(self, calls: ModuleCallRecorder, context: Callable[[], object]) -> None:
         self.root_calls = RootCalls(
             self.threads,
             calls,
@@ -101,7 +105,7 @@ class Capture:
             self.device_marks,
             self.switch,
             self.output.numbers,
-            detail,
+            self.detail,
             context,
             self.warn,
             self.uninstall,
@@ -118,6 +122,8 @@ class Capture:
             self.warn,
         )
         self.registry.on_model_named = self.compile_hooks.wrap_regions
+
+    def _make_event_hooks(self) -> None:
         self.event_hooks = EventHooks(
             self.current_thread,
             self.root_calls,

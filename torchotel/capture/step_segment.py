@@ -215,16 +215,21 @@ def build_record(
     for before, segment in pairwise(segments):
         _merge_segment(record, segment)
         record.evaluated_ns += max(0, segment.idle_since_ns - before.end_ns)
-    if later:  # once, since there may be hundreds of segments
-        record.phases = [phase for segment in segments for phase in segment.phases]
-        record.calls = [call for segment in segments for call in segment.calls]
-        record.stamps = [stamp for segment in segments for stamp in segment.stamps]
-        record.registrations = [registration for segment in segments for registration in segment.registrations]
+    if later:
+        _join_lists(record, segments)
     if kind == "step":
         record.start_ns, record.gap_ns = first.step_start_ns, first.gap_ns
         if record.start_ns < first.start_ns:
             record.phases = (Phase("between", record.start_ns, first.start_ns), *record.phases)
     return record
+
+
+def _join_lists(record: StepRecord, segments: Sequence[StepSegment]) -> None:
+    """Set the record's lists from those of several segments; there may be hundreds of them."""
+    record.phases = [phase for segment in segments for phase in segment.phases]
+    record.calls = [call for segment in segments for call in segment.calls]
+    record.stamps = [stamp for segment in segments for stamp in segment.stamps]
+    record.registrations = [registration for segment in segments for registration in segment.registrations]
 
 
 def _merge_segment(record: StepRecord, segment: StepSegment) -> None:
