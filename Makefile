@@ -1,21 +1,21 @@
-# The one entry: each target sets up what it needs, and a second call is quick.
+# Entry point for development: each target installs its requirements first, and a second call is quick.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PAGE := tools/dashboard_pictures
 .PHONY: setup test demo lint bench fidelity docs dashboards dashboard-pictures backends clean
 .DELETE_ON_ERROR:
-# Many tests start programs, and none is to compile anew what the one before it has.
+# Tests start many programs, which share compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(READY)
 
-# A stamp, so that the packages are looked at again only when what they are made of has changed. Of their thousands of files
-# Python compiles those that are ever imported: all of them would take as long again as the installation.
+# A stamp file: packages are installed again only when pyproject.toml has changed. Python compiles a file when it is first
+# imported; compiling all files here would double the time of the installation.
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("torchotel needs Python 3.11 or later")'
-	@echo "installing torchotel with torch and all that tests and examples need: minutes, and some 6 GB"
+	@echo "installing torchotel with torch and all packages for tests and examples: some minutes and 6 GB"
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[demo,report,dev]'
 	touch $@
 
@@ -29,30 +29,31 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tools.check_english
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Every model with and without torchotel, bit for bit: ten minutes on two cores. ARGS="swin" checks those of that name.
+# Compare every model with and without torchotel bit for bit: ten minutes on two cores. ARGS="swin" selects by name.
 fidelity: $(READY)
 	PYTHONPATH=tests:. $(BIN)/python -m fidelity --write docs/fidelity.md $(ARGS)
 
-# The pages' tables are written anew from the code, and the site is built into site/.
+# Generate the tables of the pages from the code, and build the site into site/.
 docs: $(READY)
 	$(BIN)/python docs/tables.py
 	$(BIN)/mkdocs build
 
-# Grafana's dashboards and alerts are written anew from their code.
+# Generate Grafana's dashboards and alerts from their code.
 dashboards: $(READY)
 	$(BIN)/python -m tools.dashboards
 
-# Draw every dashboard with Grafana's own components and check the pictures: needs Node, Chromium and the backends.
+# Draw every dashboard with Grafana's own components and check the pictures; needs Node, Chromium and the backends.
 dashboard-pictures: $(READY) $(PAGE)/node_modules/.package-lock.json
 	PYTHONPATH=tests:. $(BIN)/python -m tools.dashboard_pictures $(ARGS)
 $(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
 	npm ci --prefix $(PAGE)
 
-# Jaeger, the Collector and Prometheus, into TORCHOTEL_BACKENDS: found there, or built with Go for some minutes each.
+# Build Jaeger, the Collector and Prometheus with Go into TORCHOTEL_BACKENDS, some minutes each, unless they exist there.
 backends: $(READY)
 	$(BIN)/python -m tools.backends
 clean:

@@ -1,1 +1,1 @@
-"""What torchotel costs, measured: `make bench`."""
+"""Benchmarks of the cost of torchotel: `make bench`."""

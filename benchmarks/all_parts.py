@@ -1,4 +1,4 @@
-"""Every part of the benchmark, in the order of its page."""
+"""All parts of the benchmark, in the order of its page."""
 
 from benchmarks import budget, growth, load, memory, overhead, scrape, startup, step, wire, worker
 from benchmarks.modes import AGAIN, ALL, DEFAULT, NAIVE, OFF, SPANS
@@ -7,11 +7,11 @@ from benchmarks.parts import Part
 TRANSFORMER, RESNET, VIT, CHAIN = "transformer", "resnet18", "vit", "2000"
 TINY = "tiny"
 CLOSELY = {AGAIN: 2, OFF: 2, DEFAULT: 4, ALL: 2, SPANS: 2, NAIVE: 2}
-"""Blocks in a round of the modes that something is held against."""
+"""Blocks per round of the modes that targets use."""
 
 
 def parts(*, quick: bool) -> list[Part]:
-    """Return what is measured; where it is quick, on a tiny model."""
+    """Return the parts to measure; with `quick`, on a tiny model."""
     compared = [
         overhead.part(TRANSFORMER, "A transformer: 12 blocks, d = 64, 4x32 tokens, 124 calls a step", 200, CLOSELY),
         overhead.part(RESNET, "ResNet-18: batch 8, 3x64x64, 76 calls a step", 190, CLOSELY),

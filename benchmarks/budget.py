@@ -1,4 +1,4 @@
-"""Whether `detail="auto"` keeps to its budget where steps are short, and whether it tells the truth about that."""
+"""Does `detail="auto"` stay within its budget with short steps, and is `overhead.ratio` correct?"""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MODULES = "150"
 BUDGETS = (0.002, 0.01, 0.05)
 STEPS, BLOCK_STEPS = 2000, 50
 INTERRUPTED = 10
-"""A step that took so many times the usual was interrupted by another program, and counts with that limit."""
+"""Steps longer than this multiple of the median were interrupted by another program and are cut to it."""
 SLOWER, SLOWER_CPU = "slower, %", "more CPU, %"
 DETAIL, DETAIL_CPU, SAID = "detail, %", "CPU of detail, %", "overhead.ratio, %"
-FACTOR = "the two differ, factor"
+FACTOR = "difference, factor"
 
 
 def part() -> Part:
@@ -32,28 +32,28 @@ def part() -> Part:
     return Part(
         "budget",
         "The budget",
-        "A model of 150 modules whose steps are short: 2,000 steps with each budget from the first on, those ten"
-        " in detail with which it begins among them. Slower is against no instrument; what detail takes after the first"
-        ' ten, measured from outside, is against `detail="off"`; `overhead.ratio` is what torchotel says of itself;'
-        " a dash stands where the other may be nothing.",
+        "A model of 150 modules with short steps: 2,000 steps with each budget, including the first ten, which are"
+        " always in detail. *Slower* and *more CPU* compare with no instrument. *Detail* is the cost of detail after"
+        ' the first ten steps, measured from outside, compared with `detail="off"`. `overhead.ratio` is the figure'
+        " that torchotel reports. A dash means that the measured cost may be zero.",
         _measure,
     )
 
 
 def row_name(budget: float) -> str:
-    """Name the row of a budget."""
+    """Return the name of the row of a budget."""
     return f"{budget:.1%}"
 
 
 @dataclass
 class _Lane:
-    """One way to train, a block at a time."""
+    """A training with one instrument, a block at a time."""
 
     enter: Callable[[], AbstractContextManager[object]]
     wall_ns: list[int] = field(default_factory=list)
-    """Of each step."""
+    """Wall time of each step."""
     cpu_ns: list[int] = field(default_factory=list)
-    """The same, of all threads."""
+    """CPU time of all threads for each step."""
 
     def train(self, step: Callable[[], None]) -> None:
         gc.collect()
@@ -89,7 +89,7 @@ def _train(workload: workloads.Workload, budget: float, conditions: Conditions) 
 
 
 def _row(nothing: _Lane, off: _Lane, auto: _Lane, stats: Stats) -> dict[str, Cell]:
-    # Of itself torchotel says what detail costs once the first steps, which warm up anyway, are over.
+    # overhead_ratio leaves out the first steps, which are a warm-up.
     detail, said = _longer(auto.wall_ns, off.wall_ns, FIRST_STEPS), 100 * (stats["overhead_ratio"] or 0.0)
     return {
         SLOWER: _longer(auto.wall_ns, nothing.wall_ns),
@@ -102,7 +102,7 @@ def _row(nothing: _Lane, off: _Lane, auto: _Lane, stats: Stats) -> dict[str, Cel
 
 
 def _factor(seen: Spread, said: float) -> Cell:
-    """Return by what factor the two differ; a dash where what was seen may be nothing."""
+    """Return the factor between the measured and the reported cost; a dash if the measured cost may be zero."""
     if seen["low"] <= 0 or said <= 0:
         return "-"
     median_, low, high = (max(bound / said, said / bound) for bound in (seen["median"], seen["low"], seen["high"]))
@@ -111,7 +111,7 @@ def _factor(seen: Spread, said: float) -> Cell:
 
 
 def _longer(one: Sequence[int], other: Sequence[int], start: int = 0) -> Spread:
-    """Return by how many percent the steps of one lane are longer on average, from the given one on."""
+    """Return by how many percent the mean step of one lane is longer, from step `start` on."""
     return percent(ratio_of_means(list(zip(_means(one, start), _means(other, start), strict=True))))
 
 

@@ -1,7 +1,7 @@
-"""Print what a training step takes beside a good endpoint and beside bad ones, and how long `shutdown` lasts.
+"""Print the duration of a training step and of `shutdown` with good and bad endpoints.
 
-Each row trains on its own, and beside it, before and after, with a good endpoint; the ratio is that of the median
-steps. Sends are frequent here: every step is recorded in detail, and metrics are pushed ten times a second.
+Each row is a separate training, between two trainings with a good endpoint; the ratio compares the median steps.
+Exports are frequent: every step is recorded in detail, and metrics are pushed ten times a second.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks import workloads
 from torchotel._session import Stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from faults_outside import FAULTS, Fault, faulty
+from support.endpoint_faults import FAULTS, Fault, faulty
 
 SHUTDOWN_S = 2.0
 
 
 class Figures(NamedTuple):
-    """What was measured of one run."""
+    """The figures of one run."""
 
     step_ns: float
     longest_ns: int
@@ -59,18 +59,19 @@ def _counted() -> Iterator[_Count]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=workloads.WORKLOADS, default="tiny")
-    parser.add_argument("--steps", type=int, default=300, help="of each run (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=300, help="steps of each run (default: %(default)s)")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
     os.environ["OTEL_METRIC_EXPORT_INTERVAL"] = "100"
     workload = workloads.make(options.model)
     good = FAULTS[0]
-    print("| endpoint | protocol | median step beside a good one's | longest step | warnings | arrived | shutdown |")
+    columns = "endpoint", "protocol", "median step, relative to a good endpoint", "longest step", "warnings", "arrived"
+    print(f"| {' | '.join(columns)} | shutdown |")
     print("|---|---|---|---|---|---|---|")
-    _run(workload, good, options.steps)  # loads what is loaded once
+    _run(workload, good, options.steps)  # a warm-up
     before = _run(workload, good, options.steps)
     for fault in FAULTS:
         bad = _run(workload, fault, options.steps)

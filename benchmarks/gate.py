@@ -1,4 +1,4 @@
-"""Whether anything got worse: shares of what the naive way costs, which are alike on machines of any speed."""
+"""Comparison with the baseline, by shares of the naive cost, which hardly depend on the machine's speed."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from benchmarks.spread import FEWEST, Spread
 
 MOST_WORSE = 1.25
 LEAST = 0.01
-"""Of what the naive way costs: a share near zero doubles for nothing."""
+"""Smaller changes of a share of the naive cost are ignored: a share near zero doubles easily."""
 
 
 class Compared(NamedTuple):
-    """A share then and now."""
+    """A share in the baseline and now."""
 
     what: str
     then: Spread
     now: Spread
     empty: float
-    """The share of hooks that do nothing, now: nothing that hooks modules comes below that."""
+    """The current share of empty hooks, the minimum for any instrument with module hooks."""
 
     @property
     def worse(self) -> bool | None:
-        """Whether it is, by more than a quarter and by more than next to nothing; None where that may be noise."""
+        """Whether the share grew by more than a quarter and by more than `LEAST`; None if that may be noise."""
         longer = self.now["median"] - self.then["median"]
         if longer <= max(LEAST, (MOST_WORSE - 1) * self.then["median"]):
             return False
@@ -35,7 +35,7 @@ class Compared(NamedTuple):
 
 
 def compare(now: Tables, then: Tables) -> Iterator[Compared]:
-    """Set each of torchotel's shares beside that of the baseline, where both were measured."""
+    """Compare each of torchotel's shares with that of the baseline, if both were measured."""
     for part, table in now.items():
         for row, cells in table.items():
             before = then.get(part, {}).get(row, {})

@@ -1,8 +1,8 @@
-"""Instruments in turns, in one process: on shared cores two processes, or two minutes, differ more than they do.
+"""Compare instruments in turns in one process, because two processes on shared cores differ more than they do.
 
-Each block of steps with an instrument stands between two without, and is compared with their mean. Steps go on for some
-time before a block is measured, so that what an instrument does beside the training is under way, and what is left of
-the block's own at its end is outweighed by what was left of before.
+Each block of steps with an instrument is between two blocks without one and is compared with their mean. Training runs
+for some time before a block is measured, so that the background work of the instrument has started. Then the work that
+the block leaves unfinished is balanced by the work that was unfinished before it.
 """
 
 from __future__ import annotations
@@ -18,62 +18,62 @@ from typing import NamedTuple
 from benchmarks.sink import Sink
 
 LEAST_STEPS = 2
-"""Of a block, and before it: the first step connects, and names modules."""
+"""Fewest steps of a block and before it, because the first step connects and names modules."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """What is asked of an instrument when a block is over and it is out again."""
+    """Functions of an instrument that are called after a block, when it has been removed."""
 
     drain: Callable[[], object] = lambda: None
-    """Brings out what it still has."""
+    """Exports the remaining spans."""
     made: Callable[[], int] = lambda: 0
-    """Counts the spans of the block that were meant for the sink."""
+    """Returns the number of spans of the block for the sink."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """An instrument that can be put in and taken out again and again."""
+    """An instrument that can be installed and removed repeatedly."""
 
     name: str
     enter: Callable[[], AbstractContextManager[Running]]
 
 
 class Lengths(NamedTuple):
-    """How long things go on."""
+    """Durations of a measurement."""
 
     warm_s: float
-    """Before a block is measured."""
+    """Training before a block is measured."""
     block_s: float
     total_s: float
-    """Of all rounds; the last one is finished, and there are two at least."""
+    """Duration of all rounds; the last round is completed, and there are at least two."""
     looks: Mapping[str, int] = {}
-    """Blocks of a mode in a round, where that is not one: what costs next to nothing takes more of them to be seen."""
+    """Blocks per round of a mode, if not one: a small cost needs more blocks to be visible."""
 
 
 SHORTEST = Lengths(0, 0, 0)
 
 
 class Block(NamedTuple):
-    """What a step took."""
+    """Mean duration of a step."""
 
     wall_us: float
     cpu_us: float
-    """Of all threads of the process."""
+    """CPU time of all threads of the process."""
 
 
 class Sent(NamedTuple):
-    """What became of a mode's spans."""
+    """Outcome of a mode's spans."""
 
     made: int
     arrived: int
     wire_bytes: int
     seconds: float
-    """In which they were made."""
+    """Time in which the spans were made."""
 
 
 class Pair(NamedTuple):
-    """A block with an instrument, the mean of those before and after it, and what was sent."""
+    """A block with an instrument, the mean of the blocks before and after it, and the sent spans."""
 
     with_it: Block
     without: Block
@@ -86,19 +86,19 @@ NOTHING = Mode("no instrument", lambda: nullcontext(Running()))
 def interleave(
     modes: Sequence[Mode], step: Callable[[], None], sink: Sink, lengths: Lengths, tell: Callable[[str], None]
 ) -> dict[str, list[Pair]]:
-    """Run rounds of all modes in ever new order; return what each block took.
+    """Run rounds of all modes in random order; return the blocks of each mode.
 
     Args:
-        modes: What is compared with no instrument.
-        step: Of the training.
-        sink: Counts what is sent.
-        lengths: Of blocks and rounds.
-        tell: Called before each block with where that is.
+        modes: The instruments to compare with none.
+        step: Runs one training step.
+        sink: Counts the sent spans.
+        lengths: Durations of blocks and rounds.
+        tell: Called with the progress before each block.
     """
     pairs: dict[str, list[Pair]] = {mode.name: [] for mode in modes}
     turns = [mode for mode in modes for _ in range(lengths.looks.get(mode.name, 1))]
     order, until_s, rounds = random.Random(0), monotonic() + lengths.total_s, 0  # noqa: S311  # no secret
-    sink.count()  # what was sent before counts for nobody
+    sink.count()  # ignore earlier spans
     before, _ = _block(NOTHING, step, sink, lengths)
     while rounds < 2 or monotonic() < until_s:
         rounds += 1

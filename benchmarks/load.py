@@ -1,4 +1,4 @@
-"""30,000 spans a second beside a training thread that never rests: what is lost, and how long the thread is held up."""
+"""30,000 spans per second with a busy training thread: lost spans, and the longest stall of the thread."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from benchmarks.records import record
 from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
+from torchotel._records import Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.config.otlp_endpoint import OtlpEndpoint
-from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.metrics.store import Metrics
@@ -40,18 +40,18 @@ LEAST_NS = 500_000
 FLUSH_S = 60.0
 OURS, THEIRS = "torchotel", "the SDK's default processor"
 LARGE, MODULES = "torchotel, steps of 2,000 modules", 2_000
-NOBODY, BESIDE = "no spans at all", "no spans, another program as busy as can be"
+NO_SPANS, BUSY = "no spans", "no spans, another busy program"
 OFFERED, LOST, STALL = "spans/s offered", "lost", "longest stall, ms"
 
 
 class Offer(NamedTuple):
-    """Where spans come from, some at a time, and what brings the last of them out."""
+    """A source of spans in small batches, with functions to flush and to count them."""
 
     give: Callable[[], int]
-    """Makes some spans, and says about how many."""
+    """Makes some spans and returns their approximate number."""
     drain: Callable[[], object]
     made: Callable[[], int]
-    """Counts them all, once they are drained."""
+    """Returns the number of all spans after a drain."""
 
 
 def part(workload: str) -> Part:
@@ -59,11 +59,11 @@ def part(workload: str) -> Part:
     return Part(
         "load",
         "30,000 spans a second",
-        "The thread runs small operators without a pause, as a training does whose kernels are short. To torchotel it"
-        " hands records of the transformer's steps, or of those of a chain of 2,000 modules, to the SDK spans of three"
-        " attributes each. The stall is the longest wait between two operators in a second, the median second's. What"
-        " it is without spans, and beside a program that has nothing to do with it, is the machine's doing. The SDK is"
-        " offered fewer: its spans are made on the thread itself.",
+        "The thread runs small operators without a pause, like a training with short kernels. It hands torchotel"
+        " records of the transformer's steps, or of a chain of 2,000 modules. It hands the SDK spans with three"
+        " attributes each. The stall is the longest wait between two operators in a second; the table has the median"
+        " over the seconds. The rows without spans show the stalls that the machine causes. The SDK is offered fewer"
+        " spans, because its spans are created on the thread itself.",
         lambda conditions: _measure(workload, conditions),
     )
 
@@ -71,14 +71,14 @@ def part(workload: str) -> Part:
 def _measure(workload: str, conditions: Conditions) -> Table:
     rows: Table = {}
     for name, opened in {
-        NOBODY: _nobody(),
-        BESIDE: _beside(),
+        NO_SPANS: _no_spans(),
+        BUSY: _busy(),
         OURS: _handed_over(workload, conditions.sink),
         LARGE: _handed_over(str(MODULES // 20 if conditions.quick else MODULES), conditions.sink),
         THEIRS: _started(conditions.sink),
     }.items():
         with opened as offer:
-            _run(offer, 0.1)  # loads what is loaded once, and connects
+            _run(offer, 0.1)  # a warm-up: imports and connections
             offer.drain()
             conditions.sink.count()
             before = offer.made()
@@ -99,25 +99,25 @@ class _Second(NamedTuple):
 
 
 def _run(offer: Offer, seconds: float) -> _Second:
-    """Give spans at the pace, and run operators until the next are due."""
+    """Offer spans at the rate, and run operators until the next spans are due."""
     longest_ns, small = 0, torch.zeros(8)
     begin_ns = due_ns = perf_counter_ns()
     while due_ns < begin_ns + seconds * 1e9:
         due_ns += int((offer.give() or 300) / SPANS_PER_S * 1e9)
-        until_ns = max(due_ns, perf_counter_ns() + LEAST_NS)  # operators run also where the pace can't be kept
+        until_ns = max(due_ns, perf_counter_ns() + LEAST_NS)  # operators also run if the rate cannot be kept
         longest_ns = max(longest_ns, longest_gap_ns(small, until_ns))
     return _Second((perf_counter_ns() - begin_ns) / 1e9, longest_ns)
 
 
 @contextmanager
-def _nobody() -> Iterator[Offer]:
+def _no_spans() -> Iterator[Offer]:
     yield Offer(lambda: 0, lambda: None, lambda: 0)
 
 
 @contextmanager
-def _beside() -> Iterator[Offer]:
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # ours
-    with _nobody() as offer:
+def _busy() -> Iterator[Offer]:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # a constant program
+    with _no_spans() as offer:
         yield offer
     busy.kill()
     busy.wait()
@@ -126,15 +126,15 @@ def _beside() -> Iterator[Offer]:
 @contextmanager
 def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
     units = cycle(record(workloads.make(workload), 8))
-    gc.freeze()  # a training lets go of what it has handed over
+    gc.freeze()  # a real training does not keep its records
     transport = HttpTransport(OtlpEndpoint(sink.traces), version="0")
-    exporter = RequestExporter(transport, resource={}, version="0", rest=rest)
+    exporter = RequestExporter(transport, resource={}, version="0")
     buffer = Buffer()
     worker = _worker(buffer, exporter)
 
     def give() -> int:
         unit = next(units)
-        buffer.put(unit)
+        buffer.append(unit)
         return unit.span_estimate()
 
     worker.start()
@@ -143,17 +143,26 @@ def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
     exporter.shutdown(time.monotonic() + FLUSH_S)
 
 
+class _Deaf:
+    """A listener that does nothing."""
+
+    def before_first(self, record: Record) -> None:
+        """Do nothing."""
+
+    def step_processed(self, step: StepRecord, worker_ns: int) -> None:
+        """Do nothing."""
+
+
 def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
-    sliced, guard, warn = GilYielder(rest), Guard("the worker"), Warn()
+    sliced, guard, warn = GilYielder(), Guard("the worker"), Warn()
     pipeline = Pipeline(
         TraceBuilder(Templates(), None, sliced),
         [exporter],
         IdGenerator("always_on"),
-        Metrics(dict, dict, sliced=GilYielder(rest)),
+        Metrics(dict, dict),
         sliced,
-        on_step=lambda *_: None,
-        on_line=None,
-        on_first=lambda _: None,
+        listener=_Deaf(),
+        run_file=None,
         guard=guard,
         warn=warn,
     )

@@ -1,8 +1,8 @@
-"""What a long training keeps in memory: the same in a process of its own with each instrument.
+"""Memory of a long training: the same training in a separate process for each instrument.
 
     python -m benchmarks.memory MODE STEPS ENDPOINT
 
-is such a process; it prints the most memory that it has had so far, at several times.
+is such a process. It prints its peak memory at several times.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from benchmarks.parts import Cell, Conditions, Part, Table
 MODULES = "150"
 LOOKS = 4
 UNUSED = "http://127.0.0.1:9"
-"""Where nobody listens: all buffers become full."""
+"""No server listens here, so all buffers become full."""
 
 NONE, DEFAULT, ALL, FULL = (
     "no instrument",
-    "torchotel, as it comes",
+    "torchotel, default settings",
     'torchotel, `detail="all"`',
-    'torchotel, `detail="all"`, nobody listens',
+    'torchotel, `detail="all"`, endpoint unreachable',
 )
 PEAK, ABOVE, GROWTH = "peak, MiB", "above no instrument, MiB", "in the last half, MiB"
 
 
 def part() -> Part:
-    """Train the same for as many steps with each."""
+    """Run the same training with each instrument."""
     return Part(
         "memory",
         "Memory",
-        "The most that a process has had, after training a model of 150 modules, and how much of that came in the last"
-        " half of the steps. `--memory-steps 100000` is the long form.",
+        "Peak memory of a process that trains a model of 150 modules, and its growth in the last half of the steps."
+        " `--memory-steps 100000` is the long form.",
         _measure,
     )
 
 
 def _measure(conditions: Conditions) -> Table:
     steps = 40 if conditions.quick else conditions.memory_steps
-    modes = [NONE] if conditions.quick else list(_MODES)  # each takes its own import of torch
+    modes = [NONE] if conditions.quick else list(_MODES)  # each process imports torch again
     peaks_mb: dict[str, list[float]] = {}
     for mode in modes:
         conditions.tell(f"{steps:,} steps: {mode}")
@@ -71,7 +71,7 @@ def _row(found: list[float], plain: list[float], steps: int) -> dict[str, Cell]:
 
 def _train_elsewhere(mode: str, steps: int, endpoint: str) -> list[float]:
     command = [sys.executable, "-m", "benchmarks.memory", mode, str(steps), endpoint]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  # ourselves
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  # this module
     found: list[float] = json.loads(done.stdout)
     return found
 
@@ -92,7 +92,7 @@ def main(mode: str, steps: int, endpoint: str) -> None:
 
 def _peak_mb() -> float:
     status = Path("/proc/self/status")
-    if status.exists():  # what getrusage says there begins with the memory of the process that started this one
+    if status.exists():  # on Linux getrusage includes the parent's memory
         (found,) = re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())
         return int(found) / (1 << 10)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)  # bytes on macOS
@@ -112,5 +112,5 @@ _MODES: dict[str, Callable[[str], AbstractContextManager[object]]] = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    logging.getLogger("torchotel").setLevel(logging.CRITICAL)  # where nobody listens it says so
+    logging.getLogger("torchotel").setLevel(logging.CRITICAL)  # warnings about the unreachable endpoint
     main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

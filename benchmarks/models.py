@@ -1,4 +1,4 @@
-"""Models with many short module calls, where what an instrument costs shows."""
+"""Models with many short module calls, in which the cost of an instrument is visible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small language model: ten module calls a block."""
+    """A small language model with ten module calls per block."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
 
 
 def chain(modules: int) -> nn.Sequential:
-    """Return a model of so many modules, itself included, that do next to nothing, nine in a row."""
+    """Return a model of this many tiny modules, including itself, in rows of nine."""
     rows, left = list[nn.Module](), modules - 1
     while left > 0:
         inside = min(IN_A_ROW, left - 1)
@@ -55,6 +55,6 @@ def chain(modules: int) -> nn.Sequential:
 
 
 def _link(place: int) -> nn.Module:
-    """Return a layer that keeps the signal as large as it was: numbers near zero take longer to multiply."""
+    """Return a layer that preserves the scale of its input: multiplying numbers near zero takes longer."""
     layers = nn.Linear(CHAIN_WIDTH, CHAIN_WIDTH), nn.LayerNorm(CHAIN_WIDTH), nn.Tanh()
     return layers[place % len(layers)]

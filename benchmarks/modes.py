@@ -1,4 +1,4 @@
-"""The instruments that are compared, each to be put in and taken out again."""
+"""The compared instruments, each of which can be installed and removed repeatedly."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from benchmarks.workloads import Workload
 from torchotel._session import Session
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
-from torchotel.exporters.factory import rest
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.sampling.detail import Detail
 
 FLUSH_S = 60.0
 
-AGAIN = "no instrument, again"
+AGAIN = "no instrument, repeated"
 EMPTY = "empty hooks"
 OFF = 'torchotel, `detail="off"`'
-DEFAULT = "torchotel, as it comes"
+DEFAULT = "torchotel, default settings"
 ALL = 'torchotel, `detail="all"`'
 SPANS = 'torchotel, `detail="all"`, no gradient norms'
 FEWER = 'torchotel, `detail="all"`, `max_depth=1`'
@@ -40,7 +39,7 @@ PROFILER = "torch.profiler"
 
 @contextmanager
 def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
-    """Give all that can be compared with no instrument; each keeps its threads and connections between its blocks."""
+    """Yield all instruments; each keeps its threads and connections between its blocks."""
     with ExitStack() as stack:
 
         def ours(**settings: Any) -> Callable[[], AbstractContextManager[Running]]:
@@ -55,16 +54,16 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
             Mode(EMPTY, _empty_hooks),
             Mode(OFF, ours(detail="off")),
             Mode(DEFAULT, ours()),
-            # Beyond the default of 2,000 spans in a trace the deepest would be folded, and fewer than naive's compared.
+            # With the default max_spans the deepest modules would be folded, and naive would have more spans.
             Mode(ALL, ours(detail="all", max_spans=None)),
             Mode(SPANS, ours(detail="all", max_spans=None, gradient_norms=False)),
             Mode(FEWER, ours(detail="all", max_spans=None, max_depth=1)),
             Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),
             Mode(NAIVE, lambda: _naive(naive, live)),
-            Mode("torchotel, its hooks alone", _hooks_alone),
-            Mode("torchotel, its hooks alone, no gradient norms", lambda: _hooks_alone(gradient_norms=False)),
+            Mode("torchotel, hooks only", _hooks_alone),
+            Mode("torchotel, hooks only, no gradient norms", lambda: _hooks_alone(gradient_norms=False)),
             *native_modes(),
-            Mode("torchotel, all but sending", _encode),
+            Mode("torchotel, without sending", _encode),
             Mode(PROFILER, _profiler),
             *watched,
         ]
@@ -72,7 +71,7 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
 
 @contextmanager
 def paused_session(sink: Sink, **settings: Any) -> Iterator[Session]:
-    """Start torchotel with its hooks out; several may be there at a time, of which one has them in."""
+    """Start torchotel with its hooks removed; of several sessions, only one may be resumed."""
     session = Session(Config(**{"endpoint": sink.endpoint, "prometheus_port": 0, **settings}), None)
     session.pause()
     yield session
@@ -81,7 +80,7 @@ def paused_session(sink: Sink, **settings: Any) -> Iterator[Session]:
 
 @contextmanager
 def resumed(session: Session) -> Iterator[Running]:
-    """Put the hooks in meanwhile."""
+    """Install the hooks until the block ends."""
     before = session.stats()["spans_recorded"]
     session.resume()
     yield Running(lambda: session.flush(FLUSH_S), lambda: session.stats()["spans_recorded"] - before)
@@ -131,7 +130,7 @@ def _hooks_alone(**settings: Any) -> Iterator[Running]:
 
 @contextmanager
 def _encode() -> Iterator[Running]:
-    exporter = RequestExporter(Nowhere(), resource={"service.name": "bench"}, version="0", rest=rest)
+    exporter = RequestExporter(Nowhere(), resource={"service.name": "bench"}, version="0")
     session = Session(Config(detail="all", max_spans=None, prometheus_port=0), None, lambda _: [exporter])
     yield Running()
     session.stop(FLUSH_S)
@@ -139,6 +138,6 @@ def _encode() -> Iterator[Running]:
 
 @contextmanager
 def _profiler() -> Iterator[Running]:
-    """Record operators with their shapes, on the CPU; making a file of them comes after the block, unmeasured."""
+    """Record operators with their shapes on the CPU; writing them to a file is not measured."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True):
         yield Running()

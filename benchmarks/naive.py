@@ -1,4 +1,4 @@
-"""The instrumentation that one writes first: a live SDK span for each call, hooks on its tensors for the backward."""
+"""A naive instrumentation: a live SDK span for each call, and hooks on its tensors for the backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 def sdk_provider(endpoint: str) -> TracerProvider:
-    """Return a provider as the manual has it, its default processor and all; requests are compressed.
+    """Return a provider as in OpenTelemetry's documentation, with the default processor and compressed requests.
 
     Args:
         endpoint: Full URL that traces are posted to.
@@ -29,12 +29,12 @@ def sdk_provider(endpoint: str) -> TracerProvider:
 class NaiveInstrument:
     """Make spans of every forward and backward call between `install` and `remove`.
 
-    A backward span lasts from the gradient of the output to that of the input. Where no input needs a gradient, as in
-    the first layer, it ends when the next step begins.
+    A backward span lasts from the gradient of the output to that of the input. If no input needs a gradient, as in the
+    first layer, it ends when the next step begins.
 
     Args:
-        model: What is traced.
-        provider: Where the spans go.
+        model: The traced model.
+        provider: Provider of the spans.
     """
 
     def __init__(self, model: nn.Module, provider: TracerProvider) -> None:
@@ -48,11 +48,11 @@ class NaiveInstrument:
         self._handles: list[RemovableHandle] = []
 
     def install(self) -> None:
-        """Put the hooks in."""
+        """Install the hooks."""
         self._handles = [register_module_forward_pre_hook(self._before), register_module_forward_hook(self._after)]
 
     def remove(self) -> None:
-        """Take the hooks out."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._end_left()

@@ -1,4 +1,4 @@
-"""The plain case of capture in C++, where there is a compiler: what torchotel's being pure Python costs."""
+"""The plain case of capture in C++, to measure the cost of pure Python. Needs a compiler."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from benchmarks.interleave import Mode, Running
 
-ENGINE = "_engine_run_backward"  # private: what capture wraps, too
-NAME = "the plain case in C++"
+ENGINE = "_engine_run_backward"  # private; capture wraps it too
+NAME = "minimal capture in C++"
 SOURCE = Path(__file__).with_name("native_hooks.cpp")
 
 
 @cache
 def load() -> Any | None:
-    """Compile the hooks, a quarter of a minute; None where that can't be done, and a compiler has said why."""
+    """Compile the hooks in a quarter of a minute. Return None if there is no compiler or it fails."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     headers = Path(sysconfig.get_path("include"))
     if compiler is None or not (headers / "Python.h").exists():
@@ -40,7 +40,7 @@ def load() -> Any | None:
     words = [compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in include), str(SOURCE)]
     with TemporaryDirectory() as folder:
         library = Path(folder) / "native_hooks.so"
-        done = subprocess.run([*words, *libraries, "-o", str(library)], check=False)  # noqa: S603  # compiles ours
+        done = subprocess.run([*words, *libraries, "-o", str(library)], check=False)  # noqa: S603  # compiles a file of this folder
         if done.returncode != 0:
             return None
         spec = spec_from_loader(SOURCE.stem, ExtensionFileLoader(SOURCE.stem, str(library)))
@@ -49,14 +49,14 @@ def load() -> Any | None:
 
 
 def native_modes() -> list[Mode]:
-    """Give the mode, if it can be had."""
+    """Return the mode if the hooks can be compiled."""
     hooks = load()
     return [] if hooks is None else [Mode(NAME, lambda: on_calls(hooks))]
 
 
 @contextmanager
 def on_calls(hooks: Any) -> Iterator[Running]:
-    """See every call, forward and backward."""
+    """Record every call, forward and backward."""
     handles = [register_module_forward_pre_hook(hooks.call_begins), register_module_forward_hook(hooks.call_ends)]
     yield Running(hooks.take)
     for handle in handles:
@@ -65,7 +65,7 @@ def on_calls(hooks: Any) -> Iterator[Running]:
 
 @contextmanager
 def on_steps(hooks: Any) -> Iterator[None]:
-    """See what a step without detail consists of: outermost calls, backwards and the optimizer's steps."""
+    """Record the events of a step without detail: outermost calls, backwards and optimizer steps."""
     handles = [
         register_module_forward_pre_hook(hooks.outermost_begins),
         register_module_forward_hook(hooks.outermost_ends),

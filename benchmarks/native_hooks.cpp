@@ -1,8 +1,8 @@
-// What capture would take in C++: a measurement of the plain case, and no part of torchotel.
+// The plain case of capture in C++: a measurement, not part of torchotel.
 //
-// Done as capture does it: both ends of each forward, shapes and type of its tensors compared by value with those of
-// the module's last call, the way from the output's node to the lowest one of the call, and a hook on either, which
-// runs without Python. Not done: names, several tensors, operations in place, threads, failures, records for the worker.
+// Done as in capture: both ends of each forward, shapes and type of its tensors compared by value with those of
+// the module's last call, the path from the output's node to the lowest node of the call, and a hook on both nodes, which
+// runs without Python. Not done: names, several tensors, in-place operations, threads, failures, records for the worker.
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>

@@ -1,4 +1,4 @@
-"""Transports that lead nowhere, for what is measured without an endpoint."""
+"""Transports without an endpoint."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from torchotel.exporters.otlp.transport import Reply
 
 
 class Nowhere:
-    """Take all and keep nothing."""
+    """Discard all requests."""
 
     endpoint = "nowhere"
 
     def pack(self, body: bytes) -> bytes:
-        """Leave it as it is."""
+        """Return the body unchanged."""
         return body
 
     def send(self, body: bytes, timeout_s: float | None) -> Reply:
-        """Say that it was taken."""
+        """Return a success response."""
         return Reply()
 
     def close(self) -> None:
-        """Do nothing: there is no connection."""
+        """Do nothing, because there is no connection."""
 
 
 class Kept(Nowhere):
@@ -29,6 +29,6 @@ class Kept(Nowhere):
         self.bodies: list[bytes] = []
 
     def send(self, body: bytes, timeout_s: float | None) -> Reply:
-        """Keep it."""
+        """Keep the request."""
         self.bodies.append(body)
         return Reply()

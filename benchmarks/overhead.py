@@ -1,4 +1,4 @@
-"""What each instrument costs a workload: its steps with and without, in turns."""
+"""Cost of each instrument: the steps of a workload with and without it, in turns."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from benchmarks.modes import DEFAULT, NAIVE, modes
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import ratio_of_medians, spread
 
-STEP, STEP_CPU = "step, x", "its CPU, x"
-CALL, CALL_CPU = "µs a call", "CPU µs a call"
-SHARE, SHARE_CPU = "of naive's", "of naive's CPU"
+STEP, STEP_CPU = "step, x", "CPU, x"
+CALL, CALL_CPU = "µs per call", "CPU µs per call"
+SHARE, SHARE_CPU = "share of naive", "share of naive CPU"
 LOST = "lost"
 SETTLING_STEPS = 100
 NOTE = (
-    "By the step: with the instrument over without. A call is a module call, forward and backward together; the shares"
-    " are those of what the naive way costs on top."
+    "`x` is the ratio of a step with the instrument to a step without. A call is a module call, forward and backward"
+    " together. The shares are relative to the additional cost of naive."
 )
 
 
 def part(workload: str, title: str, total_s: float, looks: Mapping[str, int] | None = None) -> Part:
-    """Compare all modes on a workload, for so long, and some of them more often than others."""
+    """Compare all modes on a workload for `total_s`; `looks` sets more blocks per round for some modes."""
     return Part(workload, title, NOTE, partial(_measure, workload, Lengths(0.5, 0.75, total_s, looks or {})))
 
 
@@ -40,7 +40,7 @@ def _measure(name: str, usual: Lengths, conditions: Conditions) -> Table:
 
 
 def _settle(step: Callable[[], None], mode: Mode) -> None:
-    """Train until it is known what detail costs: a run of some thousand steps is measured, not its beginning."""
+    """Train until the cost of detail is known, because a run of some thousand steps is measured, not its beginning."""
     with mode.enter() as running:
         for _ in range(SETTLING_STEPS):
             step()
@@ -56,7 +56,7 @@ def _cpu(pair: Pair) -> float:
 
 
 def row(pairs: Sequence[Pair], calls: int) -> dict[str, Cell]:
-    """Return what a mode costs by the step and by the call, and what became of its spans."""
+    """Return the cost of a mode per step and per call, and the outcome of its spans."""
     return {
         STEP: spread([pair.with_it.wall_us / pair.without.wall_us for pair in pairs]),
         STEP_CPU: spread([pair.with_it.cpu_us / pair.without.cpu_us for pair in pairs]),
@@ -76,10 +76,10 @@ def _shares(pairs: Sequence[Pair], naive: Sequence[Pair]) -> dict[str, Cell]:
 def _sent(pairs: Sequence[Pair]) -> dict[str, Cell]:
     made = sum(pair.sent.made for pair in pairs)
     if not made:
-        return {"spans/s": "-", "bytes a span": "-", LOST: "-"}
+        return {"spans/s": "-", "bytes per span": "-", LOST: "-"}
     arrived = sum(pair.sent.arrived for pair in pairs)
     return {
         "spans/s": made / sum(pair.sent.seconds for pair in pairs),
-        "bytes a span": sum(pair.sent.wire_bytes for pair in pairs) / arrived if arrived else "-",
+        "bytes per span": sum(pair.sent.wire_bytes for pair in pairs) / arrived if arrived else "-",
         LOST: f"{1 - arrived / made:.1%}",
     }

@@ -1,4 +1,4 @@
-"""Figures as Markdown: the terminal shows what the page has."""
+"""Format figures as Markdown, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _BEGIN, _END = "<!-- figures -->\n", "<!-- end of figures -->"
 
 
 def section(part: Part, table: Table) -> str:
-    """Show a part: its title, its table, and what to know of it."""
+    """Format a part: its title, its table and its note."""
     columns = list(next(iter(table.values())))
     rows = [[name, *(_cell(cells[column]) for column in columns)] for name, cells in table.items()]
     return f"### {part.title}\n\n{_table(['', *columns], rows)}\n\n{part.note}"
 
 
 def targets_section(reached: Sequence[Reached]) -> str:
-    """Show what was to be reached."""
+    """Format the targets and their verdicts."""
     rows = [
         [
             f"{target.part}: {target.what}",
@@ -34,17 +34,18 @@ def targets_section(reached: Sequence[Reached]) -> str:
         ]
         for target, figure, verdict in reached
     ]
-    return f"### What it must reach\n\n{_table(['', 'reach', 'reached', 'met'], rows)}"
+    return f"### Targets\n\n{_table(['', 'target', 'figure', 'met'], rows)}"
 
 
 def gate_section(compared: Sequence[Compared], machine: str) -> str:
-    """Show each share beside the baseline's, and what machine that is from: another may differ by nothing but that."""
+    """Format each share with that of the baseline, and the baseline's machine, because machines differ."""
     rows = [[one.what, _cell(one.then), _cell(one.now), _number(one.empty), _WORSE[one.worse]] for one in compared]
-    return f"### Beside the baseline\n\nThen: {machine}\n\n{_table(['', 'then', 'now', 'empty hooks', 'worse'], rows)}"
+    table = _table(["", "then", "now", "empty hooks", "worse"], rows)
+    return f"### Comparison with the baseline\n\nThen: {machine}\n\n{table}"
 
 
 def write(sections: Sequence[str]) -> None:
-    """Put the sections between the page's marks."""
+    """Write the sections between the two marks of the page."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]
     PAGE.write_text(f"{before}{_BEGIN}\n" + "\n\n".join(sections) + f"\n\n{_END}{after}", encoding="utf-8")
@@ -70,6 +71,6 @@ def _spread(value: Spread) -> str:
 
 
 def _number(value: float) -> str:
-    """Show three digits or more where there is something after the point to see."""
+    """Format a number with three significant digits, or with all digits before the point."""
     size = abs(value)
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3f}"

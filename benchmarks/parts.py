@@ -1,4 +1,4 @@
-"""What a part of the benchmark is, and the form of its figures: the same in memory, in JSON and on the page."""
+"""Types of a part of the benchmark and of its figures, used in memory, in JSON and on the page."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from benchmarks.spread import Spread
 
 Cell: TypeAlias = Spread | float | str
 Table: TypeAlias = dict[str, dict[str, Cell]]
-"""Rows by their names, in each the cells by their columns; all rows have the same."""
+"""Rows by name; each row has its cells by column, and all rows have the same columns."""
 Tables: TypeAlias = Mapping[str, Table]
-"""Those of all parts that were measured, by their names."""
+"""Tables of all measured parts, by name."""
 
 
 class Conditions(NamedTuple):
-    """Where and how long to measure."""
+    """Receiver and duration of the measurements."""
 
     sink: Sink
-    """Takes what is sent."""
+    """Receives the exported spans."""
     quick: bool
-    """As short as it can be: does it run?"""
+    """A short test run."""
     longer: float
-    """How many times as long as usual the instruments are compared."""
+    """Factor on the measuring time."""
     memory_steps: int
-    """Of the training whose memory is looked at."""
+    """Steps of the memory part."""
     tell: Callable[[str], None] = lambda _: None
-    """Shows how far a part is that takes minutes."""
+    """Shows the progress of a part that takes minutes."""
 
     def rounds(self, usual: int) -> int:
-        """Return how often to look: twice where it is quick, for one figure has no spread."""
+        """Return the number of rounds: two if `quick`, because one figure has no spread."""
         return 2 if self.quick else usual
 
 
@@ -38,15 +38,15 @@ class Part(NamedTuple):
     """One table of the benchmark."""
 
     name: str
-    """Under which its figures stand in the JSON."""
+    """Key of the figures in the JSON file."""
     title: str
     note: str
-    """What the columns say, and what to know before they are believed."""
+    """Meaning of the columns, and limits of the measurement."""
     measure: Callable[[Conditions], Table]
 
 
 def cell(table: Table, row: str, column: str, *, upper: bool = False) -> float:
-    """Read one figure: of a spread the median, or the upper bound."""
+    """Return one figure: the median of a spread, or its upper bound."""
     found = table[row][column]
     assert not isinstance(found, str), found
     return found if not isinstance(found, dict) else found["high" if upper else "median"]

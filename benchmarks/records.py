@@ -1,4 +1,4 @@
-"""What a worker has to do, recorded beforehand: the records of some steps, and the traces made of them."""
+"""Recorded input of the worker: the records of some steps, and their traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchotel._records import Recordable, StepRecord
 from torchotel._utils.gil import GilYielder
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span import Trace
 from torchotel.tracing.span_templates import Templates
@@ -17,7 +17,7 @@ from torchotel.tracing.trace_builder import TraceBuilder
 
 
 def record(workload: Workload, steps: int) -> list[StepRecord]:
-    """Train in detail and keep what is handed over; the first two steps, which name the modules, are left out."""
+    """Train in detail and return the records, without the first two steps, which name the modules."""
     handed: list[Recordable] = []
     capture = Capture(handed.append, Detail("all"))
     capture.install()
@@ -25,18 +25,18 @@ def record(workload: Workload, steps: int) -> list[StepRecord]:
         workload.step()
     capture.uninstall()
     capture.end()
-    return [cast("StepRecord", one.record()) for one in handed[2:]]  # nothing is logged
+    return [cast("StepRecord", one.record()) for one in handed[2:]]  # no values are logged
 
 
 class Builder:
-    """Make traces of records, as the worker does."""
+    """Builds traces from records, as the worker does."""
 
     def __init__(self) -> None:
-        sliced = GilYielder()
-        self._traces, self._timer = TraceBuilder(Templates(), 2000, sliced), CallTimer(sliced)
+        sliced = GilYielder(lambda: None)
+        self._traces, self._timer = TraceBuilder(Templates(), 2000, sliced), CallTreeBuilder(sliced)
         self._identities = IdGenerator("always_on")
 
     def build(self, unit: StepRecord) -> Trace:
-        """Make the trace of a step."""
+        """Build the trace of a step."""
         root = self._identities.start("torch.step", None, unit.start_ns)
-        return self._traces.build(unit, self._timer.time(unit), root, {})
+        return self._traces.build(unit, self._timer.build(unit), root, {})

@@ -1,4 +1,4 @@
-"""The ways out, whole: from records to the answer of a receiver in another process."""
+"""Complete exports, from records to the response of a receiver in another process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.naive import sdk_provider
 from benchmarks.records import Builder
 from torchotel._records import StepRecord
 from torchotel.config.otlp_endpoint import OtlpEndpoint
+from torchotel.exporters.base import TraceExporter
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
-from torchotel.tracing.span import TraceExporter
 
 FLUSH_S = 60.0
 
@@ -24,10 +24,11 @@ SENT = "built, encoded, compressed and sent"
 
 
 @contextmanager
-def ways_out(units: Sequence[StepRecord], endpoint: str) -> Iterator[dict[str, Callable[[], None]]]:
-    """Give what exports all records and waits until they have arrived, by each engine; none rests meanwhile.
+def complete_exports(units: Sequence[StepRecord], endpoint: str) -> Iterator[dict[str, Callable[[], None]]]:
+    """Yield a function for each exporter that exports all records and waits until they have arrived.
 
-    Replaying alone goes to a provider without processors: the rest is the SDK's own queue, encoder and request.
+    The exporters do not yield the GIL meanwhile. Replaying alone uses a provider without processors; the rest is the
+    SDK's queue, encoder and request.
     """
     ours = RequestExporter(
         HttpTransport(OtlpEndpoint(endpoint), version="0"), resource={"service.name": "bench"}, version="0"

@@ -1,6 +1,6 @@
-"""The page of a run of 100,000 steps and 2,000 modules: seconds to make, its size, seconds until Chromium has drawn it.
+"""Cost of the report of a run of 100,000 steps and 2,000 modules: time to write, size, time to draw in Chromium.
 
-`python -m benchmarks.report_page [FOLDER]`; a folder that is given keeps the run and the page.
+`python -m benchmarks.report_page [FOLDER]`: the run and the page stay in FOLDER if it is given.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 STEPS, MODULES, DETAIL, MAX_SPANS = 100_000, 2_000, 64, 2_000
 _TRACED = 80_000
-"""Steps before it have no spans: a run file is bounded, and would have deleted them."""
+"""First step with spans: the bounded run file would have deleted earlier spans."""
 _ROUNDS = 3
-"""The quickest counts: other work on the machine only adds to it."""
+"""Rounds; the shortest time is used, because other programs only add to it."""
 _STEP_NS = 120_000_000
 _BLOCKS = MODULES // 8
 _PARTS = ("", ".norm1", ".attention", ".attention.qkv", ".attention.out", ".norm2", ".mlp.up", ".mlp.down")
@@ -30,8 +30,8 @@ BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual
 
 
 def write_run(folder: Path) -> None:
-    """Write a run as torchotel would, with a slow step in a thousand."""
-    chance = random.Random(0)  # noqa: S311  # no secret: the same run each time
+    """Write a run as torchotel does, with one slow step in a thousand."""
+    chance = random.Random(0)  # noqa: S311  # no secret; the same run each time
     file = RunFile(folder, resource={"service.name": "bench"}, version="0")
     file.describe(
         {"service_name": "bench", "model": {"name": "Encoder", "modules": MODULES, "parameters": 1_000_000_000}}
@@ -73,7 +73,7 @@ def _line(number: int, now_ns: int, duration_ns: int, chance: random.Random, *, 
 
 
 def _trace(number: int, now_ns: int, duration_ns: int, templates: list[SpanTemplate]) -> Trace:
-    """Make a step with its phases and, in two of them, all modules inside each other."""
+    """Return the trace of a step with its phases and, in two of them, the tree of all modules."""
     spans = [Span(SpanTemplate(names.SPAN_STEP, {}), 1, 0, now_ns, now_ns + duration_ns)]
     start_ns = now_ns
     phases = {names.SPAN_DATA: 0.05, names.SPAN_FORWARD: 0.3, names.SPAN_BACKWARD: 0.55, names.SPAN_OPTIMIZER: 0.08}
@@ -102,7 +102,7 @@ def _modules(templates: list[SpanTemplate], parent: int, start_ns: int, end_ns: 
 
 
 def main() -> None:
-    """Write the run, make its page, open it, and print what that took."""
+    """Write the run and its page, open the page, and print the figures."""
     with TemporaryDirectory() as temporary:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
         run, page = folder / "run", folder / "run.html"
@@ -111,7 +111,7 @@ def main() -> None:
         size_mb = sum(path.stat().st_size for path in run.iterdir()) / 1e6
         start_s = perf_counter()
         command = [sys.executable, "-m", "torchotel", "report", str(run), "-o", str(page)]
-        subprocess.run(command, check=True)  # noqa: S603  # ourselves
+        subprocess.run(command, check=True)  # noqa: S603  # this package
         made_s = perf_counter() - start_s
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
@@ -120,15 +120,15 @@ def main() -> None:
             min(_open(which, temporary) for _ in range(_ROUNDS)) for which in (folder / "empty.html", page)
         )
         print(f"{STEPS:,} steps, {MODULES:,} modules, {size_mb:.0f} MB of run file")
-        print(f"made in {made_s:.1f} s ({cpu_s:.1f} s of one core) with {peak_mb:.0f} MB of memory")
+        print(f"written in {made_s:.1f} s ({cpu_s:.1f} s of one core) with {peak_mb:.0f} MB of memory")
         print(f"{page.stat().st_size / 1e6:.1f} MB large")
-        print(f"drawn {opened_s - empty_s:.1f} s after an empty page would have been")
+        print(f"drawn in {opened_s - empty_s:.1f} s more than an empty page")
 
 
 def _open(page: Path, profile: str) -> float:
     start_s = perf_counter()
     words = [*BROWSER, f"--user-data-dir={profile}/profile", page.absolute().as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603  # the browser, on our page
+    done = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603  # the browser, on the written page
     if page.stat().st_size and "data-drawn-ms" not in done.stdout:
         raise RuntimeError(f"{page}: not drawn")
     return perf_counter() - start_s

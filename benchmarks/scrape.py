@@ -1,4 +1,4 @@
-"""A scrape of many layers: how long it takes, and how long it holds the training up."""
+"""A scrape of many layers: its duration, and the delay that it causes in the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.stalls import longest_gap_ns
 LAYERS = "500"
 ROW = f"{LAYERS} layers"
 WATCHED_NS = 300_000_000
-TIME, DELAY, NO_DELAY = "ms a scrape", "longest delay, ms", "the same unscraped, ms"
+TIME, DELAY, NO_DELAY = "ms per scrape", "longest delay, ms", "without scrapes, ms"
 _CLIENT = """
 import json, sys, time
 from urllib.request import urlopen
@@ -36,12 +36,12 @@ for line in sys.stdin:
 
 
 def part() -> Part:
-    """Scrape from another process, with the training at rest and in the midst of it."""
+    """Scrape from another process, with an idle and with a busy training thread."""
     return Part(
         "scrape",
         "A scrape of 500 layers",
-        "As another process sees it, while nothing trains. The delay is the longest wait between two small operators of"
-        " the training thread while it is scraped five times, or in as long without.",
+        "Measured by another process, while no training runs. The delay is the longest wait between two small"
+        " operators of the training thread during five scrapes, or during the same time without scrapes.",
         _measure,
     )
 
@@ -54,7 +54,7 @@ def _measure(conditions: Conditions) -> Table:
                 workload.step()
         session.flush(FLUSH_S)
         with _Client(f"http://127.0.0.1:{session.prometheus_port}/metrics") as client:
-            client.scrape(3)  # the first ones make what is kept of the layers
+            client.scrape(3)  # the first scrapes fill the caches of the layers
             rounds = conditions.rounds(10)
             scraped = [client.scrape(4) for _ in range(rounds)]
             delays = [_delay_ms(client) for _ in range(rounds)]
@@ -70,38 +70,38 @@ def _measure(conditions: Conditions) -> Table:
 
 
 class _Client:
-    """Scrapes from a process of its own, while the block lasts."""
+    """Scrapes from a separate process until the block ends."""
 
     def __init__(self, url: str) -> None:
         command = [sys.executable, "-c", _CLIENT, url]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ours
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this module's program
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # closes its input, and then it ends
+        self._process.communicate()  # closes its input, which ends it
 
     def begin(self, times: int) -> None:
-        """Let it scrape, without waiting."""
+        """Start scraping without waiting."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{times}\n")
         self._process.stdin.flush()
 
     def end(self) -> tuple[list[float], int]:
-        """Return how long each took, and how large the last answer was."""
+        """Wait for the scrapes. Return their durations and the size of the last response."""
         assert self._process.stdout is not None
         times_ms, size = json.loads(self._process.stdout.readline())
         return times_ms, size
 
     def scrape(self, times: int) -> tuple[list[float], int]:
-        """Scrape and wait for it."""
+        """Scrape, and wait for the result."""
         self.begin(times)
         return self.end()
 
 
 def _delay_ms(client: _Client) -> tuple[float, float]:
-    """Return the longest gap while it is scraped, and in the time after that."""
+    """Return the longest gap during scrapes, and during the same time after them."""
     small = torch.zeros(8)
     client.begin(5)
     during_ns = longest_gap_ns(small, perf_counter_ns() + WATCHED_NS)

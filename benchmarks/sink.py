@@ -1,4 +1,4 @@
-"""An OTLP/HTTP receiver in a process of its own that only counts, so that its work is not measured with ours."""
+"""An OTLP/HTTP receiver that counts spans in a separate process, so that its work is not measured."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Sink:
-    """Run the receiver while the block lasts."""
+    """Runs the receiver until the block ends."""
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "benchmarks.sink"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # ourselves
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this module
         assert self._process.stdout is not None
         self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         self.traces = f"{self.endpoint}/v1/traces"
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # closes its input, and then it ends
+        self._process.communicate()  # closes its input, which ends it
 
     def count(self) -> tuple[int, int]:
-        """Return how many spans have come since the last call, and in how many bytes."""
-        with urlopen(f"{self.endpoint}/count") as answer:  # noqa: S310  # ours, on loopback
+        """Return the number of spans and bytes received since the last call."""
+        with urlopen(f"{self.endpoint}/count") as answer:  # noqa: S310  # the receiver above, on loopback
             spans, wire_bytes = json.load(answer)
             return spans, wire_bytes
 
@@ -43,7 +43,7 @@ class _Server(ThreadingHTTPServer):
         self.requests: list[tuple[bytes, bool]] = []
 
     def count(self) -> tuple[int, int]:
-        """Decode what has come: here, because nobody measures while somebody asks."""
+        """Decode and count the requests. No measurement runs during this call."""
         requests, self.requests = self.requests, []
         spans = sum(_spans(gzip.decompress(body) if packed else body) for body, packed in requests)
         return spans, sum(len(body) for body, _ in requests)
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(json.dumps(cast("_Server", self.server).count()).encode())
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _answer(self, body: bytes) -> None:
         self.send_response(200)
@@ -80,7 +80,7 @@ def _spans(body: bytes) -> int:
 
 
 def main() -> None:
-    """Serve until standard input is closed; the first line of output is the port."""
+    """Serve until standard input is closed. The first line of output is the port."""
     server = _Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)

@@ -1,4 +1,4 @@
-"""Medians and ratios, and how sure they are."""
+"""Medians and ratios with confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TypedDict
 TAIL = 0.025
 DRAWS = 1000
 FEWEST = 6
-"""Values whose least and greatest are bounds."""
+"""Fewest values for an interval, whose bounds then are the smallest and the largest value."""
 
 
 class Spread(TypedDict):
-    """A median, or a ratio of means, and the bounds between which it lies 95 times of a hundred."""
+    """A median or a ratio of means with its 95 % confidence interval."""
 
     median: float
     low: float
     high: float
     count: int
-    """Of the values; with fewer than `FEWEST` the bounds say nothing."""
+    """Number of values; with fewer than `FEWEST` the bounds are meaningless."""
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Take the bounds from the values themselves; of fewer than six they are the least and the greatest.
+    """Return the median, with bounds from the sorted values. With fewer than six values these are the extremes.
 
-    Each value lies above the true median as often as a coin shows heads:
+    Each value is above the true median with probability 1/2:
     https://en.wikipedia.org/wiki/Median#Confidence_interval.
     """
     ordered = sorted(values)
@@ -36,7 +36,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> Spread:
-    """Return the mean of the one over that of the other, where a few of many count; bounds by drawing pairs anew.
+    """Return the ratio of means, for values that a few outliers dominate. The bounds are from resampled pairs.
 
     https://en.wikipedia.org/wiki/Bootstrapping_(statistics)#Case_resampling.
     """
@@ -47,7 +47,7 @@ def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> Spread:
 
 
 def ratio_of_medians(values: Sequence[float], others: Sequence[float]) -> Spread:
-    """Return the median of the one over that of the other; bounds by drawing both anew, for neither is exact."""
+    """Return the ratio of medians. The bounds are from resampling both, because neither is exact."""
     generator = random.Random(0)  # noqa: S311  # no secret
 
     def drawn(found: Sequence[float]) -> float:
@@ -60,7 +60,7 @@ def ratio_of_medians(values: Sequence[float], others: Sequence[float]) -> Spread
 
 
 def percent(ratio: Spread) -> Spread:
-    """Return by how many percent a ratio is above one."""
+    """Return a ratio as the percentage above one."""
     median_, low, high = (100 * (ratio[name] - 1) for name in ("median", "low", "high"))
     return Spread(median=median_, low=low, high=high, count=ratio["count"])
 
@@ -70,7 +70,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _outside(count: int) -> int:
-    """Return how many values may be left out at either end."""
+    """Return the number of values outside the interval at each end."""
     ways, outside = 1, 0
     while ways / 2**count <= TAIL:
         outside += 1

@@ -1,4 +1,4 @@
-"""How long a training thread waits for its turn: the gap between two operators that should follow at once."""
+"""Stalls of a training thread: the longest gap between two consecutive operators."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def longest_gap_ns(small: Tensor, until_ns: int) -> int:
-    """Run operators until then, each of which lets go of the GIL and takes it again; return the longest one's time.
+    """Run operators until `until_ns`, each of which releases and acquires the GIL. Return the longest duration.
 
-    They allocate nothing: where a model was trained before, malloc tidies up for 6 ms now and then.
+    The operators allocate nothing, because after a training malloc sometimes spends 6 ms on consolidation.
     """
     longest_ns, last_ns = 0, perf_counter_ns()
     while last_ns < until_ns:

@@ -1,4 +1,4 @@
-"""What it takes to begin: importing torchotel, and `instrument()` once torch is there; each time in a new process."""
+"""Startup time: the import of torchotel, and `instrument()` after the import of torch, each in a new process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import spread
 
-IMPORT, AFTER_TORCH, INSTRUMENT = "`import torchotel`", "the same after `import torch`", "`torchotel.instrument()`"
+IMPORT, AFTER_TORCH, INSTRUMENT = (
+    "`import torchotel`",
+    "`import torchotel` after `import torch`",
+    "`torchotel.instrument()`",
+)
 WALL, CPU, DYNAMO = "ms", "CPU ms of its thread", "imports Dynamo"
 
 _TIMED = """
@@ -33,12 +37,12 @@ _PROGRAMS = {
 
 
 def part() -> Part:
-    """Time both in new processes."""
+    """Time the import and `instrument()` in new processes."""
     return Part(
         "startup",
         "Startup",
-        "In new processes, all files compiled and in the system's cache; torch has been imported when `instrument()`"
-        " is called. `instrument()` imports the libraries of the exporters before it returns.",
+        "Measured in new processes, with all files compiled and in the system's cache. torch is imported before"
+        " `instrument()` is called. `instrument()` imports the libraries of the exporters before it returns.",
         _measure,
     )
 
@@ -52,7 +56,7 @@ def _measure(conditions: Conditions) -> Table:
 def _run(program: str, endpoint: str) -> tuple[float, float, bool]:
     command = [sys.executable, "-c", program, endpoint]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environ)  # noqa: S603  # ours
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environ)  # noqa: S603  # this module's program
     wall_ms, cpu_ms, dynamo = json.loads(done.stdout)
     return wall_ms, cpu_ms, dynamo
 

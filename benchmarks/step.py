@@ -1,8 +1,8 @@
-"""What a step without detail costs the training thread: CPU time of its own, in the smallest training there is.
+"""Cost of a step without detail: CPU time of the training thread, in a minimal training.
 
-A larger one leaves less of torchotel's code in the processor's caches, so there is one of those too.
-Wall time would count what other programs of the machine do, and the worker's turns. Short blocks without an instrument
-and with each take turns; a block counts with its median step.
+A transformer is measured too, because a larger model leaves less of torchotel's code in the processor's caches. Wall
+time would include other programs and the worker. Short blocks with and without an instrument take turns, and the median
+step of each block is used.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from benchmarks.parts import Conditions, Part, Table
 from benchmarks.spread import spread
 
 STEPS = 100
-"""Of a block."""
+"""Steps of a block."""
 _WARM_UP_STEPS = 10
 _BATCH, _WIDTH = 16, 32
 
 PAUSED = "torchotel, paused"
-NO_LOADER, LOADER, AMID = "no loader", "with a DataLoader", "in a transformer"
-CPU = "CPU µs a step"
+NO_LOADER, LOADER, IN_MODEL = "no loader", "with a DataLoader", "in a transformer"
+CPU = "CPU µs per step"
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Train = Callable[[], list[int]]
-"""Trains a block, and returns the CPU time of the thread after each step."""
+"""Trains a block and returns the CPU time of the thread after each step."""
 
 
 def part() -> Part:
-    """Train a tiny model with all hooks out."""
+    """Train a tiny model with the module hooks removed."""
     return Part(
         "step",
         "A step without detail",
-        "CPU time of the training thread alone, on top of the same step without torchotel, in the smallest training"
-        " there is; a step with a DataLoader has one more phase, which what is in C++ does not see. In a transformer of"
-        " two blocks, whose step takes some milliseconds, the same code comes from memory each time.",
+        "Additional CPU time of the training thread, compared with the same step without torchotel, in a minimal"
+        " training. A step with a DataLoader has one more phase, which the capture in C++ does not record. In a"
+        " transformer of two blocks, whose step takes some milliseconds, the same code is loaded from memory each"
+        " time.",
         _measure,
     )
 
 
 def row_name(mode: str, way: str) -> str:
-    """Name the row of an instrument and a way to train."""
+    """Return the name of the row of an instrument and a training."""
     return f"{mode}, {way}"
 
 
@@ -85,7 +86,7 @@ def _ways() -> Mapping[str, Train]:
     return {
         NO_LOADER: _training([(inputs, targets)] * count),
         LOADER: _training(DataLoader(rows, _BATCH)),
-        AMID: lambda: [_after(workload.step) for _ in range(count)],
+        IN_MODEL: lambda: [_after(workload.step) for _ in range(count)],
     }
 
 

@@ -1,4 +1,4 @@
-"""What must be reached, and whether it is."""
+"""Targets of the benchmark and their verdicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.spread import FEWEST
 
 
 class Target(NamedTuple):
-    """A limit, and the figure that must keep to it."""
+    """A limit and the figure that it applies to."""
 
     what: str
     limit: float
@@ -22,57 +22,69 @@ class Target(NamedTuple):
     row: str
     column: str
     upper: bool = False
-    """Whether the upper bound of the figure must, too."""
+    """Whether the limit applies to the upper bound of the figure."""
     at_least: bool = False
-    """Whether more is better."""
+    """Whether the limit is a minimum."""
     beside: tuple[str, str] | None = None
-    """Row and column of what the machine does by itself: where that is beyond the limit, nothing can be told."""
+    """Row and column of a figure of the machine alone. If it exceeds the limit, there is no verdict."""
 
 
 class Reached(NamedTuple):
-    """A target, the figure, and whether it is met."""
+    """A target, its figure, and whether it is met."""
 
     target: Target
     figure: float | None
-    """None where there is none."""
+    """None if there is no figure."""
     met: bool | None
-    """None where that can't be told."""
+    """None if there is no verdict."""
 
 
 BUDGET = budget.row_name(0.01)
 STEP = step.row_name(OFF, step.NO_LOADER)
 TARGETS = (
-    Target("CPU of a call in full detail, of naive's", 0.1, TRANSFORMER, ALL, overhead.SHARE_CPU),
-    Target("the same without gradient norms, as naive", 0.1, TRANSFORMER, SPANS, overhead.SHARE_CPU),
-    Target("step time above none in full detail, of naive's", 0.15, TRANSFORMER, ALL, overhead.SHARE),
-    Target("the same without gradient norms, as naive", 0.15, TRANSFORMER, SPANS, overhead.SHARE),
-    Target("step as it comes, x", 1.015, TRANSFORMER, DEFAULT, overhead.STEP),
+    Target("CPU time of a call in full detail, share of naive", 0.1, TRANSFORMER, ALL, overhead.SHARE_CPU),
+    Target(
+        "CPU time of a call in full detail without gradient norms, share of naive",
+        0.1,
+        TRANSFORMER,
+        SPANS,
+        overhead.SHARE_CPU,
+    ),
+    Target("additional step time in full detail, share of naive", 0.15, TRANSFORMER, ALL, overhead.SHARE),
+    Target(
+        "additional step time in full detail without gradient norms, share of naive",
+        0.15,
+        TRANSFORMER,
+        SPANS,
+        overhead.SHARE,
+    ),
+    Target("step with default settings, x", 1.015, TRANSFORMER, DEFAULT, overhead.STEP),
     Target("step in full detail, x", 1.02, RESNET, ALL, overhead.STEP),
-    Target("step as it comes, upper bound, x", 1.01, RESNET, DEFAULT, overhead.STEP, upper=True),
+    Target("step with default settings, upper bound, x", 1.01, RESNET, DEFAULT, overhead.STEP, upper=True),
     Target("step without detail, CPU µs", 50, "step", STEP, step.CPU),
     Target("spans encoded and sent per second and core", 150_000, "worker", SENT, worker.RATE, at_least=True),
-    Target("spans offered a second, of which none is lost", 30_000, "load", load.OURS, load.OFFERED, at_least=True),
-    Target("lost of them, share", 0, "load", load.OURS, load.LOST),
-    Target("bytes a span at level 1, transformer", 23, "wire", TRANSFORMER, wire.level(1)),
-    Target("bytes a span at level 6, transformer", 22, "wire", TRANSFORMER, wire.level(6)),
-    Target("bytes a span at level 6, ResNet-18", 22, "wire", RESNET, wire.level(6)),
-    Target("longest stall by the worker, ms", 1, "load", load.OURS, load.STALL, beside=(load.NOBODY, load.STALL)),
+    Target("spans offered per second without a loss", 30_000, "load", load.OURS, load.OFFERED, at_least=True),
+    Target("share of lost spans", 0, "load", load.OURS, load.LOST),
+    Target("bytes per span at level 1, transformer", 23, "wire", TRANSFORMER, wire.level(1)),
+    Target("bytes per span at level 6, transformer", 22, "wire", TRANSFORMER, wire.level(6)),
+    Target("bytes per span at level 6, ResNet-18", 22, "wire", RESNET, wire.level(6)),
+    Target("longest stall by the worker, ms", 1, "load", load.OURS, load.STALL, beside=(load.NO_SPANS, load.STALL)),
     Target("scrape of 500 layers, ms", 12, "scrape", scrape.ROW, scrape.TIME),
     Target(
         "longest delay by a scrape, ms", 5, "scrape", scrape.ROW, scrape.DELAY, beside=(scrape.ROW, scrape.NO_DELAY)
     ),
-    Target("memory above none, buffers full, MiB", 64, "memory", memory.FULL, memory.ABOVE),
-    Target("memory grown in the last half, MiB", 2, "memory", memory.ALL, memory.GROWTH),
+    Target("additional memory with full buffers, MiB", 64, "memory", memory.FULL, memory.ABOVE),
+    Target("growth of memory in the last half, MiB", 2, "memory", memory.ALL, memory.GROWTH),
     Target("`instrument()`, ms", 400, "startup", startup.INSTRUMENT, startup.WALL),
     Target("`instrument()`, CPU ms of its thread", 400, "startup", startup.INSTRUMENT, startup.CPU),
     Target("`import torchotel`, ms", 5, "startup", startup.IMPORT, startup.WALL),
     Target("slower at a budget of 1 %, %", 1.5, "budget", BUDGET, budget.SLOWER),
-    Target("overhead.ratio beside the outside measurement, factor", 1.5, "budget", BUDGET, budget.FACTOR),
+    Target("overhead.ratio compared with the outside measurement, factor", 1.5, "budget", BUDGET, budget.FACTOR),
 )
 
 
 def reached(tables: Tables) -> Iterator[Reached]:
-    """Set what was measured against each target; those of parts that were not are left out."""
+    """Compare the figures with each target; targets of parts that were not measured are left out."""
     for target in TARGETS:
         if target.part in tables:
             table = tables[target.part]
@@ -85,7 +97,7 @@ def reached(tables: Tables) -> Iterator[Reached]:
 
 
 def _is_doubtful(target: Target, table: Table, *, met: bool) -> bool:
-    """Tell whether the figure's bounds hold the limit between them, or are none, or the machine alone is beyond it."""
+    """Return whether the limit is inside the interval, there is no interval, or the machine alone exceeds the limit."""
     found = table[target.row][target.column]
     if isinstance(found, dict):
         between = not target.upper and found["low"] <= target.limit <= found["high"]

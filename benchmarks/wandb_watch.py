@@ -1,4 +1,4 @@
-"""`wandb.watch`, where it is installed: histograms of all gradients, into a run that stays on this machine."""
+"""`wandb.watch`, if it is installed: histograms of all gradients, into an offline run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks.interleave import Mode, Running
 
-NAME = "wandb.watch, of every step"
+NAME = "wandb.watch, every step"
 
 
 @contextmanager
 def wandb_modes(model: nn.Module) -> Iterator[list[Mode]]:
-    """Give the mode, if it can be had."""
+    """Yield the mode if wandb is installed."""
     spec = importlib.util.find_spec("wandb")
-    if spec is None or spec.origin is None:  # none, or a folder of somebody's runs
+    if spec is None or spec.origin is None:  # not installed, or only a folder of that name
         yield []
         return
     wandb = importlib.import_module("wandb")

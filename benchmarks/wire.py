@@ -1,4 +1,4 @@
-"""How large a span is on the wire."""
+"""Size of a span on the wire."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _GZIP_WBITS = 31
 
 
 def level(number: int) -> str:
-    """Name the column of a level of compression."""
+    """Return the name of the column of a compression level."""
     return f"gzip level {number}"
 
 
 def part(*names: str) -> Part:
-    """Measure the requests that workloads make."""
+    """Measure the export requests of workloads."""
     return Part(
         "wire",
-        "Bytes a span",
-        "Requests of up to 4,000 spans, before and after compression, for which torchotel takes level 1.",
+        "Bytes per span",
+        "Requests of up to 4,000 spans, before and after compression. torchotel uses level 1.",
         lambda conditions: {
             name: _sizes(record(workloads.make(name), steps=2 if conditions.quick else 40)) for name in names
         },

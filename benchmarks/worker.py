@@ -1,4 +1,4 @@
-"""The worker's side alone: what becomes of a step's record after training has gone on, by the span."""
+"""Cost per span of the worker's tasks on a step's record."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from benchmarks import workloads
 from benchmarks.parts import Conditions, Part, Table
 from benchmarks.records import Builder, record
-from benchmarks.replay import ways_out
+from benchmarks.replay import complete_exports
 from benchmarks.spread import Spread, spread
 from benchmarks.wire import RESOURCE, gzip
+from torchotel._utils.gil import GilYielder
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.tracing.span import Trace
@@ -24,19 +25,20 @@ RATE = "spans/s and core"
 
 
 def part(workload: str) -> Part:
-    """Measure each kind of work on the records of a workload."""
+    """Measure each task on the records of a workload."""
     return Part(
         "worker",
         "The worker",
-        "CPU time of all threads, on the records of detailed steps of the transformer; what is sent is compressed at"
-        " level 1 and has been answered.",
+        "CPU time of all threads, on the records of detailed steps of the transformer. Requests are compressed at"
+        " level 1, and their responses are included.",
         lambda conditions: _measure(workload, conditions),
     )
 
 
 def _measure(workload: str, conditions: Conditions) -> Table:
     units = record(workloads.make(workload), steps=2 if conditions.quick else 48)
-    builder, encoder, lines = Builder(), SpanEncoder(), JsonEncoder(RESOURCE, "0")
+    without_pauses = GilYielder(lambda: None)
+    builder, encoder, lines = Builder(), SpanEncoder(without_pauses), JsonEncoder(RESOURCE, "0", without_pauses)
     traces = [builder.build(unit) for unit in units]
     request = Envelope(RESOURCE, "0").wrap([encoder.encode(trace) for trace in traces])
     finished = _sdk_spans(traces)
@@ -48,14 +50,14 @@ def _measure(workload: str, conditions: Conditions) -> Table:
         "the SDK's encoder": lambda: encode_spans(finished).SerializeToString(),
     }
     spans = sum(len(trace.spans) for trace in traces)
-    with ways_out(units, conditions.sink.traces) as sending:
+    with complete_exports(units, conditions.sink.traces) as sending:
         times_us = _times_us({**works, **sending}, spans, conditions.rounds(15))
     conditions.sink.count()
-    return {name: {"CPU µs a span": spread(each), RATE: _rate(spread(each))} for name, each in times_us.items()}
+    return {name: {"CPU µs per span": spread(each), RATE: _rate(spread(each))} for name, each in times_us.items()}
 
 
 def _times_us(works: dict[str, Callable[[], object]], spans: int, rounds: int) -> dict[str, list[float]]:
-    """Let the kinds take turns; the first round, which fills the caches of templates, does not count."""
+    """Run the tasks in turns; the first round, which fills the template caches, is not counted."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for round_number in range(rounds + 1):
         for name, work in works.items():
@@ -71,7 +73,7 @@ def _rate(us: Spread) -> Spread:
 
 
 def _sdk_spans(traces: Sequence[Trace]) -> tuple[ReadableSpan, ...]:
-    """Make the SDK's spans of the same names, times and attributes."""
+    """Return SDK spans with the same names, times and attributes."""
     kept = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(kept))

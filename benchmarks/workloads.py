@@ -1,4 +1,4 @@
-"""What is trained while the instruments are compared: a model, and one step of its training."""
+"""Workloads of the comparison: a model and one step of its training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from benchmarks.models import CHAIN_WIDTH, VOCABULARY, Transformer, chain
 
 Batch = tuple[nn.Module, Tensor, Tensor]
-"""A model, its input and the classes that it has to find."""
+"""A model, its input and the target classes."""
 
 
 class Workload(NamedTuple):
@@ -23,11 +23,11 @@ class Workload(NamedTuple):
     model: nn.Module
     step: Callable[[], None]
     calls: int
-    """Module calls of a step."""
+    """Module calls per step."""
 
 
 def make(name: str) -> Workload:
-    """Build one of `WORKLOADS`, or a chain of so many modules where it is a number; the values are always the same."""
+    """Build one of `WORKLOADS`, or, for a number, a chain of that many modules. The values are deterministic."""
     torch.manual_seed(0)
     model, inputs, targets = _chain(int(name)) if name.isdigit() else WORKLOADS[name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -52,7 +52,7 @@ def _resnet18() -> Batch:
 
 
 def _vit() -> Batch:
-    from torchvision.models import VisionTransformer  # noqa: PLC0415  # as above
+    from torchvision.models import VisionTransformer  # noqa: PLC0415  # an extra, and slow to import
 
     model = VisionTransformer(
         image_size=32, patch_size=8, num_layers=6, num_heads=4, hidden_dim=64, mlp_dim=256, num_classes=10

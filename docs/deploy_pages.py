@@ -1,7 +1,7 @@
-"""Add the READMEs of `deploy/` to the site; mkdocs runs this as a hook.
+"""Add the READMEs of `deploy/` to the site. mkdocs runs this file as a hook.
 
-They stay where their files are, so their links, and links to them, are relative to the repository. On the site they are
-relative to `docs/`.
+The links in these files, and the links to them, are relative to the repository. On the site, links are relative to
+`docs/`.
 """
 
 import posixpath
@@ -19,14 +19,14 @@ _LINK = re.compile(r"(?<=\]\()\.\./[^)#\s]+")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie outside of `docs/`."""
+    """Add the pages that are outside of `docs/`."""
     for path in _PAGES:
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Make links between `docs/` and `deploy/` links of the site."""
+    """Replace links between `docs/` and `deploy/` by links of the site."""
     uri = page.file.src_uri
     folder = posixpath.dirname(uri if uri in _PAGES else f"docs/{uri}")
 

@@ -1,4 +1,7 @@
-"""Write the tables of the pages from the code: each between its two comments in a page. `make docs` runs it."""
+"""Generate the tables of the pages from the code. `make docs` runs it.
+
+A table stands between two comments in a page.
+"""
 
 import ast
 import dataclasses
@@ -11,35 +14,34 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torchotel import _semconv, instrument
-from torchotel.cli.options import field_docs
-from torchotel.config.config import Config
+from torchotel.config.config import SETTINGS, Config
 from torchotel.config.otel_variables import SECTIONS
-from torchotel.config.settings import Setting
+from torchotel.config.settings import field_docs
 from torchotel.metrics.instruments import TABLE
 
 FOLDER = Path(__file__).parent
 _MARKED = re.compile(r"(?P<start><!-- table: (?P<name>[\w ]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
 
 
-_READERS = {"torchotel": "torchotel", "SDK": "the SDK, for torchotel", "provider": "your provider", "nobody": "nobody"}
+_READERS = {"torchotel": "torchotel", "SDK": "the SDK, for torchotel", "provider": "your provider", "none": "unused"}
 
 
 class Documented(NamedTuple):
-    """A name of a module, and the string under it."""
+    """A constant of a module with its documentation string."""
 
     section: str
-    """The last comment above it that stands alone in its line."""
+    """The nearest comment line above the constant."""
     name: str
     text: str
 
 
 def filled(page: str) -> str:
-    """Give a page with all its tables as the code has them now."""
+    """Return the page with its tables generated from the code."""
     return _MARKED.sub(lambda found: f"{found['start']}{TABLES[found['name']]()}{found['end']}", page)
 
 
 def documented(module: ModuleType) -> Iterator[Documented]:
-    """Read the strings under the names of a module."""
+    """Yield the constants of a module that have a documentation string."""
     source = inspect.getsource(module)
     comments = [(at, line[2:]) for at, line in enumerate(source.splitlines(), 1) if line.startswith("# ")]
     for node, below in itertools.pairwise(ast.parse(source).body):
@@ -63,11 +65,11 @@ def _metrics() -> str:
         )
         for one in TABLE
     )
-    return _table(("Prometheus, OpenTelemetry", "kind", "unit", "labels", "what"), rows)
+    return _table(("Prometheus, OpenTelemetry", "kind", "unit", "labels", "meaning"), rows)
 
 
 def _named(section: str) -> Callable[[], str]:
-    """Make the table of a section of the names; a type stands before its colon."""
+    """Return a function that makes the table of a section of `_semconv`. A text may begin with a type and a colon."""
 
     def table() -> str:
         rows = []
@@ -77,46 +79,46 @@ def _named(section: str) -> Callable[[], str]:
                 kind, colon, text = one.text.partition(": ")
                 rows.append((f"`{name}`", *((kind, text) if colon and not kind[0].isupper() else ("", one.text))))
         if not any(kind for _, kind, _ in rows):
-            return _table(("name", "what"), [(name, text) for name, _, text in rows])
-        return _table(("name", "type", "what"), rows)
+            return _table(("name", "meaning"), [(name, text) for name, _, text in rows])
+        return _table(("name", "type", "meaning"), rows)
 
     return table
 
 
 def _settings(*, arguments: bool) -> Callable[[], str]:
-    """Make the table of the settings that are arguments of `instrument()`, or of the others."""
+    """Return a function that makes the table of the settings that are arguments of `instrument()`, or of the others."""
 
     def table() -> str:
         given = inspect.signature(instrument).parameters
-        texts = field_docs()
+        texts = field_docs(Config)
         rows = []
         for field in dataclasses.fields(Config):
             if (field.name in given) == arguments:
-                setting: Setting = field.type.__metadata__[0]  # type: ignore[union-attr]  # as Config itself reads it
+                setting = SETTINGS[field.name]
                 names = [f"`{variable}`" for variable in setting.variables]
                 meaning = f"{texts[field.name]} *Takes {setting.kind.takes}.*"
                 rows.append(((f"`{field.name}`", *names) if arguments else names, _default(field), meaning))
         cells = [("<br>".join(names), default, meaning) for names, default, meaning in rows]
-        return _table(("argument, variables" if arguments else "variable", "default", "what"), cells)
+        return _table(("argument, variables" if arguments else "variable", "default", "meaning"), cells)
 
     return table
 
 
 def _environment() -> str:
-    """Make a table of each section of the variables of the specification."""
+    """Make one table for each section of the specification's variables."""
     parts = []
     for section, variables in SECTIONS.items():
         rows = [(f"`{one.name}`", _READERS[one.reader], one.does) for one in variables]
-        parts.append(f"\n## {section}\n\n{_table(('variable', 'taken by', 'what it does here'), rows)}")
+        parts.append(f"\n## {section}\n\n{_table(('variable', 'read by', 'effect'), rows)}")
     return "".join(parts) + "\n"
 
 
 def _worked() -> str:
-    """Make the worked examples by the code that stands on their page."""
+    """Make the table of worked examples with the code on the page."""
     page = (FOLDER / "sizing.md").read_text(encoding="utf-8")
     (code,) = re.findall(r'```python title="sizing.py"\n(.*?)```', page, re.DOTALL)
     names: dict[str, Any] = {"__name__": "sizing"}
-    exec(code, names)  # noqa: S102  # our own page
+    exec(code, names)  # noqa: S102  # the code of a page of this repository
     return _table(*names["worked"]())
 
 

@@ -2,9 +2,10 @@
 
     python examples/accumulate_amp.py
 
-In Jaeger (http://localhost:16686) each step has four forwards and four backwards, and one optimizer step. The layers'
-`torch.output.dtypes` say what autocast made of them. `torch.gradient.norm` of the step is the norm before clipping and
-without GradScaler's scale, as `clip_grad_norm_` returns it; here both are printed for the last step.
+In Jaeger (http://localhost:16686) each step has four forwards, four backwards and one optimizer step. The attribute
+`torch.output.dtypes` of the layers shows the dtypes under autocast. `torch.gradient.norm` of the step is the norm
+before clipping and without GradScaler's scale, as `clip_grad_norm_` returns it. The program prints both for the last
+step.
 """
 
 import sys
@@ -29,7 +30,7 @@ MAX_NORM = 1.0
 
 
 def train(device: str) -> float:
-    """Train one epoch and give the gradients' last norm, as `clip_grad_norm_` returned it."""
+    """Train one epoch and return the last gradient norm that `clip_grad_norm_` returned."""
     digits = load_digits()
     pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     batches = DataLoader(TensorDataset(pixels, torch.tensor(digits.target)), 32, shuffle=True, drop_last=True)
@@ -41,7 +42,7 @@ def train(device: str) -> float:
         with torch.autocast(device, dtype=torch.bfloat16 if device == "cpu" else torch.float16):
             loss = cross_entropy(model(images.to(device)), labels.to(device))
         scaler.scale(loss / ACCUMULATED).backward()
-        torchotel.log(loss=loss, samples=len(images))  # on the current step: the last loss stands, samples add up
+        torchotel.log(loss=loss, samples=len(images))  # on the current step: the last loss is kept, samples add up
         if number % ACCUMULATED == 0:
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -52,12 +53,12 @@ def train(device: str) -> float:
 
 
 def main() -> None:
-    """Train, and compare what was recorded with what the program itself saw."""
+    """Train, and compare the recorded norm with that of `clip_grad_norm_`."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         with torchotel.instrument(record=folder, gradient_norms=True):
             clipped = train("cuda" if torch.cuda.is_available() else "cpu")
-        steps = [unit for unit in open_run(Path(folder)).units() if unit.kind == "step"]
+        steps = [record for record in open_run(Path(folder)).records() if record.kind == "step"]
     last = steps[-1].values
     print(f"{len(steps)} steps of {last['samples']} samples")
     print(f"gradient norm recorded {steps[-1].gradient_norm:.6f}, by clip_grad_norm_ {clipped:.6f}")

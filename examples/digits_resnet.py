@@ -1,7 +1,7 @@
-"""Train torchvision's ResNet-18 on scikit-learn's handwritten digits, and let torchotel watch.
+"""Train torchvision's ResNet-18 on scikit-learn's handwritten digits with torchotel.
 
-1,797 real images of 8x8 pixels, scaled up to 64x64 and repeated over three channels. Two epochs on two
-cores reach a test accuracy above 90 % within two minutes.
+The data are 1,797 real images of 8x8 pixels, scaled up to 64x64 and repeated over three channels. Two epochs on
+two cores reach a test accuracy above 90 % within two minutes.
 
     python examples/digits_resnet.py
     TORCHOTEL_RECORD=run python examples/digits_resnet.py --epochs 3
@@ -28,7 +28,7 @@ Batches = DataLoader[tuple[Tensor, ...]]
 
 
 def load(arguments: argparse.Namespace) -> tuple[Batches, Batches]:
-    """Split the digits into batches to learn from and batches to test on; the seed decides which is which."""
+    """Return batches of the training set and of the test set; the seed determines the split."""
     digits = load_digits()
     pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     size = (arguments.image_size, arguments.image_size)
@@ -43,7 +43,7 @@ def load(arguments: argparse.Namespace) -> tuple[Batches, Batches]:
 
 
 def train(model: nn.Module, batches: Batches, arguments: argparse.Namespace) -> None:
-    """Go through the batches `--epochs` times and show how far it got."""
+    """Train for `--epochs` epochs and show the progress."""
     steps = arguments.epochs * len(batches)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
@@ -61,13 +61,13 @@ def train(model: nn.Module, batches: Batches, arguments: argparse.Namespace) -> 
                 optimizer.step()
                 schedule.step()
                 right = (scores.argmax(1) == labels).float().mean()
-                # Tensors are read a step later: logging never waits for a device. The learning rate comes by itself.
+                # Tensors are read a step later, so logging never waits for a device. The learning rate needs no call.
                 torchotel.log(loss=loss, accuracy=right, epoch=epoch, samples=len(labels))
                 progress.update(task, advance=1, description=f"epoch {epoch + 1}, loss {loss.item():.3f}")
 
 
 def accuracy(model: nn.Module, batches: Batches) -> float:
-    """Say what share of the batches' images the model names rightly."""
+    """Return the share of images that the model classifies correctly."""
     right = seen = 0
     model.eval()
     with torch.no_grad():
@@ -92,7 +92,7 @@ def main() -> None:
     """Train and test."""
     arguments = parse()
     torch.manual_seed(arguments.seed)
-    # The one line: every step is a trace from here on. OTEL_* and TORCHOTEL_* variables say where they go.
+    # The one line: from here on every step is a trace. OTEL_* and TORCHOTEL_* variables configure the export.
     torchotel.instrument()
     train_batches, test_batches = load(arguments)
     model = resnet18(weights=None, num_classes=10)

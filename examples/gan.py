@@ -1,10 +1,11 @@
-"""Train a GAN on scikit-learn's handwritten digits: two optimizers, and still one step for each batch.
+"""Train a GAN on scikit-learn's handwritten digits, with two optimizers and one step for each batch.
 
     python examples/gan.py
 
-In Jaeger (http://localhost:16686) each batch is one trace: three forwards and backwards (real digits, made-up ones,
-and once more to teach the generator), the two optimizer steps, and below them both models' layers, named by
-`torchotel.name` and told apart by `torch.model`. Calls of the discriminator are numbered by `torch.call.index`.
+In Jaeger (http://localhost:16686) each batch is one trace with three forwards and backwards (real digits, generated
+digits, and generated digits again to train the generator) and two optimizer steps. Below them are the layers of both
+models, named by `torchotel.name` and distinguished by `torch.model`. `torch.call.index` numbers the calls of the
+discriminator.
 """
 
 import sys
@@ -25,7 +26,7 @@ NOISE = 16
 
 
 def loss_against(answer: float, scores: Tensor) -> Tensor:
-    """Say how far scores are from an answer."""
+    """Return the loss of scores for one target."""
     return binary_cross_entropy_with_logits(scores, torch.full_like(scores, answer))
 
 
@@ -37,7 +38,7 @@ def main() -> None:
     batches = DataLoader(TensorDataset(pixels), batch_size=128, shuffle=True)
     generator = nn.Sequential(nn.Linear(NOISE, 128), nn.ReLU(), nn.Linear(128, 64), nn.Sigmoid())
     discriminator = nn.Sequential(nn.Linear(64, 128), nn.LeakyReLU(0.2), nn.Linear(128, 1))
-    torchotel.name(generator, "generator")  # both are of the class Sequential
+    torchotel.name(generator, "generator")  # both have the class Sequential
     torchotel.name(discriminator, "discriminator")
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3)
     discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=1e-3)
@@ -61,7 +62,7 @@ def main() -> None:
             discriminator_loss = on_real.detach() + on_made_up.detach()
             torchotel.log(loss=loss, discriminator_loss=discriminator_loss, samples=len(real), epoch=epoch)
             n_batches += 1
-    handle.shutdown()  # what is left would be sent at the end of the program by itself; here for the numbers below
+    handle.shutdown()  # exports the remaining spans, so that the numbers below are final
     print(f"{n_batches} batches, {handle.stats()['steps']} steps, {handle.stats()['spans_recorded']} spans")
 
 

@@ -1,4 +1,4 @@
-"""Train the net of PyTorch's basic MNIST example for three steps on random images, and print what the last one did.
+"""Train the net of PyTorch's basic MNIST example for three steps on random images, and print the last step.
 
 python examples/mnist_net.py
 """
@@ -15,7 +15,7 @@ from torchotel.runs.reader import SpanLine, open_run
 
 
 class Net(nn.Module):
-    """Two convolutions, two linear layers; relu, pooling and softmax are functions, so they have no spans."""
+    """Two convolutions and two linear layers; relu, pooling and softmax are functions, so they have no spans."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the log-probabilities of the ten digits."""
+        """Return the log-probabilities of the ten digits."""
         x = functional.relu(self.conv1(x))
         x = functional.relu(self.conv2(x))
         x = functional.max_pool2d(x, 2)
@@ -47,7 +47,7 @@ def train(net: Net) -> None:
 
 
 def show(span: SpanLine, spans: list[SpanLine], depth: int = 0) -> None:
-    """Print a span and all below it, each with its time."""
+    """Print a span and its descendants, each with its time."""
     print(f"{'  ' * depth}{span.name:<{44 - 2 * depth}} {(span.end_ns - span.start_ns) / 1e6:8.3f} ms")
     for child in spans:
         if child.parent_id == span.span_id:

@@ -1,10 +1,10 @@
-"""Hand over a TracerProvider of your own: its sampler, its processors and its exporter apply to every span.
+"""Use your own TracerProvider: its sampler, processors and exporter apply to every span.
 
     python examples/own_provider.py
 
-Here the sampler leaves validation out, and a processor writes the team on each span. In Jaeger
-(http://localhost:16686) there are traces of `torch.step` alone, each span with `team=digits`; the counts that are
-printed say how many spans were sampled out.
+In this example the sampler drops validation, and a processor sets the team on each span. In Jaeger
+(http://localhost:16686) there are only traces of `torch.step`, each span with `team=digits`. The program prints the
+number of spans that were sampled out.
 """
 
 import sys
@@ -32,7 +32,7 @@ except ImportError as error:
 
 
 class NoEvaluations(Sampler):
-    """Drop traces of batches that are only evaluated; all below a root goes with it by `ParentBased`."""
+    """Drops traces of evaluations; with `ParentBased` the decision applies to all spans of the trace."""
 
     def should_sample(
         self,
@@ -44,21 +44,21 @@ class NoEvaluations(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """Decide by the name of the root."""
+        """Decide by the name of the root span."""
         if name == "torch.evaluation":
             return SamplingResult(Decision.DROP)
         return ALWAYS_ON.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        """Name the sampler."""
+        """Return the name of the sampler."""
         return type(self).__name__
 
 
 class Team(SpanProcessor):
-    """Write whose span it is."""
+    """Sets the team on each span."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Say it on every span that starts."""
+        """Set the attribute when a span starts."""
         span.set_attribute("team", "digits")
 
 
@@ -80,7 +80,7 @@ def train() -> None:
 
 
 def main() -> None:
-    """Train under a provider as a platform team would hand it out."""
+    """Train with a provider as a platform team would configure it."""
     torch.manual_seed(0)
     provider = TracerProvider(
         sampler=ParentBased(NoEvaluations()), resource=Resource.create({"service.name": "own-provider"})
@@ -90,7 +90,7 @@ def main() -> None:
     handle = torchotel.instrument(tracer_provider=provider)
     train()
     handle.shutdown()  # flushes the provider
-    provider.shutdown()  # which stays yours to shut down
+    provider.shutdown()  # torchotel does not shut it down
     counts = handle.stats()
     print(f"{counts['steps']} steps, {counts['evaluations']} evaluations")
     print(f"{counts['spans_exported']} spans exported, {counts['spans_sampled_out']} sampled out")

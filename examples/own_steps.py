@@ -1,12 +1,12 @@
-"""Say where a step begins and ends: reinforcement learning, where one iteration has many forwards and updates.
+"""Mark the bounds of a step: in reinforcement learning, one iteration has many forwards and updates.
 
     python examples/own_steps.py
 
-A policy guesses digits, is told only whether it was right, and learns from its guesses four times over (as PPO does).
-By itself torchotel would see an evaluation and four steps in each iteration. `torchotel.step()` makes it one: in Jaeger
-(http://localhost:16686) each iteration is a trace, in which forward, backward and optimizer step come four times, the
-guessing in the first forward. `torch.log.reward` says how it went, at http://localhost:9464/metrics the gauge
-`torch_log{torch_log_name="reward"}`.
+A policy guesses digits, receives only right or wrong as the reward, and learns from its guesses four times (as PPO
+does). Without a mark, torchotel would record an evaluation and four steps in each iteration. `torchotel.step()` makes
+each iteration one step. In Jaeger (http://localhost:16686) each iteration is a trace with four forwards, backwards and
+optimizer steps; the guesses are part of the first forward. The reward is the attribute `torch.log.reward` and the gauge
+`torch_log{torch_log_name="reward"}` at http://localhost:9464/metrics.
 """
 
 import sys
@@ -29,7 +29,7 @@ CLIP = 0.2
 
 
 def iterate(policy: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
-    """Guess, see what was right, learn from it, and give the mean reward."""
+    """Guess, compare with the labels, learn from the rewards, and return the mean reward."""
     with torch.no_grad():
         guesses = Categorical(logits=policy(images))
         actions = guesses.sample()
@@ -46,7 +46,7 @@ def iterate(policy: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor,
 
 
 def main() -> None:
-    """Train, one step for each iteration."""
+    """Train with one step for each iteration."""
     torch.manual_seed(0)
     handle = torchotel.instrument()
     digits = load_digits()
@@ -60,7 +60,7 @@ def main() -> None:
             reward = iterate(policy, optimizer, pixels[chosen], labels[chosen])
             torchotel.log(reward=reward)
         rewards.append(reward)
-    handle.shutdown()  # what is left would be sent at the end of the program by itself; here for the numbers below
+    handle.shutdown()  # exports the remaining spans, so that the numbers below are final
     print(f"{ITERATIONS} iterations, {handle.stats()['steps']} steps, {handle.stats()['evaluations']} evaluations")
     print(f"right guesses: {rewards[0]:.0%} at first, {rewards[-1]:.0%} at last")
 

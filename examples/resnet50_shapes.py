@@ -1,4 +1,4 @@
-"""Print the shapes that torchvision's ResNet-50 shows on one image, and whether watching it changed any number.
+"""Print recorded shapes of torchvision's ResNet-50 on one image, and check that its results are unchanged.
 
 python examples/resnet50_shapes.py
 """
@@ -23,7 +23,7 @@ SHAPES = {"forward": ("input", "output"), "backward": ("grad_output", "grad_inpu
 
 
 def train_step(model: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """Give the loss and every gradient of one forward and backward."""
+    """Return the loss and every gradient of one forward and backward."""
     model.zero_grad()
     loss = cross_entropy(model(image), torch.tensor([7]))
     loss.backward()

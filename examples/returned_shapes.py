@@ -1,4 +1,4 @@
-"""Compare the shapes and dtypes that torchotel records with the tensors themselves, returned by the net.
+"""Compare recorded shapes and dtypes with the tensors that the net returns.
 
 python examples/returned_shapes.py
 """
@@ -14,7 +14,7 @@ from torchotel.runs.reader import open_run
 
 
 class Net(nn.Module):
-    """Classify short texts, and give back what went into each layer and what came out."""
+    """Classifies short texts, and also returns the inputs and outputs of each layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Net(nn.Module):
         self.mark = nn.Linear(24, 5, dtype=torch.bfloat16)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, dict[str, tuple[list[Tensor], list[Tensor]]]]:
-        """Give the scores, and for each layer its inputs and its outputs."""
+        """Return the scores, and the inputs and outputs of each layer."""
         vectors = self.words(ids)
         states, (last, cell) = self.order(vectors)
         summary = last[0].bfloat16()
@@ -37,12 +37,12 @@ class Net(nn.Module):
 
 
 def shapes(tensors: list[Tensor]) -> tuple[str, ...]:
-    """Write shapes the way that spans do."""
+    """Format shapes as in span attributes."""
     return tuple("x".join(map(str, tensor.shape)) for tensor in tensors)
 
 
 def dtypes(tensors: list[Tensor]) -> tuple[str, ...]:
-    """Write dtypes the way that spans do."""
+    """Format dtypes as in span attributes."""
     return tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
 
 

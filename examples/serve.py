@@ -1,12 +1,13 @@
-"""Serve a model with FastAPI: below the span of each request stand the model's evaluation and its layers.
+"""Serve a model with FastAPI: the evaluation and the layers of the model are below the span of each request.
 
     pip install fastapi uvicorn opentelemetry-instrumentation-fastapi
     python examples/serve.py --port 8000
     curl --json '[0,0,5,13,9,1,0,0, ...]' http://127.0.0.1:8000/predict     # 64 pixels from 0 to 16
 
 In Jaeger (http://localhost:16686) a request is one trace: `POST /predict`, below it `torch.evaluation`, below that
-`forward Net` and its layers. A caller that sends a `traceparent` header finds all this in its own trace. Here torchotel
-sets the TracerProvider, so that FastAPI's spans are exported too; where you have one, leave that argument out.
+`forward Net` and its layers. If a caller sends a `traceparent` header, these spans are part of the caller's trace.
+torchotel sets the TracerProvider here, so that FastAPI's spans are exported too. If your program has a TracerProvider,
+omit that argument.
 """
 
 import argparse
@@ -37,7 +38,7 @@ Pixels = Annotated[list[float], Field(min_length=N_PIXELS, max_length=N_PIXELS)]
 
 
 class Net(nn.Module):
-    """Name handwritten digits of 8x8 pixels."""
+    """Classifies handwritten digits of 8x8 pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,13 +46,13 @@ class Net(nn.Module):
         self.scores = nn.Linear(64, 10)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Give ten scores for each image."""
+        """Return ten scores for each image."""
         scores: Tensor = self.scores(torch.relu(self.hidden(pixels / 16)))
         return scores
 
 
 def trained() -> Net:
-    """Train for a second, so that the answers mean something."""
+    """Train for a second, so that the predictions are useful."""
     digits = load_digits()
     pixels, labels = torch.tensor(digits.data, dtype=torch.float32), torch.tensor(digits.target)
     net = Net()
@@ -64,12 +65,12 @@ def trained() -> Net:
 
 
 def make_app(net: nn.Module) -> FastAPI:
-    """Answer a JSON list of 64 pixels with the digit that the model sees."""
+    """Return an app that answers a JSON list of 64 pixels with the predicted digit."""
     app = FastAPI()
 
     @app.post("/predict")
     def predict(pixels: Pixels) -> dict[str, int]:
-        with torch.inference_mode():  # with gradients on a forward might be the first of a training step
+        with torch.inference_mode():  # with gradients on, a forward might be the first of a training step
             return {"digit": int(net(torch.tensor([pixels])).argmax())}
 
     FastAPIInstrumentor.instrument_app(app, exclude_spans=["receive", "send"])
@@ -77,12 +78,12 @@ def make_app(net: nn.Module) -> FastAPI:
 
 
 def main() -> None:
-    """Serve until it is interrupted."""
+    """Serve until the program is interrupted."""
     parser = argparse.ArgumentParser(description="Serve a model of handwritten digits.")
-    parser.add_argument("--port", type=int, default=8000, help="0: any free one")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     port = parser.parse_args().port
     torch.manual_seed(0)
-    net = trained()  # before instrument(), so that only what is served is seen
+    net = trained()  # before instrument(), so that the training is not recorded
     with (
         torchotel.instrument(service_name="digits", set_global_provider=True),
         socket.create_server(("127.0.0.1", port)) as listening,

@@ -1,6 +1,6 @@
-"""The plain use: three lines beside an ordinary training loop.
+"""The minimal use: three additional lines in an ordinary training loop.
 
-With a receiver at http://localhost:4318, such as Jaeger, every step is there as a trace.
+With an OTLP endpoint at http://localhost:4318, such as Jaeger, every step is a trace.
 """
 
 import torch
@@ -18,5 +18,5 @@ for _ in range(20):
     loss.backward()
     optimizer.step()
 
-handle.shutdown()  # 3: sends what is left; at the end of the program it would happen by itself
+handle.shutdown()  # 3: exports the remaining spans; the end of the program also does this
 print(f"{handle.stats()['steps']} steps, {handle.stats()['spans_recorded']} spans")

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import backend_binaries
 import pytest
 import torch
 import torch.utils.data.dataloader as data_loader
-from receiver import Receiver, receiver
+from support import server_binaries
+from support.otlp_http_receiver import Receiver, receiver
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
 
 import torchotel
-from torchotel._utils.faults import warn_once
+from torchotel._utils.faults import process_warnings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many of them as there are cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the programs that tests start
@@ -68,7 +68,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Take the tests' own variables out, since torchotel warns of what it does not know; a stack is left alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        for name in backend_binaries.VARIABLES:
+        for name in server_binaries.VARIABLES:
             patch.delenv(name, raising=False)
         yield
 
@@ -78,7 +78,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compare hooks, patches, threads and listening ports with what was there before."""
     monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")  # whoever else runs on this machine
     torch.manual_seed(0)
-    warn_once.cache_clear()
+    process_warnings.forget()
     before, ports = _global_state(), _listening()
     yield
     torchotel.uninstrument()

@@ -6,9 +6,10 @@ import os
 import sys
 from contextlib import ContextDecorator
 
+from torchotel._lifecycle import LIFECYCLE, WAITING_FOR_TORCH
 from torchotel._types import UNSET, Unset
 
-TYPE_CHECKING = False  # typing takes half of what `import torchotel` does
+TYPE_CHECKING = False  # importing typing takes half of the time that `import torchotel` may take
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -57,9 +58,9 @@ def instrument(
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 
-    If an argument is not given, its variable is read; if the variable is not set, the default applies. Below, an
-    argument's variable stands first and its default last. A second call returns the same handle, and logs a warning if
-    its arguments differ.
+    If an argument is left out, its variable is read; if the variable is not set, the default applies. Below, each entry
+    begins with the variable and ends with the default. A second call returns the same handle, and logs a warning if its
+    arguments differ.
 
     Args:
         model: Its modules get their full names from the first call on.
@@ -80,8 +81,8 @@ def instrument(
         discovery_dir: TORCHOTEL_DISCOVERY_DIR, folder of a Prometheus file_sd target, there while this runs; the folder
             of `torchotel stack` if one was up, else None.
         record: TORCHOTEL_RECORD, folder of the run file, a free name beside it if it holds a run; None: no run file.
-        detail: TORCHOTEL_DETAIL; "auto": the first ten steps, then as often as the budget allows, "all", n: every
-            n-th, "off": steps and phases only.
+        detail: TORCHOTEL_DETAIL, "auto": the first ten steps, then as often as the budget allows, "all", n: every
+            n-th, "off": steps and phases only; `auto`.
         overhead_budget: TORCHOTEL_OVERHEAD_BUDGET, share of step time that detail may cost with detail="auto"; 0.01.
         include: TORCHOTEL_INCLUDE, patterns of the module paths that get spans (`*` crosses dots); all.
         exclude: TORCHOTEL_EXCLUDE, patterns of the module paths that get no spans; none.
@@ -98,34 +99,27 @@ def instrument(
     Raises:
         ConfigError: A value is bad. Nothing is installed.
     """
-    given = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
-    zero_code = sys.modules.get("torchotel._auto_instrument")
-    if zero_code is not None or "torch" not in sys.modules:
-        from torchotel.config.config import Config  # noqa: PLC0415  # importing torchotel must stay free
+    explicit = {name: value for name, value in locals().items() if name != "model" and value is not UNSET}
+    if LIFECYCLE.state == WAITING_FOR_TORCH or "torch" not in sys.modules:
+        from torchotel.config.config import Config  # noqa: PLC0415  # `import torchotel` must stay below 10 ms
 
-        Config.read(given, os.environ)  # a bad value is told before torch is loaded, or zero code starts
-    if zero_code is not None:  # it may be waiting for torch, and its settings hold where none are given here
-        zero_code.start_now()
-    return start_handle(given, model)
+        Config.read(explicit, os.environ)  # raises for a bad value before torch is imported or zero code starts
+    LIFECYCLE.start_deferred()  # zero code's settings apply to all arguments that this call leaves out
+    return start_handle(explicit, model)
 
 
 def start_handle(
-    given: Mapping[str, object], model: Module | None, *, zero_code: bool = False, wait: bool = False
+    explicit: Mapping[str, object], model: Module | None, *, zero_code: bool = False, defer_start: bool = False
 ) -> Handle:
     """Import torch and call `_handle.start`."""
     from torchotel import _handle  # noqa: PLC0415  # imports torch
 
-    return _handle.start(given, model, zero_code=zero_code, wait=wait)
+    return _handle.start(explicit, model, zero_code=zero_code, defer_start=defer_start)
 
 
 def uninstrument() -> None:
-    """Shut down what `instrument()` started, if it runs."""
-    zero_code = sys.modules.get("torchotel._auto_instrument")
-    if zero_code is not None:
-        zero_code.call_off()
-    handle = sys.modules.get("torchotel._handle")
-    if handle is not None:
-        handle.stop()
+    """Shut down what `instrument()` started; without a handle, do nothing."""
+    LIFECYCLE.stop()
 
 
 def log(**values: object) -> None:
@@ -133,10 +127,10 @@ def log(**values: object) -> None:
 
     A tensor of one element is read a step later, without a synchronisation. `loss`, `lr`, `samples`, `tokens` and
     `epoch` are known; any other name becomes the step's attribute `torch.log.<name>` and the gauge `torch_log{name}`.
-    `samples` and `tokens` add up within a step. A bad value is left out with a warning; nothing is raised.
+    `samples` and `tokens` add up within a step. A bad value is ignored with a warning; nothing is raised.
 
     Args:
-        **values: Numbers, tensors of one element; strings too under names that are not known.
+        **values: Numbers and tensors of one element; strings, too, except for the known names.
     """
     session = _running()
     if session is not None:
@@ -144,9 +138,9 @@ def log(**values: object) -> None:
 
 
 def name(model: Module, name: str) -> None:
-    """Name a model: its spans have the name as `torch.model`, and so have its metrics.
+    """Name a model: its spans and its metrics have the name as `torch.model`.
 
-    Without this a model has the name of its class. Call it after `instrument()`, before or after the model's first
+    By default, a model has the name of its class. Call `name` after `instrument()`, before or after the model's first
     call; spans and metrics of earlier calls keep the old name. A second model of the same name gets `-2`, as with
     classes. Names are cut at 1,024 characters. If `model` is a part of another module or no module, or `name` is empty
     or no string, a warning is logged and nothing is named. Raises nothing.
@@ -179,7 +173,7 @@ def watch(tensor: Tensor, name: str) -> None:
 class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torchotel.step():`
     """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`, or `@torchotel.step()` on a function.
 
-    All that runs in the block is one step, together with the fetch of its batch just before the block. A block inside
+    The block is one step, together with the fetch of its batch just before the block. A block inside
     a block is part of the outer step. An exception that leaves the block is recorded on the step.
 
     Args:
@@ -188,7 +182,7 @@ class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torcho
 
     def __init__(self, **values: object) -> None:
         self._values = values
-        self._sessions: list[Session | None] = []  # of blocks that are open: one object may stand for several
+        self._sessions: list[Session | None] = []  # one for each open block: a decorated function may call itself
 
     def __enter__(self) -> None:
         session = _running()
@@ -206,6 +200,5 @@ class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torcho
 
 
 def _running() -> Session | None:
-    handle = sys.modules.get("torchotel._handle")  # importing it would bring in torch
-    # While Dynamo compiles we are not there, or a graph would break, and `fullgraph=True` would raise.
-    return None if handle is None or handle.is_compiling() else handle.running()
+    # Dynamo traces this function, and is_compiling() is True then. A call of the session would break the graph.
+    return None if LIFECYCLE.is_compiling() else LIFECYCLE.session

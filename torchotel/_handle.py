@@ -1,4 +1,4 @@
-"""What `instrument()` returns, and the one that is current in this process."""
+"""The handle that `instrument()` returns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from torch.compiler import is_compiling as is_compiling  # noqa: PLC0414  # for `_annotate`, which must not load torch
+from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
+from torchotel._lifecycle import LIFECYCLE, PAUSED, RUNNING, SHUT_DOWN
 from torchotel._session import Session, Stats, no_stats
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard
@@ -37,25 +38,25 @@ class Handle:
 
     def __init__(
         self,
-        given: Mapping[str, object],
+        explicit: Mapping[str, object],
         model: Module | None,
         *,
         zero_code: bool,
-        wait: bool,
+        defer_start: bool,
         environ: Mapping[str, str],
         session: Callable[..., Session],
     ) -> None:
-        self.config = config = Config.read(given, environ)
+        self.config = config = Config.read(explicit, environ)
         self._environ, self._make_session = environ, session
-        self._given, self._zero_code, self._waits = given, zero_code, wait
-        self._lock = threading.RLock()  # a signal's handler may shut down what is being shut down
+        self._explicit, self._zero_code, self._defers_start = explicit, zero_code, defer_start
+        self._lock = threading.RLock()  # reentrant: a signal handler may call shutdown() during shutdown()
         self._stats = no_stats()
         self._folder: Path | None = None
         off = config.disabled or get_worker_info() is not None
         self._guard = Guard("torchotel", limit=1000)
-        self._session = None if off else self._begin(config, model, wait=wait)
+        self._session = None if off else self._start_session(config, model, defer_start=defer_start)
         atexit.register(self._exit)
-        if multiprocessing.parent_process() is not None:  # such a child ends without atexit
+        if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(self, self._exit, exitpriority=0)
 
     @property
@@ -71,7 +72,7 @@ class Handle:
         return self._folder if session is None else session.record_folder
 
     def flush(self, timeout_s: float = 10) -> bool:
-        """Export all that ended on this thread and all that other threads handed over.
+        """Export every step that has ended on this thread, and the records of all other threads.
 
         Args:
             timeout_s: How many seconds to wait.
@@ -91,8 +92,14 @@ class Handle:
         self.end(timeout_s, finished=True)
 
     def end(self, timeout_s: float = SHUTDOWN_S, *, finished: bool, error: BaseException | None = None) -> None:
-        """Shut down, and say whether the run came to a normal end or which exception ended it."""
-        _forget(self)
+        """Shut down, and record how the run ended.
+
+        Args:
+            timeout_s: How many seconds the shutdown may take.
+            finished: Whether the run came to a normal end.
+            error: The exception that ended it.
+        """
+        LIFECYCLE.enter(SHUT_DOWN, self)
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
@@ -119,7 +126,7 @@ class Handle:
             steps: How many steps, at least 1; any other value does nothing and logs a warning.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            _logger.warning("detail(steps=%r) does nothing: it takes a whole number of at least 1", steps)
+            _logger.warning("detail(steps=%r) does nothing. Pass a whole number of at least 1", steps)
             return
         session = self._session
         if session is not None:
@@ -130,59 +137,67 @@ class Handle:
         with self._lock:
             if self._session is not None:
                 self._session.pause()
+                LIFECYCLE.enter(PAUSED, self)
 
     def resume(self) -> None:
-        """Install the hooks again after `pause()`; else do nothing."""
+        """Install the hooks again after `pause()`; without a pause, do nothing."""
         with self._lock:
             if self._session is not None:
                 self._session.resume()
+                LIFECYCLE.enter(RUNNING, self)
 
-    def again(self, given: Mapping[str, object], model: Module | None) -> None:
-        """Take another call of `instrument()`: its settings win over zero-code's while nothing was seen yet.
+    def reconfigure(self, explicit: Mapping[str, object], model: Module | None) -> None:
+        """Apply another call of `instrument()`.
 
-        What waited for something to tell waits no more.
+        Before the first step, its arguments replace the settings of zero code, and a deferred start is deferred no
+        longer. After that, arguments that differ are ignored with a warning.
         """
         session = self._session
         if session is None:
             return
-        wanted = Config.read({**self._given, **given}, self._environ)
-        if (wanted != self.config or self._waits) and self._zero_code and not session.began:
-            session.discard()
-            self._session = None
-            try:
-                self._session = self._begin(wanted, model, wait=False)
-            except ConfigError:
-                self.shutdown()  # so that a later call starts anew
-                raise
-            self.config, self._given, self._zero_code, self._waits = wanted, {**self._given, **given}, False, False
+        merged = {**self._explicit, **explicit}
+        wanted = Config.read(merged, self._environ)
+        if (wanted != self.config or self._defers_start) and self._zero_code and not session.began:
+            self._replace_session(session, wanted, model)
+            self.config, self._explicit, self._zero_code, self._defers_start = wanted, merged, False, False
             return
         if wanted != self.config:
-            changed = [name for name in given if getattr(wanted, name) != getattr(self.config, name)]
+            changed = [name for name in explicit if getattr(wanted, name) != getattr(self.config, name)]
             _logger.warning(
                 "instrument() was called again with another %s; the settings of the first call stay. "
                 "Call uninstrument() before, to change them.",
                 " and ".join(changed),
             )
         if model is not None:
-            session.learn(model)
+            session.register_model(model)
 
-    def _begin(self, config: Config, model: Module | None, *, wait: bool) -> Session | None:
+    def _replace_session(self, session: Session, config: Config, model: Module | None) -> None:
+        session.discard()
+        self._session = None
         try:
-            return self._make_session(config, model, wait=wait)
+            self._session = self._start_session(config, model, defer_start=False)
+            LIFECYCLE.enter(RUNNING, self)
+        except ConfigError:
+            self.shutdown()  # a later instrument() makes a new handle
+            raise
+
+    def _start_session(self, config: Config, model: Module | None, *, defer_start: bool) -> Session | None:
+        try:
+            return self._make_session(config, model, defer_start=defer_start)
         except ConfigError:
             raise
-        except Exception:  # noqa: BLE001  # the program goes on without us
+        except Exception:  # noqa: BLE001  # the program continues without instrumentation
             self._guard.fault()
             return None
 
     @property
     def session(self) -> Session | None:
-        """What runs, if anything does."""
+        """The session; None after `shutdown()`, and if torchotel is disabled."""
         return self._session
 
     def _exit(self) -> None:
-        # Python has printed what ended the program, or a child of multiprocessing is just ending by it. The code of
-        # a `sys.exit` in a main process can't be had: python has let go of it by now.
+        # Python has printed the exception that ended the program, or a child of multiprocessing is being ended by
+        # one. The exit code of `sys.exit` in a main process is not available to atexit callbacks.
         printed: BaseException | None = getattr(sys, "last_value", None)
         error = next((one for one in (printed, sys.exc_info()[1]) if not _is_normal(one)), None)
         self.end(finished=error is None, error=error)
@@ -195,75 +210,41 @@ class Handle:
     ) -> None:
         self.end(finished=_is_normal(error), error=None if _is_normal(error) else error)
 
-    def detach(self) -> None:
-        """Be off in a forked child: it has no worker, and a DataLoader's workers are not to be seen."""
-        self._lock = threading.RLock()  # a thread of the parent may have held it
+    def disable_after_fork(self) -> None:
+        """Remove the hooks in a forked child, which has no worker thread and may be a DataLoader's worker."""
+        self._lock = threading.RLock()  # another thread of the parent may have held the lock
         session, self._session = self._session, None
         if session is not None:
-            session.detach()
+            session.disable_after_fork()
 
 
 def _is_normal(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and (error.code is None or error.code == 0))
 
 
-_current: Handle | None = None
-_current_lock = threading.RLock()
-
-
 def start(
-    given: Mapping[str, object],
+    explicit: Mapping[str, object],
     model: Module | None,
     *,
     zero_code: bool = False,
-    wait: bool = False,
+    defer_start: bool = False,
     environ: Mapping[str, str] = os.environ,
     session: Callable[..., Session] = Session,
 ) -> Handle:
-    """Start what was given, the rest read from variables, or hand it to what runs already.
+    """Return the handle of this process, with a new session if nothing runs.
 
     Args:
-        given: Settings that were said.
+        explicit: The settings that were passed as arguments or options; all others are read from `environ`.
         model: Its modules get their full names from the first call on.
-        zero_code: Whether the program did not ask for it, so that what it asks for itself wins.
-        wait: Whether ports are opened and metrics pushed only when there is something to tell.
-        environ: The variables.
-        session: Makes what runs.
+        zero_code: Whether the program itself did not call `instrument()`; if it calls it later, its settings win.
+        defer_start: Whether ports are opened, and metrics are pushed, only from the first record on.
+        environ: The environment variables.
+        session: Makes the session.
     """
-    global _current  # noqa: PLW0603  # hooks are global to the process, so is what put them in
     if model is not None and not isinstance(model, Module):
         raise ConfigError("model", model, "a torch.nn.Module, or None")
-    with _current_lock:
-        if _current is None:
-            _current = Handle(given, model, zero_code=zero_code, wait=wait, environ=environ, session=session)
-        else:
-            _current.again(given, model)
-        return _current
-
-
-def running() -> Session | None:
-    """Return what runs in this process, if anything does."""
-    return None if _current is None else _current.session
-
-
-def stop() -> None:
-    """Shut down what runs, if anything does."""
-    if _current is not None:
-        _current.shutdown()
-
-
-def _forked() -> None:
-    global _current, _current_lock  # noqa: PLW0603  # another thread may have held the lock when this child was forked
-    _current_lock = threading.RLock()
-    handle, _current = _current, None
-    if handle is not None:
-        handle.detach()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def _forget(handle: Handle) -> None:
-    global _current  # noqa: PLW0603  # see start
-    if _current is handle:
-        _current = None
+    LIFECYCLE.is_compiling = is_compiling
+    return LIFECYCLE.run(
+        lambda: Handle(explicit, model, zero_code=zero_code, defer_start=defer_start, environ=environ, session=session),
+        lambda handle: handle.reconfigure(explicit, model),
+    )

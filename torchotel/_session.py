@@ -25,16 +25,16 @@ from torchotel._utils.version import package_version
 from torchotel.capture.recorder import Capture
 from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
-from torchotel.exporters.base import ExportStats
-from torchotel.exporters.factory import MetricExporters, make_exporters, open_record, rest
+from torchotel.exporters.base import ExportStats, TraceExporter
+from torchotel.exporters.factory import MetricExporters, make_exporters, open_record
 from torchotel.exporters.sdk.global_provider import import_despite_limit
 from torchotel.integrations.registry import Frameworks
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
-from torchotel.tracing.context import current_baggage, current_span, make_current
+from torchotel.tracing.context import attach_proxy, current_baggage, current_span
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource, describe_process
-from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
+from torchotel.tracing.span import SpanContextSource, Trace
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
@@ -43,7 +43,7 @@ from torchotel.worker.thread import Worker
 
 
 class Stats(TypedDict):
-    """Counts since `instrument()`."""
+    """Counts of spans, steps, evaluations and errors since `instrument()`."""
 
     spans_recorded: int
     spans_exported: int
@@ -56,15 +56,15 @@ class Stats(TypedDict):
     steps_detailed: int
     calls_dropped: int
     stamps_dropped: int
-    """Moments of backwards beyond what is kept of one step, as where one graph runs backward very many times."""
+    """Timestamps of backwards beyond the limit of one step, for example if one graph runs backward very many times."""
     internal_errors: int
-    """Errors of our own, which never reach the program."""
+    """Errors in torchotel, which never reach the program."""
     overhead_ratio: float | None
-    """Share of step time that detail costs; None until steps with and without were seen."""
+    """Share of step time that detail costs; None until steps with and without detail were compared."""
 
 
 def no_stats() -> Stats:
-    """Return what is said where nothing runs."""
+    """Return the counts of a handle without a session."""
     return Stats(
         spans_recorded=0,
         spans_exported=0,
@@ -85,17 +85,17 @@ _logger = logging.getLogger("torchotel")
 
 
 class Session:
-    """One run of capture, worker and exporters, from its first hook to its last byte.
+    """Compose capture, worker and exporters, and run them until `stop`.
 
     Args:
-        config: What is wanted.
+        config: The settings.
         model: Its modules get their full names from the first call on.
-        exporters: Makes what traces go to, instead of where the configuration says.
-        on_record: Gets each record, on the worker.
-        wait: Open ports and push metrics only when there is something to tell: this process may be a launcher.
+        exporters: Makes the trace exporters, instead of those of the settings.
+        on_record: Called with each record, on the worker.
+        defer_start: Open ports and push metrics only from the first record on: this process may be a launcher.
 
     Raises:
-        ConfigError: A folder or an address can't be used; nothing was installed.
+        ConfigError: A folder or an address cannot be used. Nothing was installed.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Session:
         exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None = None,
         *,
         on_record: Callable[[Record], None] | None = None,
-        wait: bool = False,
+        defer_start: bool = False,
     ) -> None:
         self._config = config
         import_despite_limit()
@@ -117,21 +117,20 @@ class Session:
             lambda: self._overhead.ratio,
             module_histograms=config.module_histograms,
             exemplars=config.exemplar_filter != "always_off",
-            sliced=GilYielder(rest),
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
         described = describe_process(config.service_name, script_name(), versions())
-        self._settled = False
+        self._identity_fixed = False
         self._resource = ProcessResource(described, self._identify)
         self._started_ns = time.time_ns()
-        # In a child of multiprocessing the folder waits for a record: the child may be a DataLoader's worker.
-        self._records_late = exporters is None and is_child()
-        opens = exporters is None and not self._records_late
+        # A child of multiprocessing may be a worker of a DataLoader, so it opens its run file with the first record.
+        self._defers_run_file = exporters is None and is_child()
+        opens = exporters is None and not self._defers_run_file
         self._record = open_record(config, self._resource, self._stats) if opens else None
-        with ExitStack() as undo:  # of what is open by then, where the rest can't be had
+        with ExitStack() as undo:  # closes what is open if a later part fails
             undo.callback(self._discard_record)
             made = None if exporters is None else exporters(self._stats)
-            self._build(model, made, on_record, undo, wait=wait)
+            self._build(model, made, on_record, undo, defer_start=defer_start)
             undo.pop_all()
 
     def _build(
@@ -141,16 +140,14 @@ class Session:
         on_record: Callable[[Record], None] | None,
         undo: ExitStack,
         *,
-        wait: bool,
+        defer_start: bool,
     ) -> None:
         config = self._config
         if exporters is None:
             exporters = make_exporters(config, self._resource, self._stats, self._record, self._guard)
         self._exporters = list(exporters)
-        starters = [
-            exporter for exporter in self._exporters if isinstance(exporter, SpanContextSource)
-        ]  # the user's provider
-        self._starter = starters[0] if starters else IdGenerator(config.sampler, config.sampler_ratio)
+        providers = [one for one in self._exporters if isinstance(one, SpanContextSource)]  # the user's provider
+        self._id_source = providers[0] if providers else IdGenerator(config.sampler, config.sampler_ratio)
         buffer, self._warn = Buffer(), Warn()
         worker_guard = Guard("the worker", limit=1000)
         self._pipeline = self._make_pipeline(worker_guard)
@@ -158,18 +155,18 @@ class Session:
             buffer, self._exporters, self._pipeline, on_record=on_record, guard=worker_guard, warn=self._warn
         )
         self._capture = Capture(
-            buffer.put,
+            buffer.append,
             self._detail,
             shapes=config.shapes,
             exception_text=config.exception_text,
             gradient_norms=config.gradient_norms,
             user_span=current_span,
             baggage=current_baggage,
-            start_span=self._starter.start,
-            make_current=make_current,
+            start_span=self._id_source.start,
+            make_current=attach_proxy,
             context=get_current,
             warn=self._warn,
-            on_first=self._guard.guarded(self._settle_identity),
+            on_first=self._guard.guarded(self._fix_identity),
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
@@ -177,18 +174,17 @@ class Session:
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
         self._frameworks = Frameworks(partial(self._capture.log, offered=True))
-        self._publisher = MetricExporters(
+        self._metric_exporters = MetricExporters(
             config,
             self._metrics,
             self._resource,
             package_version(),
             self._stats,
             os.environ,
-            rest,
-            wait=wait or is_child(),
+            defer_start=defer_start or is_child(),
         )
-        undo.callback(lambda: self._publisher.shutdown(time.monotonic(), finished=False))
-        self._describe(finished=False)
+        undo.callback(lambda: self._metric_exporters.shutdown(time.monotonic(), finished=False))
+        self._write_run_info(finished=False)
         self._worker.start()
         undo.callback(self._worker.stop, 0.0)
         undo.callback(self._capture.uninstall)
@@ -200,82 +196,82 @@ class Session:
 
     @property
     def prometheus_port(self) -> int | None:
-        """The port of the scrape endpoint that is really bound, or None."""
-        return self._publisher.port
+        """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
+        return self._metric_exporters.port
 
     @property
     def record_folder(self) -> Path | None:
-        """The folder that the run is recorded in, or None."""
+        """The folder that the run is recorded in; None if it is not recorded."""
         return None if self._record is None else self._record.folder
 
     @property
     def began(self) -> bool:
-        """Whether anything has been seen of a step or an evaluation."""
+        """Whether a step or an evaluation has begun."""
         return any(thread.step_detector.in_step for thread in self._capture.threads.all) or any(
             self._capture.output.numbers.values()
         )
 
-    def learn(self, model: torch.nn.Module) -> None:
-        """Name the modules of a model before its first call."""
+    def register_model(self, model: torch.nn.Module) -> None:
+        """Give the modules of a model their full names before its first call."""
         self._capture.register_model(model)
 
     def flush(self, timeout_s: float) -> bool:
-        """Bring out what has ended; False where it could not be in time."""
+        """Export all finished records; return False on timeout, or if spans were dropped since the last flush."""
         self._guard.guarded(self._capture.flush)()
         deadline_s = time.monotonic() + timeout_s
         complete = self._worker.flush(timeout_s)
-        return self._publisher.flush(deadline_s) and complete
+        return self._metric_exporters.flush(deadline_s) and complete
 
     def pause(self) -> None:
-        """Take every hook out, and hand over what there is."""
+        """Remove every hook, and hand the recorded steps to the worker."""
         self._guard.guarded(self._capture.pause)()
 
     def resume(self) -> None:
-        """Put them back."""
+        """Install the hooks again."""
         self._guard.guarded(self._capture.resume)()
 
-    def detach(self) -> None:
-        """Take every hook out, without a word to anybody: this is a forked child, which has no worker."""
+    def disable_after_fork(self) -> None:
+        """Remove every hook and export nothing: a forked child has no worker thread."""
         self._frameworks.uninstall()
         self._capture.detach()
-        self._publisher.detach()
+        self._metric_exporters.disable_after_fork()
 
     def discard_empty(self) -> None:
-        """Take the run file of what has stopped back, if nothing is in it."""
+        """Remove the run file after `stop` if it has no record."""
         if self._record is not None and self._record.empty:
             self._record.discard()
 
     def discard(self) -> None:
-        """End before anything was seen, and leave no run file behind."""
+        """Stop before the first record, and remove the run file."""
         self.stop(0, finished=False)
         self._discard_record()
 
     def stop(self, timeout_s: float, *, finished: bool = True, error: BaseException | None = None) -> None:
-        """Take every hook out, bring out what is left, end the threads, close ports and files.
+        """Remove every hook, export the remaining records, end the threads, close ports and files.
 
         Args:
-            timeout_s: For all of it.
-            finished: Whether this is a normal end of the run.
-            error: The exception that ended it, for the run file.
+            timeout_s: How many seconds the whole stop may take.
+            finished: Whether the run came to a normal end.
+            error: The exception that ended the run, for the run file.
         """
         deadline_s, guarded = time.monotonic() + timeout_s, self._guard.guarded
         guarded(self._frameworks.uninstall)()
         guarded(self._capture.uninstall)()
         guarded(self._capture.end)()
         guarded(self._worker.stop)(deadline_s - time.monotonic())
-        for exporter in self._exporters:  # the run file last: it says what became of the spans
+        for exporter in self._exporters:  # the run file last: it records how many spans were exported
             if exporter is self._record:
-                guarded(self._describe)(finished=True, error=error)
+                guarded(self._write_run_info)(finished=True, error=error)
             guarded(exporter.shutdown)(max(deadline_s, time.monotonic() + 0.1))
-        # Last, since it says what became of the spans.
-        guarded(self._publisher.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=finished)
+        # After the trace exporters, whose counts it exports.
+        guarded(self._metric_exporters.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=finished)
 
     def stats(self) -> Stats:
-        """Count spans, steps and errors."""
+        """Return the present counts."""
         counts = self._stats.read()
         capture = self._capture
         optional = (capture.gradients, capture.watches, capture.memory, capture.rates, capture.device_marks)
-        parts = (capture, *optional, self._worker, self._publisher, self._frameworks)
+        parts = (capture, *optional, self._worker, self._metric_exporters, self._frameworks)
         guards = [self._guard, *(part.guard for part in parts)]
         return Stats(
             spans_recorded=self._worker.spans_recorded,
@@ -299,44 +295,42 @@ class Session:
     def _identify(self) -> Identity:
         return identify(os.environ, self._config.run_id, own_run.current())
 
-    def _settle_identity(self) -> None:
-        """Find the identity for good; called on the training thread, where the process group exists by now."""
-        if not self._settled:
-            self._settled = True
+    def _fix_identity(self) -> None:
+        """Find the final identity with the first step, on the training thread: the process group exists by then."""
+        if not self._identity_fixed:
+            self._identity_fixed = True
             own_run.use()
             self._resource.update()
 
-    def _open_late_record(self) -> None:
-        """Open a run file that waited for the first record."""
-        if self._records_late and get_worker_info() is None:
-            self._records_late = False
+    def _open_deferred_run_file(self) -> None:
+        if self._defers_run_file and get_worker_info() is None:
+            self._defers_run_file = False
             try:
                 self._record = open_record(self._config, self._resource, self._stats)
             except ConfigError as error:
-                _logger.warning("This process is not recorded: %s", error)
+                _logger.warning("this process is not recorded: %s", error)
             if self._record is not None:
                 self._exporters.append(self._record)
                 self._pipeline.record_to(self._record)
 
     def _make_pipeline(self, guard: Guard) -> Pipeline:
-        config, sliced = self._config, GilYielder(rest)
+        config, yielder = self._config, GilYielder()
         templates = Templates(config.include, config.exclude, config.max_depth)
-        self._builder = TraceBuilder(templates, config.max_spans, sliced)
+        self._builder = TraceBuilder(templates, config.max_spans, yielder)
         return Pipeline(
             self._builder,
             self._exporters,
-            self._starter,
+            self._id_source,
             self._metrics,
-            sliced,
-            on_step=self._weigh,
-            on_line=None if self._record is None else self._record.step,
-            on_first=self._first,
+            yielder,
+            listener=self,
+            run_file=self._record,
             guard=guard,
             warn=self._warn,
         )
 
     def _outcomes(self) -> dict[str, int]:
-        """Count spans by what became of them; what the buffer lost never came to an exporter."""
+        """Count spans by outcome, as `torchotel.spans`; those that the buffer dropped are in `dropped_queue`."""
         counts = self._stats.read()
         return {
             "exported": counts.exported,
@@ -345,33 +339,32 @@ class Session:
             "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
         }
 
-    def _first(self, record: Record) -> Trace | None:
-        """Do what waited for the first record of a kind; return the trace of the run before the first step."""
-        self._open_late_record()
+    def before_first(self, record: Record) -> Trace | None:
+        """Start deferred exporters before the first record of a kind; before the first step, return the run's trace."""
+        self._open_deferred_run_file()
         if isinstance(record, Log):
             return None
-        unit = record
-        if unit.kind == "step" or not is_child():  # a loader's worker may evaluate, too
-            self._publisher.begin()
-        if unit.kind != "step":
+        if record.kind == "step" or not is_child():  # a DataLoader's worker has evaluations, too
+            self._metric_exporters.first_step()
+        if record.kind != "step":
             return None
-        self._describe(finished=False)
+        self._write_run_info(finished=False)
         identity = self._resource.identity
         run = run_reference(identity.run_id, identity.generation)
         self._builder.link_steps_to(run)
         if identity.rank != 0:
-            return None  # its ids are the same on all ranks
-        time_ns = unit.start_ns + unit.unix_offset_ns
+            return None  # all ranks have the same span of the run, so one exports it
+        time_ns = record.start_ns + record.unix_offset_ns
         return run_trace(run, time_ns, self._capture.model, self._config.public(), versions())
 
-    def _weigh(self, step: StepRecord, worked_ns: int) -> None:
-        """Measure what detail costs, and steer how often a step has it."""
-        self._overhead.add(step, worked_ns)
-        longer = self._overhead.at_most
-        if self._detail.steered and step.detailed and longer is not None:
-            self._detail.every = sampling_interval(self._config.overhead_budget, longer, self._detail.every)
+    def step_processed(self, step: StepRecord, worker_ns: int) -> None:
+        """Measure the overhead of detail, and set the interval of detailed steps."""
+        self._overhead.add(step, worker_ns)
+        slowdown = self._overhead.upper_bound
+        if self._detail.steered and step.detailed and slowdown is not None:
+            self._detail.every = sampling_interval(self._config.overhead_budget, slowdown, self._detail.every)
 
-    def _describe(self, *, finished: bool, error: BaseException | None = None) -> None:
+    def _write_run_info(self, *, finished: bool, error: BaseException | None = None) -> None:
         if self._record is None:
             return
         failure = self._capture.errors.read(error)

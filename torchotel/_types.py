@@ -24,8 +24,8 @@ class Unset:
         return "UNSET"
 
     def __reduce__(self) -> str:
-        return "UNSET"  # copies are the same one
+        return "UNSET"  # copying and unpickling return the singleton
 
 
 UNSET = Unset()
-"""The argument's variable is read, and only then comes its default."""
+"""Default of an argument: the argument's environment variable is read, then the setting's default is used."""

@@ -1,4 +1,4 @@
-"""What a training does, in memory: for users' own tests."""
+"""Record a training in memory, for users' own tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 
 from torch.nn import Module
 
-from torchotel import _handle
 from torchotel import _semconv as names
-from torchotel._handle import Handle
+from torchotel._handle import Handle, start
+from torchotel._lifecycle import LIFECYCLE
 from torchotel._records import Error, Record
 from torchotel._session import Session
 from torchotel.exporters.in_memory import InMemoryExporter
@@ -25,7 +25,7 @@ FLUSH_S = 60.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CapturedSpan:
-    """One finished span and the spans below it; times are unix nanoseconds."""
+    """One finished span and its children; times are Unix nanoseconds."""
 
     name: str
     start_ns: int
@@ -34,7 +34,7 @@ class CapturedSpan:
     events: tuple[SpanEvent, ...]
     links: tuple[SpanLink, ...]
     error: Error | None
-    """The exception that left the span, if any."""
+    """The exception with which the span ended, if any."""
     trace_id: int
     span_id: int
     parent: CapturedSpan | None
@@ -63,15 +63,15 @@ class CapturedSpan:
         Raises:
             LookupError: No span or several spans have this name.
         """
-        found = self.find_all(name)
-        if len(found) != 1:
-            there = ", ".join(dict.fromkeys(span.name for span in self.walk()))
-            raise LookupError(f"{len(found)} spans {name!r} below {self.name!r}, where there are {there}")
-        return found[0]
+        matches = self.find_all(name)
+        if len(matches) != 1:
+            names_below = ", ".join(dict.fromkeys(span.name for span in self.walk()))
+            raise LookupError(f"{len(matches)} spans {name!r} below {self.name!r}, where there are {names_below}")
+        return matches[0]
 
 
 class Captured:
-    """The result of `capture()`: all that has ended so far."""
+    """The result of `capture()`: the records and spans that have ended so far."""
 
     def __init__(self, memory: InMemoryExporter, handle: Handle) -> None:
         self._memory = memory
@@ -113,26 +113,29 @@ class Captured:
 
 @contextmanager
 def capture(model: Module | None = None, *, detail: str | int = "all", **settings: object) -> Iterator[Captured]:
-    """Record in memory what the block trains, and export nothing.
+    """Record the training of the `with` block in memory, and export nothing.
 
     In the block, `torchotel.instrument()` returns the same handle. No port is opened, and environment variables are
-    ignored, so that a test does the same on every machine.
+    ignored, so that a test gives the same result on every machine.
 
     Args:
-        model: Its modules get their full names from the first call on.
-        detail: Which steps have module spans; by default all steps.
+        model: Model whose modules get their full names from the first call on.
+        detail: Steps that have module spans; by default all steps.
         **settings: Arguments of `instrument()`, except those that choose an exporter.
 
+    Yields:
+        The captured records and spans.
+
     Raises:
-        ConfigError: A value is bad.
-        RuntimeError: torchotel already runs in this process.
+        ConfigError: A setting is invalid.
+        RuntimeError: torchotel is already running in this process.
     """
-    if _handle.running() is not None:
+    if LIFECYCLE.session is not None:
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
     memory = InMemoryExporter()
     session = partial(Session, exporters=memory.exporters, on_record=memory.records.append)
-    given = {"metrics_exporter": "none", **settings, "detail": detail}
-    handle = _handle.start(given, model, environ={}, session=session)
+    explicit = {"metrics_exporter": "none", **settings, "detail": detail}
+    handle = start(explicit, model, environ={}, session=session)
     try:
         yield Captured(memory, handle)
     finally:
@@ -140,16 +143,16 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
 
 
 def _tree(trace: Trace) -> CapturedSpan:
-    """Link the spans of a trace, which come parents first."""
-    seen: dict[int, CapturedSpan] = {}
+    """Link the spans of a trace, in which parents come first; return the root span."""
+    by_id: dict[int, CapturedSpan] = {}
     for span in trace.spans:
-        parent = seen.get(span.parent_id)
-        seen[span.span_id] = made = _captured(span, trace, parent)
+        parent = by_id.get(span.parent_id)
+        by_id[span.span_id] = captured = _captured(span, trace, parent)
         if parent is not None:
-            parent.children.append(made)
-    for one in seen.values():
+            parent.children.append(captured)
+    for one in by_id.values():
         one.children.sort(key=lambda child: child.start_ns)
-    return seen[trace.root.span_id]
+    return by_id[trace.root.span_id]
 
 
 def _captured(span: Span, trace: Trace, parent: CapturedSpan | None) -> CapturedSpan:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from support import Seen, recorded
+from support.recorded_training import Seen, recorded
+from support.single_step_training import PHASES_ONLY, Model, attributes, only_step, recorded_step, step_tree
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from training import PHASES_ONLY, Model, attributes, only_step, recorded_step, step_tree
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 FORWARD = ("forward Model", ["forward a", "forward b"])

@@ -5,7 +5,7 @@ from statistics import median
 from time import perf_counter_ns
 
 import torch
-from support import recorded
+from support.recorded_training import recorded
 from torch import Tensor, nn
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from failing import ROWS, FailsOnce, failing
-from support import recorded
+from support.failing_modules import ROWS, FailsOnce, failing
+from support.recorded_training import recorded
+from support.single_step_training import Model, only_step
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 from torch.utils.checkpoint import checkpoint
-from training import Model, only_step
 
 import torchotel
 from torchotel import _semconv as names

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from failing import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
-from support import Seen, recorded
+from support.failing_modules import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
+from support.recorded_training import Seen, recorded
+from support.single_step_training import PHASES_ONLY, Model, only_step, step_tree, train
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.hooks import RemovableHandle
-from training import PHASES_ONLY, Model, only_step, step_tree, train
 
 import torchotel
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 import pytest
 import torch
-from receiver import receiver
-from support import Seen, roots
+from support.otlp_http_receiver import receiver
+from support.recorded_training import Seen, roots
+from support.single_step_training import Model, step_tree
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
-from training import Model, step_tree
 
 import torchotel
 from torchotel._session import Stats

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from failing import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
-from support import recorded
+from support.failing_modules import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce, estimated, fail_then_train, failing
+from support.recorded_training import recorded
+from support.single_step_training import PHASES_ONLY, Model, only_step, step_tree, train
 from torch import Tensor, nn
-from training import PHASES_ONLY, Model, only_step, step_tree, train
 
 
 def hooks_on(model: nn.Module) -> int:

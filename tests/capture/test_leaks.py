@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from support import recorded
+from support.recorded_training import recorded
+from support.single_step_training import Model
 from torch import Tensor, nn
-from training import Model
 
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
 both = pytest.mark.parametrize("detail", ["all", "off"])

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from named import Net, backward_of
 from prometheus_client import CollectorRegistry
-from support import Run, recorded
+from support.named_net import Net, backward_of
+from support.recorded_training import Run, recorded
 from torch import nn
 
 import torchotel
-from torchotel._utils.text import MAX_NAME
+from torchotel._limits import MAX_NAME
 
 
 def models(run: Run) -> list[list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import tree
+from support.recorded_training import tree
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
-import commands
+import pytest
+from support import commands
+
+pytestmark = pytest.mark.program
 
 SHARDED = """
 import json

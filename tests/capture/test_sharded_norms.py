@@ -17,6 +17,8 @@ from torch.nn.utils import clip_grad_norm_
 from torchotel._records import StepRecord
 from torchotel.testing import capture
 
+pytestmark = pytest.mark.program
+
 ROWS = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from support import recorded
+from support.recorded_training import recorded
+from support.single_step_training import train
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.utils.data import DataLoader, Dataset
-from training import train
 
 import torchotel
 from torchotel.capture.hook_manager import ModuleHooks

@@ -54,7 +54,7 @@ def hide_engine():
 for number, taking in enumerate(json.loads(sys.argv[2])):
     if os.fork() == 0:
         exec(taking)
-        from support import recorded
+        from support.recorded_training import recorded
         with recorded() as run:
             net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh())
             optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -96,6 +96,7 @@ def test_all_seams_are_found() -> None:
     assert missing == [], f"torch {torch.__version__} has lost {missing}"
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("name", list(MISSING))
 def test_without_a_seam(trees: dict[str, Any], name: str) -> None:
     """Training goes on without the seam, and what is still known is still told."""

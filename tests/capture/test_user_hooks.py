@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import commands
 import pytest
 import torch
-from support import recorded
+from support import PROGRAMS, commands
+from support.recorded_training import recorded
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
@@ -199,9 +199,10 @@ def test_hooks_may_change_inputs_outputs_gradients_and_what_is_registered(when: 
     assert not torch.equal(outcome.weights["first.weight"], without.weights["first.weight"])
 
 
+@pytest.mark.program
 def test_the_deprecated_backward_hook_fires_too(tmp_path: Path) -> None:
     """`register_module_backward_hook`, which PyTorch allows only where no full hook ever was, sees what it saw."""
-    program = str(Path(__file__).with_name("deprecated_hook.py"))
+    program = str(PROGRAMS / "deprecated_hook_program.py")
     runs = [commands.python("-W", "ignore", program, when, cwd=tmp_path) for when in ("never", "before", "after")]
     assert [(run.returncode, run.stderr) for run in runs] == [(0, "")] * 3
     plain, *watched = [run.stdout for run in runs]

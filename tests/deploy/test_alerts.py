@@ -2,20 +2,16 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from prometheus_server import binary
-from trained import RULES
+from support.prometheus_server import binary
+from support.two_rank_run import RULES, alerts
+
+pytestmark = pytest.mark.real_server
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yaml"))
 PROMTOOL = binary("promtool")
-
-
-def alerts() -> dict[str, dict[str, Any]]:
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    return {rule["alert"]: rule for rule in rules if "alert" in rule}
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chromium
 import pytest
-from grafana import FILES, dashboard
-from prometheus_server import Prometheus, binary, until
+from support import browser
+from support.grafana_dashboards import FILES, dashboard
+from support.prometheus_server import Prometheus, binary, until
 
 from tools.dashboard_pictures.__main__ import pictures
 from tools.dashboard_pictures.browser import MODULES
@@ -20,7 +20,7 @@ SPAN_S = 20
 (NUMERIC,) = [one for one in SCENARIOS if one.name == "numeric"]
 (LAYERS,) = [path for path in FILES if path.stem == "torchotel-layers"]
 pytestmark = [
-    pytest.mark.skipif(chromium.BINARY is None, reason=chromium.SKIPPED),
+    pytest.mark.skipif(browser.BINARY is None, reason=browser.SKIPPED),
     pytest.mark.skipif(binary() is None, reason="there is no prometheus, neither built nor on the path"),
     pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on the path"),
     pytest.mark.skipif(not MODULES.is_dir(), reason="Grafana's components are not installed: see CONTRIBUTING.md"),
@@ -38,12 +38,14 @@ def found(prometheus: Prometheus, board: Path, folder: Path) -> set[tuple[str, s
     return {(one.panel, one.problem) for _, one in pictures(prometheus, [NUMERIC], [board], folder, SPAN_S)}
 
 
+@pytest.mark.real_server
 def test_a_dashboard_is_readable(prometheus: Prometheus, tmp_path: Path) -> None:
     """In both widths and themes; the pictures are there."""
     assert found(prometheus, LAYERS, tmp_path) == set()
     assert len([*tmp_path.glob("torchotel-layers-numeric-*.png")]) == 4
 
 
+@pytest.mark.real_server
 def test_what_is_not_readable_is_found(prometheus: Prometheus, tmp_path: Path) -> None:
     """Labels with a unit, a cell and a title cut, a column out of view, small text, and a panel without data."""
     made = copy.deepcopy(dashboard(LAYERS))

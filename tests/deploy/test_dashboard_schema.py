@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from grafana import FILES, dashboard
+from support.grafana_dashboards import FILES, dashboard
 
 from tools.dashboard_pictures.browser import MODULES
 
@@ -21,12 +21,14 @@ def check(*boards: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.program
 def test_every_panel_has_options_that_grafana_knows() -> None:
     """Grafana drops what it does not know without a word."""
     done = check(*FILES)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.program
 def test_an_unknown_option_and_a_bad_value_are_found(tmp_path: Path) -> None:
     """So the claim above can fail."""
     made = next(made for made in map(dashboard, FILES) if made["title"].endswith("Layers"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from grafana import FILES, FOLDER, GLOBALS, SELECTOR, VARIABLE, dashboard, panels, targets
+from support.grafana_dashboards import FILES, FOLDER, GLOBALS, SELECTOR, VARIABLE, dashboard, panels, targets
 
 from tools.dashboards.generated import generated
 from torchotel.metrics.instruments import TABLE

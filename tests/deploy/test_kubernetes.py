@@ -7,8 +7,8 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from kustomized import FOLDER, STACKS, WHOLE, Manifest, config, containers, manifests, of_kind, pods
-from test_sizing import figures
+from support.kustomize import FOLDER, STACKS, WHOLE, Manifest, config, containers, manifests, of_kind, pods
+from support.sizing_page import figures
 
 MOST_BYTES = 262_144
 """Of a manifest that `kubectl apply` can remember in its annotation."""

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import yaml
-from backend_binaries import built
-from grpc_receiver import GrpcReceiver, grpc_receiver
-from kustomized import STACKS, config, of_kind
-from loopback import free_ports
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, set_span_in_context
-from prometheus_server import prometheus_server, until
+from support.kustomize import STACKS, config, of_kind, with_targets
+from support.otlp_grpc_receiver import GrpcReceiver, grpc_receiver
+from support.ports import free_ports
+from support.prometheus_server import prometheus_server, until
+from support.server_binaries import built
 
 from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
 
@@ -49,6 +49,7 @@ def balancing_one() -> Any:
     return read
 
 
+@pytest.mark.real_server
 def test_the_collector_takes_the_agent_s(tmp_path: Path) -> None:
     """All of it but the load balancing."""
     collector = str(built(COLLECTOR))
@@ -63,25 +64,19 @@ def test_what_a_gateway_does_not_take_goes_to_another() -> None:
     assert own["retry_on_failure"] == own["sending_queue"] == {"enabled": False}
 
 
+@pytest.mark.real_server
 def test_the_collector_takes_the_gateway_s(tmp_path: Path) -> None:
     collector = str(built(COLLECTOR))
     file = saved(tmp_path, config("base", "gateway"))
     check(collector, "validate", "--config", file, COLLECTOR_STORAGE=str(tmp_path))
 
 
+@pytest.mark.real_server
 def test_jaeger_takes_its_own(tmp_path: Path) -> None:
     check(str(built(JAEGER)), "validate", "--config", saved(tmp_path, config("base", "jaeger")))
 
 
-def with_targets(text: str, *found: Any) -> Any:
-    """Give Prometheus's configuration with pods from a file: it is built without the client of Kubernetes."""
-    read = yaml.safe_load(text)
-    (job,) = read["scrape_configs"]
-    assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
-    job["file_sd_configs"] = list(found)
-    return read
-
-
+@pytest.mark.real_server
 @pytest.mark.parametrize("name", STACKS)
 def test_prometheus_takes_its_own(name: str, tmp_path: Path) -> None:
     """All of it but where it finds pods."""
@@ -108,6 +103,7 @@ def pod(
     return {"targets": [f"192.0.2.1:{len(name)}"], "labels": described}
 
 
+@pytest.mark.real_server
 def test_prometheus_scrapes_running_ranks_under_the_names_that_dashboards_know(tmp_path: Path) -> None:
     """A rank's job is its service, its instance its pod, of which another namespace may have one of the same name.
 
@@ -177,6 +173,7 @@ def stored(jaeger: GrpcReceiver, spans: int) -> list[Span]:
     return until(lambda: list(jaeger.spans), lambda there: len(there) >= spans)
 
 
+@pytest.mark.real_server
 def test_a_gateway_stores_what_training_kept(tmp_path: Path) -> None:
     """And what failed and the run's one span, whole; of the rest a share, here none."""
     with gateway(tmp_path) as (sender, jaeger):

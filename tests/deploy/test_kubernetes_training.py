@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import yaml
-from backend_binaries import built
-from commands import environment
-from kustomized import config, of_kind
-from loopback import free_ports
-from prometheus_server import Prometheus, prometheus_server, until
-from receiver import Receiver
-from test_alerts import alerts
-from test_kubernetes_configs import with_targets
+from support import PROGRAMS
+from support.commands import environment
+from support.kustomize import config, of_kind, with_targets
+from support.otlp_http_receiver import Receiver
+from support.ports import free_ports
+from support.prometheus_server import Prometheus, prometheus_server, until
+from support.server_binaries import built
+from support.two_rank_run import alerts
 
 from torchotel.stack.binaries import PROMETHEUS
 
@@ -63,6 +63,7 @@ def test_each_pod_is_a_rank() -> None:
     assert told["RANK"] == "3"
 
 
+@pytest.mark.real_server
 def test_a_rank_that_died_is_told_from_one_that_ended(server: Receiver, tmp_path: Path) -> None:
     """By the metrics that the Job's ranks push: a target in Kubernetes goes with its pod, however that ends."""
     built(PROMETHEUS)
@@ -87,7 +88,7 @@ def pushing(rank: int, server: Receiver, prometheus: Prometheus, folder: Path) -
         "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{prometheus.url}otlp/v1/metrics",
         "OTEL_METRIC_EXPORT_INTERVAL": "1000",
     }
-    command = [sys.executable, str(Path(__file__).parents[1] / "rank_program.py"), str(folder / f"end-{rank}")]
+    command = [sys.executable, str(PROGRAMS / "rank_program.py"), str(folder / f"end-{rank}")]
     with subprocess.Popen(command, env=environment(**{**in_pod(rank), **here})) as process:
         try:
             yield process
@@ -115,6 +116,7 @@ def start(rank: int, program: Path, endpoint: str, port: int) -> "subprocess.Pop
     return subprocess.Popen([sys.executable, str(program)], env=variables, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.program
 def test_what_the_ranks_send_says_whose_it_is(server: Receiver, tmp_path: Path) -> None:
     """Service, run, rank and pod come from the Job; the first rank sends details, the others steps and phases."""
     pytest.importorskip("sklearn")

@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
-from grafana import FILES, FOLDER, GPU_PANELS, Target, dashboard, filled, targets
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from prometheus_server import binary, until
-from trained import JOB, ROOT, RULES, RUN, Trained, trained
+from support.grafana_dashboards import FILES, FOLDER, GPU_PANELS, Target, dashboard, filled, targets
+from support.prometheus_server import binary, until
+from support.two_rank_run import JOB, ROOT, RULES, RUN, Trained, trained
 
 MODULES = {"Model", "encoder", "decoder"}
 VALUES = {
@@ -67,6 +67,7 @@ def answer(training: Trained, target: Target, back_s: int = 10, /, **chosen: str
     return found
 
 
+@pytest.mark.real_server
 def test_each_query_gives_what_its_panel_shows(training: Trained) -> None:
     """Series with the labels that the panel tells apart, none of them strange; all others are GPU panels, by name."""
     for target in targets():
@@ -81,6 +82,7 @@ def test_each_query_gives_what_its_panel_shows(training: Trained) -> None:
         assert "torch_rank" not in labels or {one["metric"]["torch_rank"] for one in series} <= {"0", "1"}, target
 
 
+@pytest.mark.real_server
 def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
     """The chosen run and rank give data, another run and another job none."""
     for target in targets():
@@ -93,6 +95,7 @@ def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
         assert not answer(training, target, run="another") or target.panel == "Targets down", target
 
 
+@pytest.mark.real_server
 def test_rows_of_layers_come_in_the_order_of_their_names(training: Trained) -> None:
     """As the panel says of them: Grafana draws rows in the order in which Prometheus gives the series."""
     (target,) = [one for one in targets() if one.panel == "Gradient norms by layer: $run"]
@@ -103,6 +106,7 @@ def test_rows_of_layers_come_in_the_order_of_their_names(training: Trained) -> N
     assert rows == sorted(rows) == ["decoder", "encoder"]
 
 
+@pytest.mark.real_server
 def test_both_ranks_are_told_apart(training: Trained) -> None:
     """Where a panel tells ranks apart, it has both."""
     for target in targets():
@@ -114,6 +118,7 @@ def ranks_of(training: Trained, target: Target) -> set[str]:
     return {one["metric"]["torch_rank"] for one in answer(training, target)}
 
 
+@pytest.mark.real_server
 def test_each_variable_has_its_values(training: Trained) -> None:
     """As Grafana asks for them."""
     values = {"job": {JOB}, "run": {RUN}, "rank": {"0", "1"}, "module": MODULES}
@@ -124,6 +129,7 @@ def test_each_variable_has_its_values(training: Trained) -> None:
             assert set(found) == values[one["name"]], one
 
 
+@pytest.mark.real_server
 def test_exemplars_name_traces_that_were_exported(training: Trained) -> None:
     """Under the label that the data source makes a link of."""
     (source, _) = yaml.safe_load((FOLDER / "provisioning/datasources/torchotel.yaml").read_text())["datasources"]
@@ -148,6 +154,7 @@ def tags_in_jaeger(training: Trained) -> dict[str, str]:
     return tags
 
 
+@pytest.mark.real_server
 def test_a_span_leads_to_its_layer(training: Trained) -> None:
     """Both from Jaeger's own page and from Grafana's view of a trace; what they lead to is there, of its run alone."""
     tags = tags_in_jaeger(training)
@@ -181,6 +188,7 @@ def of_span(query: str, ways: list[dict[str, str]], tags: Mapping[str, str]) -> 
     return filled(query.replace("$$", "$"))
 
 
+@pytest.mark.real_server
 def test_the_rules_work_on_what_a_run_gives(training: Trained) -> None:
     """Recordings have values, and no rule fails for want of a label or too many of them."""
     rules = until(lambda: all_rules(training), lambda found: all(rule["health"] != "unknown" for rule in found))
@@ -194,6 +202,7 @@ def all_rules(training: Trained) -> list[Mapping[str, Any]]:
     return [rule for group in training.prometheus.get("rules")["groups"] for rule in group["rules"]]
 
 
+@pytest.mark.real_server
 def test_a_death_is_told_from_a_normal_end(training: Trained) -> None:
     """One rank ends well and takes its target away, the other raises: the rule sees that one alone.
 
@@ -211,6 +220,7 @@ def test_a_death_is_told_from_a_normal_end(training: Trained) -> None:
     assert found["metric"]["instance"] == instances["1"]
 
 
+@pytest.mark.real_server
 def test_what_a_run_has_shown_stays_when_it_has_ended(training: Trained) -> None:
     """Whoever looks at the last minutes when nothing trains any more finds each panel that had data."""
     shown = [target for target in targets() if target.panel not in GPU_PANELS]

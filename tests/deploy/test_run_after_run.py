@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from grafana import GPU_PANELS, Target, filled, targets
-from prometheus_server import binary
+from support.grafana_dashboards import GPU_PANELS, Target, filled, targets
+from support.prometheus_server import binary
+
+pytestmark = pytest.mark.real_server
 
 PROMTOOL = binary("promtool")
 AT = "71m"

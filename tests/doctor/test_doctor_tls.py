@@ -1,4 +1,4 @@
-"""TLS on real servers: what keeps a connection from coming about is told apart."""
+"""Test the doctor's TLS checks on real servers: each cause of a failure has its own finding."""
 
 import ssl
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from looked_at import only
-from receiver import receiver
+from support.doctor_results import only
+from support.otlp_http_receiver import receiver
 
 from torchotel.config.config import Config
 from torchotel.doctor import endpoint
@@ -32,7 +32,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture(scope="module")
 def trusted(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Write the authority's certificate."""
+    """Write the authority's certificate to a file."""
     path = str(tmp_path_factory.mktemp("tls") / "authority.pem")
     authority.cert_pem.write_to_path(path)
     return path
@@ -40,7 +40,7 @@ def trusted(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @contextmanager
 def serving(certificate: trustme.LeafCert, clients: trustme.CA | None = None) -> Iterator[str]:
-    """Run a receiver with TLS, and give its base URL."""
+    """Run a receiver with TLS; yield its base URL."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate.configure_cert(context)
     if clients is not None:
@@ -48,17 +48,17 @@ def serving(certificate: trustme.LeafCert, clients: trustme.CA | None = None) ->
         context.verify_mode = ssl.CERT_REQUIRED
     with receiver() as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # handshakes that fail are the point
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # failing handshakes are expected
         yield f"https://127.0.0.1:{server.server_port}"
 
 
-def examine(base: str, **settings: Any) -> list[Finding]:
+def run_checks(base: str, **settings: Any) -> list[Finding]:
     return list(endpoint.check(Config(endpoint=base, timeout_s=5.0, **settings)))
 
 
 def test_shakes_hands_and_sends(authority: trustme.CA, trusted: str) -> None:
     with serving(authority.issue_cert("127.0.0.1", not_after=NOW + timedelta(days=100))) as base:
-        findings = examine(base, certificate=trusted)
+        findings = run_checks(base, certificate=trusted)
     assert [finding.subject for finding in findings] == ["tls", "tls", "endpoint", "test span", "clock"]
     assert findings[0].text == f"certificate {trusted} can be read"
     assert "TLSv1.3 with 127.0.0.1:" in findings[1].text
@@ -67,7 +67,7 @@ def test_shakes_hands_and_sends(authority: trustme.CA, trusted: str) -> None:
 
 def test_tells_that_a_certificate_ends_soon(authority: trustme.CA, trusted: str) -> None:
     with serving(authority.issue_cert("127.0.0.1", not_after=NOW + timedelta(days=3))) as base:
-        found = examine(base, certificate=trusted)[1]
+        found = run_checks(base, certificate=trusted)[1]
     assert found.level is Level.WARNING
     assert "is valid for 3 days" in found.text
     assert "Renew" in found.advice
@@ -86,7 +86,7 @@ def test_tells_what_is_wrong_with_a_certificate(
 ) -> None:
     leaf = authority.issue_cert(name, not_before=NOW - timedelta(days=9), not_after=NOW + timedelta(days=days))
     with serving(leaf) as base:
-        found = only("endpoint", examine(base, certificate=trusted if known else None))
+        found = only("endpoint", run_checks(base, certificate=trusted if known else None))
     assert found.level is Level.FAILED
     assert text in found.text
     assert advice in found.advice
@@ -94,14 +94,14 @@ def test_tells_what_is_wrong_with_a_certificate(
 
 def test_knows_a_port_without_tls() -> None:
     with receiver() as server:
-        found = only("endpoint", examine(server.url.replace("http", "https").removesuffix("/v1/traces")))
+        found = only("endpoint", run_checks(server.url.replace("http", "https").removesuffix("/v1/traces")))
     assert found.text.endswith("does not use TLS")
     assert "http:// instead of https://" in found.advice
 
 
 def test_tells_that_a_client_certificate_is_wanted(authority: trustme.CA, trusted: str) -> None:
     with serving(authority.issue_cert("127.0.0.1"), clients=authority) as base:
-        found = only("endpoint", examine(base, certificate=trusted))
+        found = only("endpoint", run_checks(base, certificate=trusted))
     assert found.level is Level.FAILED
     assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in found.advice
 
@@ -110,12 +110,12 @@ def test_shows_the_client_certificate(authority: trustme.CA, trusted: str, tmp_p
     both = str(tmp_path / "client.pem")
     authority.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(both)
     with serving(authority.issue_cert("127.0.0.1"), clients=authority) as base:
-        findings = examine(base, certificate=trusted, client_certificate=both)
+        findings = run_checks(base, certificate=trusted, client_certificate=both)
     assert only("endpoint", findings).level is not Level.FAILED
 
 
 def test_tells_files_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) -> None:
-    """And does not ask for the password of a key, which would wait for an answer for ever."""
+    """Unusable files are reported, without asking for the password of a key."""
     ours, other = authority.issue_cert("client"), authority.issue_cert("other")
     certificate, key, locked, text = (str(tmp_path / name) for name in ("c.pem", "k.pem", "locked.pem", "text.pem"))
     ours.cert_chain_pems[0].write_to_path(certificate)
@@ -130,7 +130,7 @@ def test_tells_files_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) 
         ({"client_certificate": text}, "cannot be read"),
         ({"certificate": text}, "cannot be read"),
     ):
-        findings = examine("https://127.0.0.1:1", **settings)
+        findings = run_checks("https://127.0.0.1:1", **settings)
         assert [finding.level for finding in findings] == [Level.FAILED] * 2
         assert what in findings[0].text
         assert findings[1].text == "skipped: fix the certificate files above first"

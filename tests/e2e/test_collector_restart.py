@@ -4,17 +4,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import digits
 import pytest
-from jaeger_traces import JaegerApi, Said, recorded
-from prometheus_server import until
-from scrapes import scrape
-from servers import RealServer, collector, jaeger, own_ports, running
-from test_jaeger_outages import BOUNDS
+from support import digits_training
+from support.backend_servers import OUTAGE_BOUNDS, RealServer, collector, jaeger, own_ports, running
+from support.jaeger_traces import JaegerApi, Said, recorded
+from support.prometheus_server import until
+from support.scraped_metrics import scrape
 
 import torchotel
 from torchotel._handle import Handle
 from torchotel.exporters.otlp.sender import Sender
+
+pytestmark = pytest.mark.real_server
 
 
 class Chain(NamedTuple):
@@ -65,13 +66,13 @@ def test_a_restart_in_mid_run_loses_nothing(
     end: Callable[[RealServer], None], handle: Handle, chain: Chain, tmp_path: Path
 ) -> None:
     """What it took before it passes on, what was recorded meanwhile waits and comes."""
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     end(chain.collector)
-    digits.train()
+    digits_training.train()
     assert not handle.flush(timeout_s=1)
     chain.collector.start()
-    digits.train()
+    digits_training.train()
     assert handle.flush(60)
     spans = recorded(tmp_path / "run")
     assert counted(handle) == {"exported": len(spans)}
@@ -81,7 +82,7 @@ def test_a_restart_in_mid_run_loses_nothing(
 def test_what_was_taken_outlives_the_collector(handle: Handle, chain: Chain, tmp_path: Path) -> None:
     """It is killed while Jaeger is away; what it said it had is on its disk."""
     chain.jaeger.stop()
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     chain.collector.kill()
     chain.jaeger.start()
@@ -97,24 +98,24 @@ def outcome(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     bound, outcome = request.param
     defaults = Sender.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, bound, BOUNDS[bound])
+    monkeypatch.setitem(defaults, bound, OUTAGE_BOUNDS[bound])
     return str(outcome)
 
 
 def test_what_a_long_outage_loses_is_counted(outcome: str, handle: Handle, chain: Chain, tmp_path: Path) -> None:
     """Jaeger has as many as are said to be exported, and of those that it lacks none was recorded at another time."""
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     before = recorded(tmp_path / "run")
     chain.collector.stop()
     for _ in range(4):
-        digits.train()
+        digits_training.train()
         assert not handle.flush(timeout_s=1)
     until(lambda: handle.stats()["spans_dropped"], bool)
     chain.collector.start()
     handle.flush(60)
     until_back = recorded(tmp_path / "run")
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     spans, counts = recorded(tmp_path / "run"), counted(handle)
     assert counts.keys() == {"exported", outcome}

@@ -4,21 +4,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import digits
 import pytest
-from jaeger_traces import JaegerApi, Said, recorded
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import StatusCode
-from prometheus_server import until
-from scrapes import scrape
-from servers import gateway, jaeger, own_ports, running
+from support import digits_training
+from support.backend_servers import gateway, jaeger, own_ports, running
+from support.jaeger_traces import JaegerApi, Said, recorded
+from support.prometheus_server import until
+from support.scraped_metrics import scrape
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import torchotel
 from torchotel.stack.services import Ports
+
+pytestmark = pytest.mark.real_server
 
 SERVICE = "digits"
 REASONS = ("first", "nan", "error", "slow")
@@ -44,7 +46,7 @@ def trained(run: Path, ports: Ports) -> list[Said]:
     with torchotel.instrument(
         service_name=SERVICE, endpoint=endpoint(ports), protocol="grpc", record=run, metrics_exporter="none"
     ) as handle:
-        digits.train_all()
+        digits_training.train_all()
     spans = list(recorded(run).values())
     assert handle.stats()["spans_exported"] == len(spans)
     return spans
@@ -101,7 +103,7 @@ def test_spans_that_come_late_share_the_fate_of_their_step(ports: Ports, tmp_pat
     tracer = provider.get_tracer("mine")
 
     def look(module: Any, _: Any) -> None:
-        if isinstance(module, digits.Looked):
+        if isinstance(module, digits_training.Looked):
             span = tracer.start_span("late")
             span.set_status(StatusCode.ERROR)
             span.end()

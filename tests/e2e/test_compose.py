@@ -14,15 +14,17 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from backend_binaries import built
-from held_training import STEPS, held_training
-from podman import BUSYBOX, COMPOSE, need_podman
-from prometheus_server import until
-from servers import own_ports
+from support.backend_servers import own_ports
+from support.podman import BUSYBOX, COMPOSE, need_podman
+from support.prometheus_server import until
+from support.server_binaries import built
+from support.waiting_training import STEPS, held_training
 
 from torchotel.stack import compose
 from torchotel.stack.binaries import COLLECTOR, JAEGER, PROMETHEUS
 from torchotel.stack.paths import shipped, targets
+
+pytestmark = pytest.mark.real_server
 
 SERVICES = ("collector", "jaeger", "prometheus")
 UP_S = 120

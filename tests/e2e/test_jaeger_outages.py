@@ -5,19 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import digits
 import pytest
-from jaeger_traces import JaegerApi, Said, on_badger, recorded
-from prometheus_server import until
-from servers import RealServer, jaeger, own_ports, running
+from support import digits_training
+from support.backend_servers import OUTAGE_BOUNDS, RealServer, jaeger, own_ports, running
+from support.jaeger_traces import JaegerApi, Said, on_badger, recorded
+from support.prometheus_server import until
 
 import torchotel
 from torchotel._handle import Handle
-from torchotel.exporters.otlp.sender import RetryPolicy, Sender
+from torchotel.exporters.otlp.sender import Sender
+
+pytestmark = pytest.mark.real_server
 
 PROTOCOLS = ["http/protobuf", "grpc"]
-BOUNDS = {"retry": RetryPolicy(first_backoff_s=0.05, max_elapsed_s=0.5), "max_requests": 2}
-"""What bounds how long and how many requests wait, by its parameter: small, since 64 s and 64 requests take minutes."""
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_restart_in_mid_run_loses_nothing(
 ) -> None:
     """What it took before is on its disk, what was recorded meanwhile waits and comes."""
     handle = instrument(server, protocol, tmp_path / "run")
-    digits.train()
+    digits_training.train()
     assert handle.flush()
 
     def restart() -> None:
@@ -74,7 +74,7 @@ def test_a_restart_in_mid_run_loses_nothing(
     with ThreadPoolExecutor() as pool:
         restarted = pool.submit(restart)
         while not restarted.done():
-            digits.train()
+            digits_training.train()
         restarted.result()
     assert handle.flush(60)
     handle.shutdown()
@@ -83,7 +83,7 @@ def test_a_restart_in_mid_run_loses_nothing(
     assert stored(server, spans).keys() == spans.keys()
 
 
-@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("bound", OUTAGE_BOUNDS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_a_long_outage_loses_is_counted(
     protocol: str, bound: str, server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -91,20 +91,20 @@ def test_what_a_long_outage_loses_is_counted(
     """Jaeger has as many as are said to be exported, and what it lacks is of the outage."""
     defaults = Sender.__init__.__kwdefaults__
     assert defaults is not None
-    monkeypatch.setitem(defaults, bound, BOUNDS[bound])
+    monkeypatch.setitem(defaults, bound, OUTAGE_BOUNDS[bound])
     handle = instrument(server, protocol, tmp_path / "run")
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     before = recorded(tmp_path / "run")
     server.stop()
     for _ in range(4):
-        digits.train()
+        digits_training.train()
         assert not handle.flush(timeout_s=1)
     until(lambda: handle.stats()["spans_dropped"], bool)
     server.start()
     handle.flush(60)
     until_back = recorded(tmp_path / "run")
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     handle.shutdown()
     assert lost(handle, server, tmp_path / "run") <= until_back.keys() - before.keys()
@@ -114,11 +114,11 @@ def test_what_a_long_outage_loses_is_counted(
 def test_what_a_run_s_end_loses_is_counted(protocol: str, server: RealServer, tmp_path: Path) -> None:
     """Nobody is there when it ends, and it does not wait."""
     handle = instrument(server, protocol, tmp_path / "run")
-    digits.train()
+    digits_training.train()
     assert handle.flush()
     before = recorded(tmp_path / "run")
     server.stop()
-    digits.train()
+    digits_training.train()
     handle.shutdown()
     server.start()
     assert lost(handle, server, tmp_path / "run") == recorded(tmp_path / "run").keys() - before.keys()

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import median
 
-import digits
 import pytest
-from jaeger_traces import STORES, JaegerApi, Said, recorded
-from servers import jaeger, own_ports, running
+from support import digits_training
+from support.backend_servers import jaeger, own_ports, running
+from support.jaeger_traces import STORES, JaegerApi, Said, recorded
 
 import torchotel
 
@@ -32,7 +32,7 @@ class Trained:
     def slow(self) -> set[str]:
         """Give the step that is slow on purpose, and those that were for reasons of this machine's."""
         others = (step for step in self._steps if step.attributes.get("torch.kept.reason") == {"stringValue": "slow"})
-        return {self.steps[digits.SLOW], *(step.trace_id for step in others if self._took_longer(step))}
+        return {self.steps[digits_training.SLOW], *(step.trace_id for step in others if self._took_longer(step))}
 
     def _took_longer(self, step: Said) -> bool:
         """Tell whether a step took half again as long as those before it, with detail or without as it was."""
@@ -46,8 +46,8 @@ FINDS: dict[str, Callable[[Trained], set[str]]] = {
     "torch.step.number=3": lambda run: {run.steps[3]},
     "torch.step.number=12": lambda run: {run.steps[12]},
     "torch.kept.reason=first": lambda run: set(run.steps[:10]),
-    "torch.kept.reason=nan": lambda run: {run.steps[digits.NAN]},
-    "torch.kept.reason=error": lambda run: {run.steps[digits.FAILED], run.evaluation},
+    "torch.kept.reason=nan": lambda run: {run.steps[digits_training.NAN]},
+    "torch.kept.reason=error": lambda run: {run.steps[digits_training.FAILED], run.evaluation},
     "torch.kept.reason=slow": Trained.slow,
     "error.type=ValueError": lambda run: {run.evaluation},
     "torch.module.path=fc": lambda run: {said.trace_id for said in run.spans if said.name.endswith("ward fc")},
@@ -69,7 +69,7 @@ def searched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             record=folder / "run",
             metrics_exporter="none",
         )
-        digits.train_all()
+        digits_training.train_all()
         handle.shutdown()
         yield JaegerApi(ports.jaeger), Trained(recorded(folder / "run").values())
 
@@ -79,6 +79,7 @@ def test_the_searches_of_the_pages_are_those_that_are_tried() -> None:
     assert found == FINDS.keys()
 
 
+@pytest.mark.real_server
 @pytest.mark.parametrize("search", FINDS)
 def test_a_search_finds_what_it_says(search: str, searched: Searched) -> None:
     api, trained = searched

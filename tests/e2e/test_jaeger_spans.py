@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import commands
-import digits
 import pytest
-from jaeger_traces import STORES, JaegerApi, Said, recorded
-from servers import RealServer, jaeger, own_ports, running
+from support import commands, digits_training
+from support.backend_servers import RealServer, jaeger, own_ports, running
+from support.jaeger_traces import STORES, JaegerApi, Said, recorded
 
 import torchotel
+
+pytestmark = pytest.mark.real_server
 
 SERVICE = "digits"
 
@@ -31,7 +32,7 @@ def trained(run: Path, **settings: Any) -> dict[str, Said]:
     handle = torchotel.instrument(
         service_name=SERVICE, record=run, detail="all", gradient_norms=True, metrics_exporter="none", **settings
     )
-    digits.train_all()
+    digits_training.train_all()
     handle.shutdown()
     stats, spans = handle.stats(), recorded(run)
     assert stats["spans_recorded"] == len(spans)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from jaeger_traces import JaegerApi
-from metered_training import SEEN, train
-from prometheus_server import Prometheus, until
-from scrapes import Series
-from servers import collector, jaeger, own_ports, prometheus, running
+from support.backend_servers import collector, jaeger, own_ports, prometheus, running
+from support.jaeger_traces import JaegerApi
+from support.metrics_training import SEEN, train
+from support.prometheus_server import Prometheus, until
+from support.scraped_metrics import Series
 
 import torchotel
 from torchotel._handle import Handle
+
+pytestmark = pytest.mark.real_server
 
 WITH_COLLECTOR = "through the Collector"
 WAYS = (WITH_COLLECTOR, "into Prometheus")

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from servers import collector, own_ports, running
-from test_sizing import PAGE
+from support.backend_servers import collector, own_ports, running
+from support.sizing_page import PAGE
 
 import torchotel
 from benchmarks.workloads import make
+
+pytestmark = pytest.mark.real_server
 
 STEPS = 80
 

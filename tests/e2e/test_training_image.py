@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from podman import need_podman
+from support.podman import need_podman
+
+pytestmark = pytest.mark.real_server
 
 CHECKOUT = Path(__file__).parents[2]
 TRAINING = CHECKOUT / "deploy" / "kubernetes" / "training"

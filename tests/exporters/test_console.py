@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from traces import T0, flat, rich
+from support.otlp_traces import T0, flat, rich
 
 import torchotel
 from torchotel.exporters.base import ExportCounts, ExportStats

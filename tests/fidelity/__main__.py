@@ -1,7 +1,7 @@
 """Check every subject and print the table; `make fidelity` calls it.
 
-python -m fidelity [PATTERN] [--write FILE] [--resume FILE] [--processes N]: PATTERN chooses among kinds and names,
-the table is written into the page, and lines are kept in the file to resume from, as they come.
+python -m fidelity [PATTERN] [--write FILE] [--resume FILE] [--processes N]: PATTERN selects kinds and names. --write
+writes the table into the page. --resume appends each line to the file and skips the subjects that it already contains.
 """
 
 import argparse
@@ -22,33 +22,33 @@ say = partial(print, flush=True)
 
 
 def main() -> int:
-    """Check what is asked for; 1 where something is not as it must be."""
+    """Check the chosen subjects. Return 1 if a subject has a fault."""
     parser = argparse.ArgumentParser(prog="python -m fidelity")
     parser.add_argument("pattern", nargs="?", default="")
-    parser.add_argument("--write", type=Path, help="page that the table is written into, if all subjects are in it")
-    parser.add_argument("--resume", type=Path, help="file of lines: they are kept there, and not checked again")
-    parser.add_argument("--processes", type=int, default=2, help="how many check at once, each on one core")
+    parser.add_argument("--write", type=Path, help="page to write the table into, if all subjects are chosen")
+    parser.add_argument("--resume", type=Path, help="file to which lines are appended; its subjects are skipped")
+    parser.add_argument("--processes", type=int, default=2, help="number of parallel processes, each on one core")
     arguments = parser.parse_args()
     chosen = [key for key in known() if re.search(arguments.pattern, " ".join(key), re.IGNORECASE)]
     if not chosen:
-        parser.error(f"nothing is called {arguments.pattern!r}")
+        parser.error(f"no kind or name matches {arguments.pattern!r}")
     found = _checked(chosen, arguments.resume, arguments.processes)
-    if arguments.write is not None and not arguments.pattern:  # some of them are not the page's table
+    if arguments.write is not None and not arguments.pattern:  # the page needs all subjects
         write(arguments.write, found)
     bad = [line for line in found if line.wrong]
     for line in bad:
         say(line, *line.wrong[:10], sep="\n  ")
-    say(f"{len(found) - len(bad)} of {len(found)} are as they must be")
+    say(f"{len(found) - len(bad)} of {len(found)} are correct")
     return 1 if bad else 0
 
 
 def _checked(chosen: Sequence[Key], kept: Path | None, processes: int) -> list[Line]:
-    """Check those that are not kept already; give the lines of all, in their order."""
+    """Check the subjects that are not in the file; return the lines of all, in order."""
     found = {line.key: line for line in _read(kept)}
     _check([key for key in chosen if key not in found], line_of, processes, found, kept)
     again = [key for key in chosen if disturbed(found[key])]
     if again:
-        say(f"{len(again)} whose times may have been disturbed by what else runs are checked again, alone")
+        say(f"{len(again)} subjects with doubtful times, perhaps because of other programs, are checked again, alone")
         _check(again, partial(line_of, alone=True), 1, found, kept)
     return [found[key] for key in chosen]
 

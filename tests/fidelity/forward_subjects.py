@@ -71,11 +71,16 @@ def block() -> nn.Module:
 
 def subjects() -> Iterator[Subject]:
     """Yield all of them."""
-    kinds = {"give out": _outputs(), "change in place": _in_place(), "call": _calls(), "run again": _again()}
+    kinds = {
+        "special outputs": _outputs(),
+        "in-place operations": _in_place(),
+        "special calls": _calls(),
+        "checkpoints": _again(),
+    }
     for kind, forwards in kinds.items():
         for name, run in forwards.items():
-            yield subject(f"what forwards {kind}", name, partial(model_of, run))
-    of = partial(subject, "what forwards take")
+            yield subject(f"forwards with {kind}", name, partial(model_of, run))
+    of = partial(subject, "forwards with special inputs")
     yield of("keywords alone", partial(model_of, _of_keywords), inputs=_keywords)
     yield of("a tensor that requires grad", partial(model_of, _plain), inputs=_requiring)
 

@@ -34,10 +34,10 @@ class Branching(nn.Module):
 def subjects() -> Iterator[Subject]:
     """Yield all of them, alone and as a part of an eager model."""
     for name, make in _ways().items():
-        yield subject("left Python", name, partial(_made, make))
-        yield subject("left Python, in an eager model", name, partial(_part, make))
+        yield subject("traced, scripted, exported", name, partial(_made, make))
+        yield subject("traced, scripted, exported in an eager model", name, partial(_part, make))
     for name, make in _frozen().items():  # nothing of their own is left to train
-        yield subject("left Python, in an eager model", name, partial(_part, make))
+        yield subject("traced, scripted, exported in an eager model", name, partial(_part, make))
 
 
 def _made(make: Make) -> nn.Module:

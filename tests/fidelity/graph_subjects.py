@@ -98,7 +98,7 @@ def subjects() -> Iterator[Subject]:
         for name, run in forwards.items():
             timed = run is not _dual  # whose backward is through tangents too, which no module gives out
             yield subject(f"graphs with {kind}", name, partial(model_of, run), timed=timed)
-    of = partial(subject, "graphs of subclasses")
+    of = partial(subject, "graphs with tensor subclasses")
     yield of("two tensors in one", partial(model_of, _plain), inputs=_two, norms=False)
     yield of("parameters", partial(_tagged, _plain))
     yield of("meta tensors", partial(model_of, _plain), device="meta")

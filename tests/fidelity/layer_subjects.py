@@ -104,7 +104,7 @@ def _attention() -> Iterator[Subject]:
 
 
 def _indexed() -> Iterator[Subject]:
-    of = partial(subject, "torch.nn, of indices", inputs=lambda: ((torch.randint(0, 20, (3, 4)),), {}))
+    of = partial(subject, "torch.nn, index inputs", inputs=lambda: ((torch.randint(0, 20, (3, 4)),), {}))
     embedding = partial(nn.Embedding, 20, SIDE)
     yield of("Embedding", partial(embedding, padding_idx=0, max_norm=1.0))  # which changes its weight in place
     yield of("Embedding, sparse", partial(embedding, sparse=True), momentum=0.0)
@@ -113,7 +113,7 @@ def _indexed() -> Iterator[Subject]:
 
 
 def _images() -> Iterator[Subject]:
-    of = partial(subject, "torch.nn, on images")
+    of = partial(subject, "torch.nn, image layers")
     for size, conv, back in (
         (1, nn.Conv1d, nn.ConvTranspose1d),
         (2, nn.Conv2d, nn.ConvTranspose2d),
@@ -141,7 +141,7 @@ def _images() -> Iterator[Subject]:
 
 
 def _normalizations() -> Iterator[Subject]:
-    of = partial(subject, "torch.nn, normalizing")
+    of = partial(subject, "torch.nn, normalization")
     layers: dict[str, Make] = {
         "BatchNorm2d": partial(nn.BatchNorm2d, 4),
         "BatchNorm2d, averaging all": partial(nn.BatchNorm2d, 4, momentum=None),
@@ -205,7 +205,7 @@ def _wrapped(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
 
 
 def _quantized() -> Iterator[Subject]:
-    of = partial(subject, "torch.nn, ready for quantization")
+    of = partial(subject, "torch.nn, quantization-aware")
 
     def prepared() -> nn.Module:
         layers = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
@@ -221,7 +221,7 @@ def _quantized() -> Iterator[Subject]:
 
 
 def _other_numbers() -> Iterator[Subject]:
-    of = partial(subject, "torch.nn, of other numbers")
+    of = partial(subject, "torch.nn, other dtypes")
     for dtype in (torch.float64, torch.bfloat16):
         linear, norm = partial(nn.Linear, SIDE, SIDE, dtype=dtype), partial(nn.LayerNorm, SIDE, dtype=dtype)
         yield of(str(dtype).removeprefix("torch."), chain(linear, norm, linear), inputs=partial(_drawn, dtype))

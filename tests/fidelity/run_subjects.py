@@ -24,7 +24,7 @@ def subjects() -> Iterator[Subject]:
     for name, run in {**_once(), **_again(), **_further()}.items():
         yield _of(name, run)
     in_two = partial(model_of, lambda m, x: (hidden := m.a(x), m.b(hidden.tanh())))
-    yield subject("graphs run", "cut at an edge", in_two, loop=partial(trained, _cut))
+    yield subject("backward runs", "cut at an edge", in_two, loop=partial(trained, _cut))
 
 
 def entered_in_the_midst() -> Iterator[Subject]:
@@ -35,7 +35,7 @@ def entered_in_the_midst() -> Iterator[Subject]:
 
 def _of(name: str, run: Run) -> Subject:
     smooth = partial(model_of, lambda m, x: m.b[0](m.a(x).tanh()))
-    return subject("graphs run", name, smooth, loop=partial(trained, run))
+    return subject("backward runs", name, smooth, loop=partial(trained, run))
 
 
 def trained(run: Run, model: nn.Module, x: Tensor) -> Iterator[tuple[Any, Tensor]]:

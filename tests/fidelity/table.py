@@ -1,4 +1,4 @@
-"""The table: a line for each subject, and the page that they stand in."""
+"""The table of the page: one line for each subject."""
 
 import platform
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ HEAD = (
     *("forward, per end", "backward, sum", "per end", "worst end", "times"),
 )
 RULE = "|---|" + "---:|" * 2 + "---|" * 2 + "---:|" * 5 + "---|"
-HEAD_OF_KINDS = ("kind", "models", "as they must be", "norms, worst", "backward, sum", "per end, median", "worst end")
+HEAD_OF_KINDS = ("kind", "models", "correct", "norms, worst", "backward, sum", "per end, median", "worst end")
 LIBRARIES = ("torch", "torchvision", "transformers", "opentelemetry-sdk")
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 class Key(NamedTuple):
-    """What a subject is found by."""
+    """Key of a subject."""
 
     kind: str
     name: str
 
 
 class Line(NamedTuple):
-    """What came of a subject: plain, so that it goes from process to process, and into a file."""
+    """Result of a subject, in plain values that can be sent to another process and written to a file."""
 
     kind: str
     name: str
     wrong: list[str]
-    """In words, what is not as it must be."""
+    """Descriptions of the faults."""
     calls: int = 0
     spans: int = 0
     same: str = "-"
@@ -41,17 +41,17 @@ class Line(NamedTuple):
     norm: float | None = None
     """The worst relative error of a gradient norm."""
     ahead_us: float | None = None
-    """What an end of a forward span is off by, on average."""
+    """Mean error of a start or end of a forward span."""
     ratio: float | None = None
-    """Sum of the backward spans over that of the truth."""
+    """Sum of the backward spans divided by that of the independent measurement."""
     end_us: float | None = None
-    """What an end of theirs is off by, on average."""
+    """Mean error of a start or end of a backward span."""
     worst_end_us: float | None = None
     times: str = "-"
 
     @property
     def key(self) -> Key:
-        """Give what its subject is found by."""
+        """Return the key of the subject."""
         return Key(self.kind, self.name)
 
     def __str__(self) -> str:
@@ -61,12 +61,12 @@ class Line(NamedTuple):
 
 
 def failed(key: Key, reason: str) -> Line:
-    """Give the line of a subject that could not be checked."""
+    """Return the line of a subject that could not be checked."""
     return Line(*key, [reason], same="failed")
 
 
 def write(page: Path, lines: Sequence[Line]) -> None:
-    """Put what came of each kind, and the table of each, between the page's marks."""
+    """Write the summary of each kind and its table between the two marks of the page."""
     kinds = {kind: [line for line in lines if line.kind == kind] for kind in dict.fromkeys(line.kind for line in lines)}
     sums = [_sum(kind, own) for kind, own in {**kinds, "all": lines}.items()]
     parts = [_versions(), "\n".join([_row(*HEAD_OF_KINDS), "|---|" + "---:|" * 6, *sums])]
@@ -77,7 +77,7 @@ def write(page: Path, lines: Sequence[Line]) -> None:
 
 
 def _sum(kind: str, lines: Sequence[Line]) -> str:
-    """Give the line that says what came of all of a kind."""
+    """Return the summary line of a kind."""
     ratios = [line.ratio for line in lines if line.ratio is not None]
     ends = [line.end_us for line in lines if line.end_us is not None]
     norm = max((line.norm for line in lines if line.norm is not None), default=None)

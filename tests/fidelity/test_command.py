@@ -15,7 +15,7 @@ BAD = failed(Key("torch.nn, lazy", "LazyConv2d"), "ValueError: no")
 
 def test_a_line_says_what_was_checked() -> None:
     """Numbers, trace, norms and times of a small subject each have their cell."""
-    line = command.line_of(Key("torch.nn, normalizing", "GroupNorm"))
+    line = command.line_of(Key("torch.nn, normalization", "GroupNorm"))
     assert line[3:7] == (8, 16, "yes", "right")
     assert line.norm is not None
     assert 0 < line.norm < 1e-6
@@ -57,7 +57,7 @@ def test_what_may_have_been_disturbed_is_checked_again(
     file.write_text(json.dumps(GOOD._replace(wrong=["far off"], times="not true")._asdict()) + "\n")
     monkeypatch.setattr(sys, "argv", ["fidelity", "LazyLinear", "--resume", str(file)])
     assert command.main() == 0
-    assert "1 whose times may have been disturbed" in capsys.readouterr().out
+    assert "1 subjects with doubtful times" in capsys.readouterr().out
     assert json.loads(file.read_text().splitlines()[-1])["times"] == "true"
 
 

@@ -8,6 +8,8 @@ from torch.multiprocessing.spawn import spawn
 
 from fidelity.ranks import rank_of_two
 
+pytestmark = pytest.mark.program
+
 
 @pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
 def test_ranks_that_share_a_model(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _text_to_text() -> Iterator[Subject]:
 
 
 def _images() -> Iterator[Subject]:
-    of = partial(_subject, "images")
+    of = partial(_subject, "vision")
     yield of("ViTForImageClassification", IMAGE, drawn.labelled)
     yield of("DeiTForImageClassification", IMAGE, drawn.labelled)
     yield of("BeitForImageClassification", {**IMAGE, "use_relative_position_bias": True}, drawn.labelled)
@@ -144,7 +144,7 @@ def _images() -> Iterator[Subject]:
 
 
 def _sounds() -> Iterator[Subject]:
-    of = partial(_subject, "sounds")
+    of = partial(_subject, "audio")
     yield of("Wav2Vec2ForCTC", SOUND, drawn.waves)  # a weight norm as a parametrization
     yield of("HubertForCTC", SOUND, drawn.waves)
     listening = {"num_mel_bins": 16, "max_source_positions": 30, "max_target_positions": LENGTH}
@@ -152,7 +152,7 @@ def _sounds() -> Iterator[Subject]:
 
 
 def _several() -> Iterator[Subject]:
-    of = partial(_subject, "several kinds of input")
+    of = partial(_subject, "multimodal")
     parts = {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 16}
     yield of("CLIPModel", parts, drawn.pairs)
     yield of("SiglipModel", parts, drawn.pairs)
@@ -166,7 +166,7 @@ def _several() -> Iterator[Subject]:
 
 def _otherwise() -> Iterator[Subject]:
     """Yield models that also stand above, run in another way."""
-    of = partial(_subject, "run otherwise")
+    of = partial(_subject, "variants")
     yield of("BertForMaskedLM", TEXT, drawn.words, title="in eager attention", attn_implementation="eager")
     yield of("LlamaForCausalLM", GROUPED, drawn.prompt, title="in bfloat16", dtype=torch.bfloat16)
     for reentrant in (False, True):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import commands
+from support import commands
 
 from golden.programs import PROGRAMS
 

@@ -1,25 +1,25 @@
-"""Accelerate tells what the program logs with it, and its wrappers change no name."""
+"""Test that values from Accelerate's `log` are recorded, and that its wrappers do not change module names."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
-from scrapes import scrape
+from support.framework_loops.logged_values import EPOCH, LOSS, STEP, of_steps
+from support.framework_loops.model_and_data import BATCHES, EPOCHS, Net, Setting, loader
+from support.scraped_metrics import scrape
 from torch import distributed
 
 import torchotel
-from integrations.told import EPOCH, LOSS, STEP, of_steps
-from integrations.trained import BATCHES, EPOCHS, Net, Setting, loader
 from torchotel import _semconv as names
-from torchotel.capture.logged_values import MAX_NAMES
+from torchotel._limits import MAX_LOG_NAMES
 from torchotel.testing import capture
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is missing")
-loop = pytest.importorskip("integrations.accelerate_loop", reason="accelerate is missing")
+loop = pytest.importorskip("support.framework_loops.accelerate_loop", reason="accelerate is missing")
 
 
 def test_what_is_logged_with_the_accelerator_is_the_steps() -> None:
-    """With no tracker at all; the step as the program numbers it."""
+    """Logged values are recorded without a tracker, with the program's step number."""
     before = accelerate.Accelerator.log
     with capture() as captured:
         losses = loop.train(Setting())
@@ -37,7 +37,7 @@ class Unreadable:
 
 
 def test_values_for_trackers_alone_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    """Images are left out silently; more names than the limit are logged once, and take none from the user."""
+    """Images are ignored; names beyond the limit are logged once, and the user's own names have a separate limit."""
     loop.forget()
     accelerator = accelerate.Accelerator(cpu=True)
     net = Net()
@@ -55,11 +55,11 @@ def test_values_for_trackers_alone_do_no_harm(caplog: pytest.LogCaptureFixture) 
     assert of_steps(captured, "torch.log.mine", "torch.log.metric 7") == [(3.0, 1.0)] * BATCHES
     assert captured.handle.stats()["internal_errors"] == 0
     (record,) = [record for record in caplog.records if record.name == "torchotel"]
-    assert f"log() takes {MAX_NAMES} names of a framework; 'metric 62'" in record.getMessage()
+    assert f"log() takes {MAX_LOG_NAMES} names of a framework; 'metric 62'" in record.getMessage()
 
 
 def test_every_name_that_is_taken_is_a_series() -> None:
-    """Those of the user, of a framework, and of watched tensors: each has one limit, and metrics keep them all."""
+    """Names of the user, of a framework and of watched tensors have separate limits, and all are metrics."""
     loop.forget()
     accelerator = accelerate.Accelerator(cpu=True)
     net = Net()
@@ -70,19 +70,19 @@ def test_every_name_that_is_taken_is_a_series() -> None:
             torchotel.watch(watched, f"tensor {number}")
         accelerator.backward(net(**next(iter(batches)))["loss"] + watched.sum())
         optimizer.step()
-        accelerator.log({f"theirs {number}": 1.0 for number in range(MAX_NAMES)})
-        torchotel.log(**{f"mine {number}": 1.0 for number in range(MAX_NAMES)})
+        accelerator.log({f"theirs {number}": 1.0 for number in range(MAX_LOG_NAMES)})
+        torchotel.log(**{f"mine {number}": 1.0 for number in range(MAX_LOG_NAMES)})
         handle.flush()
         series = [name for name, _ in scrape(handle.prometheus_port).series]
     loop.forget()
     counts = [series.count(name) for name in ("torch_log", "torch_tensor_gradient_norm")]
-    assert counts == [2 * MAX_NAMES, 100]
+    assert counts == [2 * MAX_LOG_NAMES, 100]
 
 
 @pytest.fixture
 def _one_rank() -> Iterator[None]:
-    """Be the only rank of a group, to which Accelerate wraps a model in DDP."""
-    store = distributed.HashStore()  # type: ignore[attr-defined]  # has no public type
+    """Create a process group of one rank, in which Accelerate wraps a model in DDP."""
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # not in torch's public types
     distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -90,10 +90,10 @@ def _one_rank() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_one_rank")
 def test_a_model_that_accelerate_wraps_in_ddp_keeps_its_names() -> None:
-    """The wrapper is one call more around the model's, whose path and those below have nothing of it."""
+    """DDP adds one call around the model's; the paths of the model and of its modules are unchanged."""
     loop.forget()
     accelerator = accelerate.Accelerator(cpu=True)
-    accelerator.state.distributed_type = accelerate.DistributedType.MULTI_CPU  # one rank alone is none to it
+    accelerator.state.distributed_type = accelerate.DistributedType.MULTI_CPU  # Accelerate does not wrap for one rank
     net = Net()
     net, optimizer, batches = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), loader(BATCHES))
     with capture() as captured:

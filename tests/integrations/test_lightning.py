@@ -1,18 +1,20 @@
-"""Lightning's Trainer tells what it knows of its steps, under either of its names."""
+"""Test that values of Lightning's Trainer are recorded, from either package."""
 
+import pickle
 from importlib import import_module
 
 import pytest
 import torch
+from support.framework_loops.logged_values import EPOCH, LOSS, RATE, STEP, all_of, of_steps
+from support.framework_loops.model_and_data import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
 from torch import Tensor, nn
 
-from integrations.told import EPOCH, LOSS, RATE, STEP, all_of, of_steps
-from integrations.trained import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
 from torchotel import _semconv as names
+from torchotel.integrations import lightning as events
 from torchotel.integrations.lightning import LightningEvents
 from torchotel.testing import capture
 
-loop = pytest.importorskip("integrations.lightning_loop", reason="lightning is missing")
+loop = pytest.importorskip("support.framework_loops.lightning_loop", reason="lightning is missing")
 lightning = import_module("lightning.pytorch")
 PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 
@@ -23,12 +25,12 @@ def _means(values: list[float], size: int) -> list[float]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_epoch_step_loss_rate_and_metrics_are_lightnings(package: str) -> None:
-    """The loss as the module gave it, though Lightning divides it where it accumulates; means when they are known."""
+    """The loss is the module's, although Lightning divides it when it accumulates; means are recorded at their end."""
     module = loop.module(pytest.importorskip(package))
     with capture() as captured:
         trainer = loop.make(import_module(package), accumulate_grad_batches=2)
         trainer.fit(module, loader(BATCHES), loader(VALIDATION_BATCHES))
-    losses = module.losses[1::2]  # the last batch's of each step
+    losses = module.losses[1::2]  # of each step's last batch
     assert captured.handle.stats()["internal_errors"] == 0
     assert of_steps(captured, EPOCH, STEP, RATE) == [(number // 2, number + 1, 0.1) for number in range(4)]
     assert of_steps(captured, LOSS, "torch.log.train_loss_step") == [(loss, loss) for loss in losses]
@@ -37,9 +39,9 @@ def test_epoch_step_loss_rate_and_metrics_are_lightnings(package: str) -> None:
 
 
 def test_a_loss_that_a_validation_logs_is_none_of_a_step() -> None:
-    """Nor is what an epoch logs under a name that steps have: each goes by whose it is."""
+    """Results of validations and epochs get a prefix if their names are those of step values."""
 
-    class Classifier(type(loop.module())):  # type: ignore[misc]  # of Lightning's class
+    class Classifier(type(loop.module())):  # type: ignore[misc]  # Lightning's class
         def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
             self.net(**batch)
             self.log("loss", 99.0)
@@ -57,8 +59,15 @@ def test_a_loss_that_a_validation_logs_is_none_of_a_step() -> None:
     assert set(all_of(captured, "epoch_lr")) == {5.0}
 
 
+def test_the_callback_can_be_pickled() -> None:
+    """Strategies that start processes, such as ddp_spawn, pickle the Trainer with its callbacks."""
+    with capture():
+        (callback,) = events.lightning()
+    assert type(pickle.loads(pickle.dumps(callback))) is type(callback)  # noqa: S301  # pickled in the same line
+
+
 def test_a_trainer_of_a_program_without_torchotel_has_no_callback_of_ours() -> None:
-    """The entry point gives one where somebody listens, and that is where a Trainer is made."""
+    """The entry point returns a callback only if torchotel is running when the Trainer is created."""
     before = [type(callback) for callback in loop.make().callbacks]
     with capture():
         trainer = loop.make()
@@ -68,8 +77,8 @@ def test_a_trainer_of_a_program_without_torchotel_has_no_callback_of_ours() -> N
     assert trainer.global_step == EPOCHS * BATCHES
 
 
-class Gan(lightning.LightningModule):  # type: ignore[name-defined, misc]  # any version's
-    """Two networks that are trained in turn, by hand."""
+class Gan(lightning.LightningModule):  # type: ignore[name-defined, misc]  # untyped in some versions
+    """Two networks that are trained in turns, with manual optimization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +98,7 @@ class Gan(lightning.LightningModule):  # type: ignore[name-defined, misc]  # any
 
 
 def test_manual_optimization_with_two_optimizers_is_one_step_a_batch() -> None:
-    """Both networks' forwards, backwards and optimizer steps are in it; Lightning counts two."""
+    """A step contains both networks' forwards, backwards and optimizer steps, although Lightning counts two steps."""
     with capture() as captured:
         loop.make(max_epochs=1).fit(Gan(), loader(BATCHES))
     turn = [names.SPAN_FORWARD, names.SPAN_BACKWARD, names.SPAN_OPTIMIZER]
@@ -101,7 +110,7 @@ def test_manual_optimization_with_two_optimizers_is_one_step_a_batch() -> None:
 
 
 def test_another_interface_is_counted_and_nobody_is_disturbed(caplog: pytest.LogCaptureFixture) -> None:
-    """A Lightning whose Trainer has nothing of what we read calls back, and goes on."""
+    """If a Trainer lacks the attributes that are read, the fault is counted, and the training continues."""
     stranger = object()
     with capture() as captured:
         events = LightningEvents()

@@ -56,7 +56,7 @@ def collector_builder(version: str) -> Builder:
         (work / "collector.yaml").write_text(manifest.replace("OUTPUT", str(work / "sources")))
         builder = f"go.opentelemetry.io/collector/cmd/builder@v{version}"
         go(work, "install", builder, GOBIN=str(work), GOFLAGS="-buildvcs=false")
-        # Without this it tidies the module too, and needs what the tests of every component need.
+        # Without this option it tidies the module, which needs the test dependencies of every component.
         _call(work, str(work / "builder"), "--config=collector.yaml", "--skip-get-modules", "--skip-compilation")
         (work / "sources" / "go.mod").write_text(_module_of(manifest, version))
         go(work / "sources", "build", "-trimpath", _SMALL, "-o", str(made / "otelcol"), ".")
@@ -75,7 +75,7 @@ def go(folder: Path, *words: str, **environ: str) -> str:
 
 
 def _call(folder: Path, *words: str, **environ: str) -> str:
-    done = subprocess.run(  # noqa: S603  # the commands are those of the builders
+    done = subprocess.run(  # noqa: S603  # runs the commands of the builders
         words, cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True, check=False
     )
     if done.returncode:
@@ -84,11 +84,14 @@ def _call(folder: Path, *words: str, **environ: str) -> str:
 
 
 def _repeat_module(work: Path, module: str, version: str) -> None:
-    """Make a module that requires, replaces and excludes what another does: Go obeys these in the main module only."""
+    """Write a main module with the requirements, replacements and exclusions of another module.
+
+    Go ignores replacements and exclusions outside of the main module.
+    """
     (work / "go.mod").write_text("module backend\n")
     found = json.loads(go(work, "mod", "download", "-json", f"{module}@{version}"))
     theirs = Path(found["GoMod"]).read_text()
-    # Its checksums come along: not every one of them is to be had from the database of checksums.
+    # Its checksums are copied, because the checksum database does not have all of them.
     (work / "go.sum").write_bytes(Path(found["Dir"], "go.sum").read_bytes())
     ours = re.sub(r"^module .*$", "module backend", theirs, count=1, flags=re.MULTILINE)
     (work / "go.mod").write_text(f"{_LOCAL_REPLACE.sub('', ours)}\nrequire {module} {version}\n")
@@ -97,7 +100,7 @@ def _repeat_module(work: Path, module: str, version: str) -> None:
 BUILDERS: Mapping[Backend, Builder] = {
     JAEGER: module_builder(
         "github.com/jaegertracing/jaeger",
-        # The last tag of v1 is v2.13.0 too: later ones cannot be downloaded as modules, since their path has no /v2.
+        # The last tag of v1 is the commit of v2.13.0; later versions are not valid modules: their path has no /v2.
         "v1.76.0",
         {"jaeger": "cmd/jaeger"},
         says=("github.com/jaegertracing/jaeger/internal/version.latestVersion", f"v{JAEGER.version}"),
@@ -108,7 +111,7 @@ BUILDERS: Mapping[Backend, Builder] = {
         "v0.315.0",
         {"prometheus": "cmd/prometheus", "promtool": "cmd/promtool"},
         says=("github.com/prometheus/common/version.Version", PROMETHEUS.version),
-        # Targets come from files or from Kubernetes; the clients of two dozen clouds are most of the build.
+        # Only file and Kubernetes discovery are needed; the clients of two dozen clouds are most of the build.
         tags="remove_all_sd,enable_kubernetes_sd",
     ),
 }
@@ -127,7 +130,7 @@ def build_all() -> None:
 
 def _check_go(wanted: Iterable[Backend]) -> None:
     """Raise BuildError with the names of all backends that the cache lacks, if there is no Go to build them."""
-    missing = [backend for backend in wanted if not backend.is_there]
+    missing = [backend for backend in wanted if not backend.is_complete]
     if missing and shutil.which("go") is None:
         raise BuildError(
             "\n".join(
@@ -146,7 +149,7 @@ def ensure(backend: Backend, build: Builder, say: Callable[[str], None] = print)
     Raises:
         BuildError: Go is missing, or the build failed.
     """
-    if not backend.is_there:
+    if not backend.is_complete:
         _check_go([backend])
         say(f"building {backend.name} {backend.version} with Go; this takes some minutes, once")
         _build(backend, build)
@@ -155,14 +158,14 @@ def ensure(backend: Backend, build: Builder, say: Callable[[str], None] = print)
 
 
 def _build(backend: Backend, build: Builder) -> None:
-    """Put all binaries into the cache or none, unless another process has built them meanwhile."""
+    """Put all binaries into the cache or none. Do nothing if another process has built them meanwhile."""
     work = backend.folder.with_name(f".{backend.folder.name}")
     work.parent.mkdir(parents=True, exist_ok=True)
     with work.with_name(f"{work.name}.lock").open("w") as lock:  # never deleted: a waiting process has it open
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if backend.is_there:
+        if backend.is_complete:
             return
-        shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
+        shutil.rmtree(work, ignore_errors=True)  # remains of a killed build
         made = work / "bin"
         made.mkdir(parents=True)
         try:

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 from PIL import Image
-from prometheus_server import Prometheus, binary
+from support.prometheus_server import Prometheus, binary
 
 from tools.dashboard_pictures.browser import MODULES, Problem, bundle, draw
 from tools.dashboard_pictures.recorded import recorded
@@ -27,20 +27,20 @@ _PAGES = {
     "torchotel-ranks-two-ranks-1600-dark": "dashboard-ranks",
     "torchotel-telemetry-one-1600-light": "dashboard-telemetry",
 }
-"""The pictures that stand in the pages, and their names there."""
+"""The pictures of the pages, and their names there."""
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _PAGE_WIDTH = 1200
 WIDTHS, THEMES = (1600, 1100), ("dark", "light")
 
 
 def main() -> int:
-    """Draw, print what is wrong, and give the exit code: 1 if anything is."""
+    """Draw the pictures and print problems. Return 1 if there are any."""
     parser = argparse.ArgumentParser(prog="make dashboard-pictures", description=__doc__)
     parser.add_argument("--to", type=Path, default=Path("dashboard-pictures"), help="folder for the pictures")
-    parser.add_argument("--seconds", type=int, default=120, help="how long is trained, and the range that is shown")
+    parser.add_argument("--seconds", type=int, default=120, help="duration of the training and of the time range")
     parser.add_argument("--scenario", choices=[one.name for one in SCENARIOS], action="append", help="only this one")
     parser.add_argument("--board", choices=[path.stem for path in BOARDS], action="append", help="only this one")
-    parser.add_argument("--pages", action="store_true", help="also write the pictures that stand in docs/")
+    parser.add_argument("--pages", action="store_true", help="also write the pictures of docs/")
     chosen = parser.parse_args()
     if missing := _missing():
         parser.error(missing)

@@ -1,4 +1,4 @@
-"""The page in a real browser without a network: its picture, and the problems that it finds in itself."""
+"""The page in a real browser without a network: its picture, and the problems that its script finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import chromium
+from support import browser
 
 FOLDER = Path(__file__).parent
 MODULES = FOLDER / "node_modules"
@@ -24,7 +24,7 @@ _PAGE = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="mai
 
 
 class Problem(NamedTuple):
-    """Something wrong in a drawn panel."""
+    """A problem of a drawn panel."""
 
     panel: str
     problem: str
@@ -37,27 +37,27 @@ def bundle(folder: Path) -> None:
 
 
 def draw(data: Mapping[str, Any], picture: Path, bundled: Path, *, width: int, theme: str) -> list[Problem]:
-    """Draw a recorded dashboard into a PNG file; give its problems.
+    """Draw a recorded dashboard into a PNG file; return its problems.
 
     Args:
-        data: The dashboard with its answers.
+        data: The dashboard with the responses of Prometheus.
         picture: The file.
-        bundled: The folder with script and style; the page is written into it.
-        width: Of the window, in pixels.
+        bundled: Folder of script and style, to which the page is written.
+        width: Width of the window in pixels.
         theme: `dark` or `light`.
 
     Raises:
-        RuntimeError: If the page was not checked to its end.
+        RuntimeError: The check of the page did not finish.
     """
     page = bundled / "page.html"
     # "<" is escaped, so that no name of a run or a module ends the script.
     script = json.dumps(data).replace("<", "\\u003c")
     page.write_text(_PAGE.format(icons=f"{(MODULES / '@grafana/ui/dist/public').as_uri()}/", data=script))
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in data["dashboard"]["panels"])
-    flags = [flag for flag in chromium.FLAGS if flag != "--dump-dom"]
+    flags = [flag for flag in browser.FLAGS if flag != "--dump-dom"]
     size = f"--window-size={width},{rows * _CELL + _AROUND}"
     command = [
-        chromium.BINARY or "chromium", *flags, _LOCAL_FILES, "--hide-scrollbars", size, f"--screenshot={picture}",
+        browser.BINARY or "chromium", *flags, _LOCAL_FILES, "--hide-scrollbars", size, f"--screenshot={picture}",
         f"--user-data-dir={bundled / 'profile'}", f"{page.as_uri()}?theme={theme}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)

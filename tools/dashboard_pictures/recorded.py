@@ -1,4 +1,4 @@
-"""What Grafana asks a Prometheus for a dashboard, and what it is answered, for the page that draws it."""
+"""Grafana's queries for a dashboard with the responses of Prometheus, for the page that draws it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prometheus_server import Prometheus
+from support.prometheus_server import Prometheus
 
 from tools.dashboard_pictures.scenarios import SCRAPE_S
 
@@ -21,15 +21,15 @@ _ALL = ".+"
 def recorded(
     prometheus: Prometheus, board: Mapping[str, Any], job: str, end_s: float, span_s: int, width: int
 ) -> dict[str, Any]:
-    """Ask for every panel as Grafana does in a window of a width in pixels; give the value of the page's window.DATA.
+    """Query the data of every panel as Grafana does; return the value of the page's window.DATA.
 
     Args:
         prometheus: The server.
         board: The dashboard.
         job: The value of the variable `job`; of the others, all values are chosen.
-        end_s: The end of the range that is shown, in seconds since 1970.
+        end_s: The end of the time range, in seconds since 1970.
         span_s: The length of the range.
-        width: Of the window, from which the distance of the points follows.
+        width: Width of the window in pixels, which determines the distance of the points.
     """
     runs = prometheus.get("label/torch_run_id/values", **{"match[]": f'target_info{{job="{job}"}}'})
     panels = _repeated(board["panels"], runs)
@@ -62,7 +62,7 @@ def _filled(expr: str, known: Mapping[str, str]) -> str:
 
 
 def _repeated(panels: Sequence[dict[str, Any]], runs: Sequence[str]) -> list[dict[str, Any]]:
-    """Lay out a copy of each repeated panel for each run, as Grafana does, and move what is below it down."""
+    """Place a copy of each repeated panel for each run, as Grafana does, and move the panels below down."""
     laid_out: list[dict[str, Any]] = []
     down = 0
     for panel in copy.deepcopy([*panels]):

@@ -1,4 +1,4 @@
-"""The trainings that the dashboards are drawn of, scraped by a real Prometheus; each scenario is one of its jobs."""
+"""Trainings for the pictures, scraped by a real Prometheus; each scenario is one of its jobs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from commands import environment
-from prometheus_server import Prometheus, prometheus_server, until
-from receiver import Answer, receiver
+from support.commands import environment
+from support.otlp_http_receiver import Answer, receiver
+from support.prometheus_server import Prometheus, prometheus_server, until
 
 SCRAPE_S = 1
 _ENDS_WITHIN_S = 60
@@ -28,7 +28,7 @@ _LOGGED = {"Samples per second", "Loss", "Samples and tokens per second", "Logge
 
 
 class Run(NamedTuple):
-    """One run: its id, how many ranks it has, and the words that say how it trains."""
+    """One run: its id, its number of ranks, and the arguments of its training."""
 
     id: str
     ranks: int = 1
@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
 
 class Scenario(NamedTuple):
-    """Runs that a dashboard is drawn of together, and the panels that may be empty then."""
+    """Runs on one dashboard, and the panels that may be empty."""
 
     name: str
     runs: tuple[Run, ...]
@@ -59,7 +59,7 @@ SCENARIOS = [
 
 @contextmanager
 def scraped(scenarios: Sequence[Scenario], folder: Path) -> Iterator[Prometheus]:
-    """Start all trainings and a Prometheus, and wait until it has scraped each rank; end them with the block."""
+    """Start all trainings and a Prometheus, wait until it has scraped each rank, and stop them when the block ends."""
     config = _CONFIG + "".join(_JOB.format(name=one.name, folder=folder / one.name) for one in scenarios)
     with ExitStack() as ended:
         server = ended.enter_context(receiver())

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 import torchotel
 
 NAN_AFTER_S = 15
-"""Long enough for finite values before the NaN in the shortest range that is drawn."""
+"""Seconds before the NaN, enough for finite values in the shortest range."""
 
 
 class Samples(Dataset[Tensor]):
-    """Samples that take time to load, so that there is a data wait and the processor is left to other processes."""
+    """Samples that take time to load, which causes a data wait and leaves the processor to other processes."""
 
     def __len__(self) -> int:
         return 64
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks with the long names that models have, and a watched tensor."""
+    """Blocks with long names, and a watched tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def layers(folder: Path, *, numeric: bool) -> nn.Module:
 
 
 def main(folder: Path, *words: str) -> None:
-    """Train epoch after epoch, each followed by a batch of evaluation."""
+    """Train epochs, each followed by a batch of evaluation."""
     model = layers(folder, numeric="numeric" in words)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     start_s = time.monotonic()
@@ -86,7 +86,7 @@ def main(folder: Path, *words: str) -> None:
             optimizer.step()
             if "silent" not in words:
                 torchotel.log(loss=loss, samples=len(batch), tokens=16 * len(batch), epoch=epoch, accuracy=0.5)
-        # The ranks agree on the end: one that left a step earlier would leave the others waiting for its gradients.
+        # The ranks agree on the end: if one stopped a step earlier, the others would wait for its gradients.
         ended = torch.tensor(int((folder / "end").exists()))
         if dist.is_initialized():
             dist.all_reduce(ended)

@@ -1,4 +1,4 @@
-"""Write what is generated; `make dashboards` calls it."""
+"""Write the generated files; `make dashboards` calls it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tools.dashboards.generated import FOLDER, generated
 
 
 def main() -> None:
-    """Write every file, each where it is committed."""
+    """Write every file to its place under `deploy/grafana/`."""
     for name, text in generated().items():
         (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Prometheus's alerts as rules of Grafana's own, for its contact points to tell of them.
+"""Prometheus's alerts as rules of Grafana, so that its contact points send notifications.
 
-Each rule is three nodes, as Grafana itself translates Prometheus's: the query, whether it gave a series at all, and
-that being so as the condition. A PromQL comparison has filtered already, and what it leaves may be 0.
+Each rule has three nodes, as in Grafana's own translation: the query, a check that it returned a series, and the
+condition on that check. The comparison in PromQL has already filtered the series, whose values may be 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tree: TypeAlias = dict[str, object]
 
 
 def alerts() -> str:
-    """Give the text of the provisioning file."""
+    """Return the text of the provisioning file."""
     groups = [_group(group) for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]]
     return _HEAD + yaml.safe_dump({"apiVersion": 1, "groups": groups}, sort_keys=False, width=120)
 
@@ -40,7 +40,7 @@ def _group(group: dict[str, object]) -> Tree:
 
 def _rule(rule: dict[str, object]) -> Tree:
     name, annotations = str(rule["alert"]), rule["annotations"]
-    assert isinstance(annotations, dict)  # noqa: S101  # as above
+    assert isinstance(annotations, dict)  # noqa: S101  # promtool has checked the file too
     return {
         "uid": re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower(),
         "title": name,
@@ -54,7 +54,7 @@ def _rule(rule: dict[str, object]) -> Tree:
         "execErrState": "Error",
         "for": rule.get("for", "0s"),
         "labels": rule["labels"],
-        # In Grafana $value is a sentence about all nodes.
+        # In Grafana $value is a description of all nodes.
         "annotations": {key: text.replace("$value ", f"$values.{_QUERY}.Value ") for key, text in annotations.items()},
     }
 

@@ -1,4 +1,4 @@
-"""What stands around the panels of each dashboard: its variables, and the links to the others."""
+"""Variables and links of each dashboard."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TAG = "torchotel"
 Rows = Mapping[str, Sequence[Builder[models.Panel]]]
 """Panels by the title of their row."""
 GPU = "GPU"
-"""The row that is collapsed and comes last: without a GPU its panels are empty."""
+"""The collapsed last row, whose panels are empty without a GPU."""
 
 _ALL = models.VariableOption(text="All", value="$__all")
 
 
 def chosen(name: str, values: str, description: str) -> dashboard.QueryVariable:
-    """Give a variable of which any number of values may be chosen."""
+    """Return a variable with multiple selection."""
     variable = dashboard.QueryVariable(name).label(name.title()).description(description).query(values)
     variable = variable.datasource(SOURCE).refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
     variable = variable.sort(models.VariableSort.NATURAL_ASC).multi(multi=True).include_all(include_all=True)
@@ -35,11 +35,11 @@ def framed(
     """Make a dashboard.
 
     Args:
-        uid: Its address, which links rely on.
-        title: Its name.
-        description: What it answers.
-        rows: Its panels.
-        more: Variables besides those that all have.
+        uid: Id in the address, which links use.
+        title: Title of the dashboard.
+        description: Purpose of the dashboard.
+        rows: Panels by row.
+        more: Variables in addition to those of all dashboards.
     """
     made = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).readonly()
     made = made.time("now-30m", "now").refresh("10s").timezone("browser")
@@ -60,7 +60,7 @@ def framed(
     for number, panel_or_row in enumerate(_all(built), 1):
         panel_or_row.id_val = number
         if isinstance(panel_or_row, models.Panel) and isinstance(panel_or_row.options, table.Options):
-            panel_or_row.options.footer = None  # the library writes it always, and Grafana 12.2 removed it
+            panel_or_row.options.footer = None  # the library always writes it, and Grafana 12.2 removed it
     return built
 
 

@@ -1,4 +1,4 @@
-"""All that is generated, by its name under `deploy/grafana/`."""
+"""All generated files, by their names under `deploy/grafana/`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 
 
 def generated() -> dict[str, str]:
-    """Give the text of every file."""
+    """Return the text of every file."""
     drawn = {f"dashboards/{made.uid}.json": _json(made) for made in dashboards()}
     return {**drawn, "provisioning/alerting/torchotel.yaml": alerts()}
 

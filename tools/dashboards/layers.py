@@ -1,4 +1,4 @@
-"""What each layer does: its time forward and backward, and the norms of its gradients."""
+"""Time of each layer, forward and backward, and the norms of its gradients."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _AGAINST_MEDIAN = against_median("max", _NORM, *_LAYER)
 
 
 def layers() -> Dashboard:
-    """Make the dashboard that a link from a module's span leads to."""
+    """Make the dashboard that is linked from a module's span."""
     names = f"label_values({series('torch_module_calls_total')}, torch_module_path)"
     return framed(
         UID,
         "Layers",
-        "What each layer does: its time forward and backward, and whether its gradients vanish or explode.",
+        "Time of each layer, forward and backward, with vanishing and exploding gradients.",
         {"Time": _TIME, "Gradients": _GRADIENTS, GPU: _GPU},
         chosen("module", names, "Layers, by their names in the model."),
     )
@@ -65,8 +65,8 @@ _TIME = [
     lines(
         "Forward by layer",
         "s",
-        "Time of a call, of the fifteen layers where it is longest. A layer's time includes that of the layers "
-        "inside it. Seen on steps in detail, so sparse where those are; on a GPU it is the host's time.",
+        "Time of a call, for the fifteen layers with the longest time. A layer's time includes that of the layers"
+        " inside it. Only detailed steps have values. On a GPU this is the host's time.",
         Query(_time_of_call("forward"), _NAME),
         sparse=True,
         many=True,
@@ -74,15 +74,15 @@ _TIME = [
     lines(
         "Backward by layer",
         "s",
-        "Time of the gradients through a call, of the fifteen layers where it is longest.",
+        "Time of the backward through a call, for the fifteen layers with the longest time.",
         Query(_time_of_call("backward"), _NAME),
         sparse=True,
         many=True,
     ),
     listed(
         "Slowest layers",
-        "On which layers the time went in the range shown, over all chosen ranks and steps in detail. A layer's time "
-        "includes that of the layers inside it: the root stands on top, and the first leaf is the one to look at.",
+        "Time by layer in the range shown, over all chosen ranks and detailed steps. A layer's time includes that of"
+        " the layers inside it: the root is at the top, and the first leaf is the most expensive layer.",
         *_slowest(),
         width=WHOLE,
     ),
@@ -91,24 +91,24 @@ _GRADIENTS = [
     rows(
         "Gradient norms by layer: $run",
         "short",
-        "The norm of each layer's gradients as a power of ten: -3 is 0.001. Colours go from dark blue, 10⁻⁶ and less, "
-        "over green to dark red, 10³ and more: layers that turn blue have vanishing gradients, layers that turn red "
-        "exploding ones. From the top, rows are in the order of their names as text: layers.10 before layers.2. At "
-        "most the sixty layers with the largest norms at the end; a norm of 0 is left out.",
+        "Norm of each layer's gradients as a power of ten: -3 is 0.001. Dark blue is 10⁻⁶ and less, green is in"
+        " between, dark red is 10³ and more. Layers that turn blue have vanishing gradients, layers that turn red"
+        " exploding ones. Rows are sorted by name as text: layers.10 is before layers.2. At most sixty layers are"
+        " shown, those with the largest norms at the end. A norm of 0 is omitted.",
         Query(most_at_end(60, f"log10({_NORMS} > 0)"), "{{torch_module_path}} {{torch_model}}"),
         low=-6,
         high=3,
     ),
     listed(
         "Exploding layers",
-        "Layers whose gradients have grown most: the last norm against its median in the range shown.",
+        "Layers with the largest growth of gradients: the last norm divided by its median in the range shown.",
         Column("times the median", "short", most(15, _AGAINST_MEDIAN)),
         Column("norm", "sci", f"{_LAST_NORMS} and {most(15, _AGAINST_MEDIAN)}"),
         width=WHOLE,
     ),
     listed(
         "Vanishing layers",
-        "Layers whose gradients have shrunk most: the last norm against its median in the range shown.",
+        "Layers with the largest decrease of gradients: the last norm divided by its median in the range shown.",
         Column("times the median", "short", least(15, _AGAINST_MEDIAN)),
         Column("norm", "sci", f"{_LAST_NORMS} and {least(15, _AGAINST_MEDIAN)}"),
         width=WHOLE,
@@ -117,7 +117,7 @@ _GRADIENTS = [
     lines(
         "Largest gradient norms",
         "sci",
-        "L2 over the layer's own parameters, before clipping and unscaled, the ten largest.",
+        "L2 norm over the layer's own parameters, before clipping and unscaled: the ten largest.",
         Query(most_at_end(10, _NORMS), _NAME),
         log=True,
         many=True,
@@ -125,7 +125,7 @@ _GRADIENTS = [
     lines(
         "Smallest gradient norms",
         "sci",
-        "The ten smallest. A norm of 0 can't be drawn on a logarithmic axis: the table of vanishing layers has it.",
+        "The ten smallest norms. A logarithmic axis cannot show a norm of 0: see the table of vanishing layers.",
         Query(least_at_end(10, _NORMS), _NAME),
         log=True,
         many=True,
@@ -146,7 +146,7 @@ _GPU = [
     lines(
         "GPU time by layer",
         "s",
-        "Time of a call on the device's own clock, forward and backward, of the fifteen layers where it is longest.",
+        "Time of a call on the device's own clock, forward and backward, for the fifteen layers with the longest time.",
         Query(
             most_at_end(
                 15,

@@ -1,4 +1,4 @@
-"""Panels as all dashboards have them: none comes without a unit and a description."""
+"""Panels of all dashboards; each has a unit and a description."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NAME_PX, _VALUE_PX = 12, 18
 _MANY_HEIGHT = 10
 _LEGEND_WIDTH = 260
 _WIDTHS, _LEAST_WIDTH = {"module": 210, "type": 170}, 90
-"""Pixels for the names of a layer and its class, and for any other column of a table; those share what is left."""
+"""Pixels for the names of a layer and its class, and for other columns of a table, which share the rest."""
 _POINTS = 200
-"""How finely what looks back over the range is looked at; a point for each pixel would be too much for many ranks."""
+"""Resolution of queries over the whole range: one point per pixel would be too expensive with many ranks."""
 _SPARSE_MS = 300_000
 _LEAST_TOP = {"cps": 1, "percentunit": 0.01}
-"""How far an axis reaches at least: else Grafana draws zeros on an axis up to 100 c/s or 10,000 %."""
+"""Smallest maximum of an axis: otherwise Grafana draws zeros on an axis up to 100 c/s or 10,000 %."""
 _BELOW_ALL = -1e9
-"""A heatmap hides values up to a bound; by default that is what suits counts, and hides negative values."""
+"""Lower bound of the shown values of a heatmap. The default suits counts and hides negative values."""
 
 
 class Column(NamedTuple):
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
 
 class _Panel(Protocol):
-    """What the library's builders of panels have in common."""
+    """Interface of the library's panel builders."""
 
     def build(self) -> models.Panel: ...
     def title(self, title: str) -> Self: ...
@@ -73,14 +73,14 @@ def lines(
     """Draw values over time.
 
     Args:
-        title: Of the panel.
-        unit: Grafana's name of it.
-        description: What is seen, and what to make of it.
-        queries: What is drawn.
-        width: Of 24.
+        title: Title of the panel.
+        unit: Unit, by Grafana's name.
+        description: Meaning of the values.
+        queries: Queries of the lines.
+        width: Width of 24 columns.
         log: Draw on a logarithmic axis.
-        sparse: Draw lines across gaps of some minutes: times of what happens less often than it is asked for.
-        many: Make room for a legend of ten series and more, beside the lines.
+        sparse: Draw lines across gaps of some minutes, for events that are rarer than the query's points.
+        many: Place the legend at the side, for ten series or more.
     """
     panel = _framed(timeseries.Panel(), title, unit, description, width).targets(_targets(queries))
     panel = panel.legend(_legend_beside() if many else _legend()).tooltip(_tooltip())
@@ -91,28 +91,28 @@ def lines(
 
 
 def stacked(title: str, unit: str, description: str, *queries: Query, width: int = HALF) -> timeseries.Panel:
-    """Draw values over time that make up a whole."""
+    """Draw values over time as parts of a whole."""
     panel = lines(title, unit, description, *queries, width=width).fill_opacity(60).line_width(0).axis_soft_min(0)
     return panel.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
 
 
 def number(title: str, unit: str, description: str, query: Query, **limits: float) -> stat.Panel:
-    """Show the latest value, in a colour where it is beyond a limit.
+    """Show the latest value, in a colour if it exceeds a limit.
 
     Args:
-        title: Of the panel.
-        unit: Grafana's name of it.
-        description: What is seen, and what to make of it.
-        query: Its value.
-        limits: From which value on it has a colour, by the colour's name.
+        title: Title of the panel.
+        unit: Unit, by Grafana's name.
+        description: Meaning of the values.
+        query: Query of the value.
+        limits: Lowest value of each colour, by the colour's name.
     """
     steps = [models.Threshold(color="green"), *(models.Threshold(value=at, color=name) for name, at in limits.items())]
     panel = _framed(stat.Panel(), title, unit, description, _STAT_WIDTH).height(_STAT_HEIGHT)
-    # One line for each run: side by side, the names of four runs have 6 px. There is no room for a line chart.
+    # One line for each run: in columns, the names of four runs would have 6 px. There is no room for a line chart.
     panel = panel.orientation(common_models.VizOrientation.HORIZONTAL).graph_mode(common_models.BigValueGraphMode.NONE)
     panel = panel.text(common.VizTextDisplayOptions().title_size(_NAME_PX).value_size(_VALUE_PX))
     target = _target("A", query)
-    target = target.instant() if RANGE in query.expr else target  # else each point would sum up a whole range
+    target = target.instant() if RANGE in query.expr else target  # otherwise each point would sum up a whole range
     panel = panel.targets([target]).thresholds(dashboard.ThresholdsConfig().steps(steps))
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
 
@@ -127,15 +127,15 @@ def histogram(title: str, unit: str, description: str, query: Query, width: int 
 def rows(title: str, unit: str, description: str, query: Query, *, low: float, high: float) -> heatmap.Panel:
     """Draw a row of colours for each series of a run over time, from the top in the order of their labels as text.
 
-    Each run has a panel of its own.
+    Each run has a separate panel.
 
     Args:
-        title: Of the panel.
-        unit: Grafana's name of it.
-        description: What is seen, and what to make of it.
-        query: Its values, negative ones too.
-        low: The value from which on down all have the first colour.
-        high: The value from which on up all have the last colour.
+        title: Title of the panel.
+        unit: Unit, by Grafana's name.
+        description: Meaning of the values.
+        query: Query of the values, which may be negative.
+        low: Values up to this one have the first colour.
+        high: Values from this one on have the last colour.
     """
     panel = _framed(heatmap.Panel(), title, unit, description, WHOLE).height(2 * _HEIGHT)
     panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours().min(low).max(high))
@@ -146,7 +146,7 @@ def rows(title: str, unit: str, description: str, query: Query, *, low: float, h
 
 
 def listed(title: str, description: str, *columns: Column, width: int = HALF, ascending: bool = False) -> table.Panel:
-    """List values of the whole range that is shown, a row for each set of labels, in the order of the first column."""
+    """List values of the whole range, one row for each set of labels, sorted by the first column."""
     queries = [
         _target(name, Query(column.expr)).instant().format(PromQueryFormat.TABLE)
         for name, column in zip(ascii_uppercase, columns, strict=False)
@@ -176,16 +176,16 @@ def listed(title: str, description: str, *columns: Column, width: int = HALF, as
 
 
 def bars(title: str, unit: str, description: str, expr: str, x: str, parts: str, width: int = WHOLE) -> barchart.Panel:
-    """Draw values of the whole range that is shown as stacked bars.
+    """Draw values of the whole range as stacked bars.
 
     Args:
-        title: Of the panel.
-        unit: Grafana's name of it.
-        description: What is seen, and what to make of it.
-        expr: The values.
-        x: The label that tells bars apart.
-        parts: The label that tells the parts of a bar apart.
-        width: Of 24.
+        title: Title of the panel.
+        unit: Unit, by Grafana's name.
+        description: Meaning of the values.
+        expr: Expression of the values.
+        x: Label of the bars.
+        parts: Label of the parts of a bar.
+        width: Width of 24 columns.
     """
     matrix = {"rowField": x, "columnField": parts, "valueField": "Value"}
     panel = _framed(barchart.Panel(), title, unit, description, width)
@@ -207,11 +207,11 @@ _LABELS = {
 """Names of columns by labels."""
 _FIRST = ("torch_module_path", "torch_module_type", "torch_direction", "torch_rank", "host_name")
 _LAST = ("torch_model", "torch_run_id")
-"""Labels before and after the numbers of a table: what a row is about comes first."""
+"""Labels before and after the numbers of a table; the subject of a row is first."""
 _DECIMALS = {"sci": 2}
-"""Of units that Grafana shows with all digits."""
+"""Decimals of units that Grafana shows with all digits."""
 _AS_IT_IS = [models.DynamicConfigValue("unit", "string")]
-"""For labels: the unit of a panel also formats text that looks like a number, such as the module 0."""
+"""Unit of labels: the unit of a panel also formats text that looks like a number, such as the module 0."""
 
 
 def _unit(unit: str) -> list[models.DynamicConfigValue]:

@@ -1,9 +1,9 @@
-"""PromQL that all dashboards share: `target_info` says of which run and rank a series is.
+"""PromQL that all dashboards share: `target_info` has the run and the rank of a process.
 
-No label of a series says it, so a query narrows to the chosen ones by the join, and the job alone stands in every
-selector. One port serves run after run, so what looks far back is joined inside its window: joined from outside, a run
-would be given what the one before it did. What is asked for once, at the end of the range that is shown, looks back
-over it: the run may have ended.
+Series have no such labels, so a query selects the chosen runs and ranks by a join, and only the job is in every
+selector. One port serves several runs in turn, so queries over a long window join inside the window: otherwise a run
+would include the series of the previous run. Instant queries at the end of the range look back over the range, because
+the run may have ended.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ def series(metric: str, *matchers: str) -> str:
 
 
 def rate(metric: str, *matchers: str) -> str:
-    """Give what a counter grows by in a second."""
+    """Return the growth of a counter per second."""
     return f"rate({series(metric, *matchers)}[{RATE}])"
 
 
 def of_chosen(expr: str, *labels: str) -> str:
     """Keep the series of the chosen processes, with the run, the rank and further labels of each process."""
     brought = ", ".join(("torch_rank", "torch_run_id", *labels))
-    one_each = f"max by (job, instance, {brought}) ({PROCESSES})"  # two of one process would make an error of the join
+    one_each = f"max by (job, instance, {brought}) ({PROCESSES})"  # two series of one process would make the join fail
     return f"({expr} * on (job, instance) group_left ({brought}) {one_each})"
 
 
 def by(labels: Iterable[str], how: str, expr: str) -> str:
-    """Aggregate over the chosen processes, apart by labels; the host's name may be one."""
+    """Aggregate over the chosen processes by labels, which may include the host's name."""
     kept = tuple(labels)
     return f"{how} by ({', '.join(kept)}) {of_chosen(expr, *_of_process(kept))}"
 
 
 def by_run(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks of each run, apart by further labels."""
+    """Aggregate over the chosen ranks of each run, by further labels."""
     return by(("torch_run_id", *labels), how, expr)
 
 
@@ -59,17 +59,17 @@ def by_rank(how: str, expr: str, *labels: str) -> str:
 
 
 def grown(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks what counters grew by in the whole range that is shown."""
+    """Aggregate the growth of counters in the whole range over the chosen ranks."""
     return _each_run(how, f"increase({_shown(expr, labels)})", labels)
 
 
 def latest(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks the last that gauges were in the whole range that is shown."""
+    """Aggregate the last values of gauges in the whole range over the chosen ranks."""
     return _each_run(how, f"last_over_time({_shown(expr, labels)})", labels)
 
 
 def against_median(how: str, expr: str, *labels: str) -> str:
-    """Aggregate over the chosen ranks how the last that gauges were compares with their medians of the whole range."""
+    """Aggregate the ratio of the last values of gauges to their medians in the whole range over the chosen ranks."""
     shown = _shown(expr, labels)
     return _each_run(how, ratio(f"last_over_time({shown})", f"quantile_over_time(0.5, {shown})"), labels)
 
@@ -92,35 +92,35 @@ def quantile(share: float, buckets: str) -> str:
 
 
 def of_process(part: str, whole: str) -> str:
-    """Divide series of a process by its one series of another metric, where that is not 0."""
+    """Divide the series of a process by its one series of another metric; empty if that series is 0."""
     return f"{part} / on (job, instance) group_left () ({whole} > 0)"
 
 
 def ratio(part: str, whole: str) -> str:
-    """Divide, and give nothing where there is nothing to divide by."""
+    """Divide; the result is empty if the divisor is 0."""
     return f"{part} / ({whole} > 0)"
 
 
 def most(count: int, expr: str) -> str:
-    """Keep the largest ones."""
+    """Keep the largest series."""
     return f"topk({count}, {expr})"
 
 
 def least(count: int, expr: str) -> str:
-    """Keep the smallest ones."""
+    """Keep the smallest series."""
     return f"bottomk({count}, {expr})"
 
 
 def most_at_end(count: int, expr: str) -> str:
-    """Keep the series whose last values in the range that is shown are the largest, from its start to its end.
+    """Keep the series with the largest last values in the range, for the whole range.
 
-    `topk` alone chooses anew at each point: series come and go, and there are more of them than `count`.
+    `topk` alone selects series at each point separately, so more than `count` series would appear and disappear.
     """
     return f"{expr} and {most(count, _last(expr))}"
 
 
 def least_at_end(count: int, expr: str) -> str:
-    """Keep the series whose last values in the range that is shown are the smallest, from its start to its end."""
+    """Keep the series with the smallest last values in the range, for the whole range."""
     return f"{expr} and {least(count, _last(expr))}"
 
 

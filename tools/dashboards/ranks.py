@@ -1,4 +1,4 @@
-"""How the ranks of a run fare beside each other; each panel keeps to the few that matter, of however many there are."""
+"""Comparison of the ranks of a run. Each panel shows the few relevant ranks, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _SLOWEST = most(
 
 
 def ranks() -> Dashboard:
-    """Make the dashboard that tells which rank holds up the others."""
+    """Make the dashboard that shows which rank delays the others."""
     return framed(
         UID,
         "Ranks",
-        "How the ranks of a run fare beside each other, and which one holds up the others.",
+        "Comparison of the ranks of a run, and the rank that delays the others.",
         {"At a glance": _GLANCE, "Rank by rank": _RANKS, GPU: _GPU},
     )
 
@@ -55,13 +55,14 @@ _GLANCE = [
     number(
         "Ranks",
         "short",
-        "Processes that are scraped and have made a step.",
+        "Scraped processes that have completed a step.",
         Query(by_run("count", series("torch_step_last_end_time_seconds"))),
     ),
     number(
         "Skew",
         "percentunit",
-        "Share of a step that the slowest rank needs longer than the others on average before they meet in backward.",
+        "How much longer the slowest rank needs than the mean of the others until all ranks synchronise in backward,"
+        " as a share of a step.",
         Query(_SKEW),
         orange=0.1,
         red=0.3,
@@ -72,9 +73,9 @@ _RANKS = [
     lines(
         "Skew",
         "percentunit",
-        "Share of a step that the slowest rank needs longer than the others on average outside of backward: they "
-        "wait that long for its gradients. A rank that is slow in backward itself can't be told so, since all of "
-        "them meet there: compare its layers.",
+        "How much longer the slowest rank needs outside of backward than the mean of the others, as a share of a"
+        " step. The others wait that long for its gradients. A rank that is slow in backward itself is not visible"
+        " here, because all ranks wait there: compare its layers.",
         Query(_SKEW),
         width=WHOLE,
         sparse=True,
@@ -82,7 +83,8 @@ _RANKS = [
     lines(
         "Time before the ranks meet",
         "s",
-        "Time of a step outside of backward, of the twenty ranks where it is longest. The ranks on top are waited for.",
+        "Time of a step outside of backward, for the twenty ranks with the longest time. The other ranks wait for the"
+        " ranks at the top.",
         Query(most_at_end(20, _OWN), _RANK),
         sparse=True,
         many=True,
@@ -90,8 +92,8 @@ _RANKS = [
     lines(
         "Step time by rank",
         "s",
-        "The mean time of a step, of the twenty ranks where it is longest. Ranks that reduce gradients together "
-        "have the same step time.",
+        "Mean time of a step, for the twenty ranks with the longest time. Ranks that reduce gradients together have"
+        " the same step time.",
         Query(most_at_end(20, by_rank("sum", STEP_TIME)), _RANK),
         sparse=True,
         many=True,
@@ -99,8 +101,8 @@ _RANKS = [
     bars(
         "Phases by rank",
         "s",
-        "On what the time of a step went on each rank in the range shown, for the 32 that needed longest outside of "
-        "backward. A long backward beside short other phases is a rank that waits. Choose one run.",
+        "Time of a step by phase on each rank in the range shown, for the 32 ranks that needed longest outside of"
+        " backward. A rank with a long backward and short other phases is waiting. Choose one run.",
         f"{_PHASES_SHOWN} / on (torch_run_id, torch_rank) group_left () ({_STEPS_SHOWN} > 0) "
         f"and on (torch_run_id, torch_rank) {most(32, ratio(_OWN_TIME_SHOWN, _STEPS_SHOWN))}",
         x="torch_rank",
@@ -109,8 +111,8 @@ _RANKS = [
     ),
     listed(
         "Slowest ranks",
-        "The mean time of a step in the range shown, of the sixteen ranks where it was longest, and the host that "
-        "they run on. The time since the last step is that at the rank's end, where it has ended.",
+        "Mean time of a step in the range shown, for the sixteen ranks with the longest time, with their host. If a"
+        " rank has ended, the time since the last step is the time at its end.",
         Column("step time", "s", _SLOWEST),
         Column("since the last step", "s", f"{latest('max', QUIET, *_HOST)} and {_SLOWEST}"),
         width=WHOLE,
@@ -118,23 +120,23 @@ _RANKS = [
     lines(
         "Time since the last step",
         "s",
-        "Of the twenty ranks where it is longest. When a run hangs, the rank that stopped first stands on top. A run "
-        "that has finished has none.",
+        "Time since the last step, for the twenty ranks with the longest time. If a run hangs, the rank that stopped"
+        " first is at the top. A finished run is not shown.",
         Query(most_at_end(20, by_rank("max", QUIET)), _RANK),
         many=True,
     ),
     lines(
         "Gradient norm by rank",
         "sci",
-        "Of the twenty ranks where it is largest. Ranks that reduce gradients together have the same: where they "
-        "differ, a parameter is not reduced.",
+        "Gradient norm, for the twenty ranks with the largest norm. Ranks that reduce gradients together have the"
+        " same norm: if they differ, a parameter is not reduced.",
         Query(most_at_end(20, by_rank("max", series("torch_gradient_norm"))), _RANK),
         many=True,
     ),
     lines(
         "Loss by rank",
         "short",
-        "As logged, of the twenty ranks where it is largest. One that stays above the others points at its data.",
+        "Logged loss, for the twenty ranks with the largest loss. If one rank stays above the others, check its data.",
         Query(most_at_end(20, by_rank("max", series("torch_loss"))), _RANK),
         width=WHOLE,
         many=True,
@@ -144,7 +146,7 @@ _GPU = [
     lines(
         "GPU memory by rank",
         "bytes",
-        "The most memory that tensors took on the device, of the twenty ranks where it is largest.",
+        "Peak memory of tensors on the device, for the twenty ranks with the largest peak.",
         Query(most_at_end(20, by_rank("max", series("torch_memory_peak_bytes"), "device")), f"{_RANK} {{{{device}}}}"),
         width=WHOLE,
         many=True,

@@ -1,4 +1,4 @@
-"""Panels that stand on more than one dashboard, and the queries that more than one asks."""
+"""Panels and queries that several dashboards share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _OVERHEAD = series("torchotel_overhead_ratio")
 
 
 def since_the_last_step() -> stat.Panel:
-    """Show which run has been quiet, and for how long."""
+    """Show the time since the last step of each run."""
     return number(
         "Since the last step",
         "s",
-        "Time since the last step ended, on the rank where it is longest. It grows while a run hangs, evaluates or "
-        "saves, and no more once it has finished.",
+        "Time since the last step ended, for the rank with the longest time. It grows while a run hangs, evaluates or"
+        " saves, and stops when the run has finished.",
         Query(by_run("max", QUIET)),
         orange=60,
         red=300,
@@ -27,12 +27,12 @@ def since_the_last_step() -> stat.Panel:
 
 
 def overhead_now() -> stat.Panel:
-    """Show what looking costs."""
+    """Show the cost of detail."""
     return number(
         "Overhead",
         "percentunit",
-        "Share of the step time that looking into modules costs, against steps without, on the rank where it is "
-        "largest: the budget is 1 % by default.",
+        "Share of step time that detail costs, compared with plain steps, for the rank with the largest share. The"
+        " budget is 1 % by default.",
         Query(by_run("max", _OVERHEAD)),
         orange=0.05,
         red=0.2,
@@ -40,22 +40,22 @@ def overhead_now() -> stat.Panel:
 
 
 def overhead() -> timeseries.Panel:
-    """Draw what looking costs."""
+    """Draw the cost of detail over time."""
     return lines(
         "Overhead",
         "percentunit",
-        "Share of the step time that looking into modules costs, against steps without: the largest of the ranks and "
-        'their mean. overhead_budget holds it, at 1 % by default, where detail is "auto".',
+        "Share of step time that detail costs, compared with plain steps: maximum and mean of the ranks. With"
+        ' detail="auto", overhead_budget limits it to 1 % by default.',
         Query(by_run("max", _OVERHEAD), "{{torch_run_id}} worst rank"),
         Query(by_run("avg", _OVERHEAD), "{{torch_run_id}} mean"),
     )
 
 
 def steps_in_detail() -> timeseries.Panel:
-    """Draw how many steps are looked into."""
+    """Draw the share of detailed steps."""
     return lines(
         "Steps in detail",
         "percentunit",
-        "Share of the steps whose modules have spans, the mean of the ranks.",
+        "Share of steps with module spans, mean of the ranks.",
         Query(by_run("avg", series("torchotel_detail_ratio"))),
     )

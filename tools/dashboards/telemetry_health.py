@@ -1,4 +1,4 @@
-"""Whether what the other dashboards show is whole: what was dropped, what failed, what it costs."""
+"""Completeness of the data on the other dashboards: drops, failures and cost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DROPPED = 'torchotel_outcome=~"dropped_.+"'
 
 
 def telemetry_health() -> Dashboard:
-    """Make the dashboard that one opens when something seems to be missing."""
+    """Make the dashboard for cases of missing data."""
     return framed(
         UID,
         "Telemetry health",
-        "Whether traces and metrics are whole: what was dropped, what failed, and what they cost.",
+        "Completeness of traces and metrics: drops, failures and cost.",
         {"At a glance": _GLANCE, "Traces": _TRACES, "Metrics": _METRICS},
     )
 
@@ -33,7 +33,8 @@ _GLANCE = [
     number(
         "Spans dropped",
         "short",
-        "In the range shown: the queue was full, or the endpoint took none for longer than the retries last.",
+        "Dropped spans in the range shown: the queue was full, or the endpoint failed for longer than the retries"
+        " last.",
         Query(grown("sum", series("torchotel_spans_total", _DROPPED))),
         red=0.5,
     ),
@@ -41,7 +42,7 @@ _GLANCE = [
     number(
         "Targets down",
         "short",
-        "Processes of the job that Prometheus can't scrape: they died, or their port can't be reached.",
+        "Processes of the job that Prometheus cannot scrape: they died, or their port is unreachable.",
         Query(f"count by (job) ({series('up')}) - sum by (job) ({series('up')})", "{{job}}"),
         red=0.5,
     ),
@@ -50,8 +51,8 @@ _TRACES = [
     stacked(
         "Spans by outcome",
         "cps",
-        "Spans a second. `sampled_out` is OTEL_TRACES_SAMPLER's decision, dropped_queue a worker that can't keep up, "
-        "dropped_export an endpoint that fails for too long.",
+        "Spans per second. `sampled_out`: decided by OTEL_TRACES_SAMPLER. `dropped_queue`: the worker is too slow."
+        " `dropped_export`: the endpoint failed for too long.",
         Query(
             by_run("sum", rate("torchotel_spans_total"), "torchotel_outcome"), "{{torch_run_id}} {{torchotel_outcome}}"
         ),
@@ -59,7 +60,7 @@ _TRACES = [
     lines(
         "Export errors",
         "cps",
-        "Failed attempts a second by the error; one that is retried counts at each. `torchotel doctor` says why.",
+        "Failed attempts per second by error; each retry counts. `torchotel doctor` shows the cause.",
         Query(by_run("sum", rate("torchotel_export_errors_total"), "error_type"), "{{torch_run_id}} {{error_type}}"),
     ),
     overhead(),
@@ -69,19 +70,21 @@ _METRICS = [
     lines(
         "Processes scraped",
         "short",
-        "How many processes of a run answer. It falls when one dies, ends, or its port can't be reached.",
+        "Number of processes of a run that Prometheus can scrape. It falls when a process dies or ends, or its port"
+        " becomes unreachable.",
         Query(by_run("sum", series("up"))),
     ),
     lines(
         "Scrape duration",
         "s",
-        "The longest of a run. An answer for 500 layers takes some 4 ms of the training process.",
+        "The longest scrape of a run. A response for 500 layers takes about 4 ms of the training process.",
         Query(by_run("max", series("scrape_duration_seconds"))),
     ),
     lines(
         "Samples per scrape",
         "short",
-        "Over all processes of a run: times the scrapes in a day it is what Prometheus stores.",
+        "Samples per scrape, over all processes of a run. Multiplied by the scrapes per day, this is what Prometheus"
+        " stores per day.",
         Query(by_run("sum", series("scrape_samples_scraped"))),
     ),
 ]

@@ -1,4 +1,4 @@
-"""How a run fares: how fast, on what the time goes, what it learns, what it costs to watch."""
+"""Overview of a run: speed, time by phase, learning progress and the cost of detail."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NOT_FINITE = series("torch_step_nonfinite_total")
 
 
 def logged(counter: str) -> str:
-    """Give what is logged in a second, over all ranks of a run, and nothing if the program logs none."""
+    """Return the logged amount per second over all ranks of a run; empty if the program logs none."""
     return f"{by_run('sum', rate(counter))} > 0"
 
 
 def training_run() -> Dashboard:
-    """Make the dashboard that one opens first."""
+    """Make the first dashboard."""
     return framed(
         UID,
         "Training run",
-        "How a run fares: how fast it is, on what its time goes, what it learns, and what watching it costs.",
+        "Overview of a run: speed, time by phase, learning progress and the cost of detail.",
         {
             "At a glance": _GLANCE,
             "Step time": _TIME,
@@ -44,22 +44,22 @@ _GLANCE = [
     number(
         "Steps",
         "short",
-        "Training steps in the range shown; ranks that step together count once.",
+        "Training steps in the range shown; a step of several ranks counts once.",
         Query(grown("max", series("torch_steps_total"))),
     ),
     number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", STEP_TIME))),
     number(
         "Samples per second",
         "cps",
-        "What the program logs with torchotel.log(samples=…), over all ranks.",
+        "Samples that the program logs with torchotel.log(samples=…), over all ranks.",
         Query(logged("torch_samples_total")),
     ),
-    number("Loss", "short", "As logged, the mean of the ranks.", Query(by_run("avg", series("torch_loss")))),
+    number("Loss", "short", "Logged loss, mean of the ranks.", Query(by_run("avg", series("torch_loss")))),
     number(
         "Data wait",
         "percentunit",
-        "Share of the step time that goes into waiting for the DataLoader, on the rank that waits most. Beyond 30 "
-        "% more workers, a faster store or less work per sample are worth more than a faster model.",
+        "Share of step time spent waiting for the DataLoader, for the rank that waits longest. Above 30 %, more"
+        " workers, a faster store or less work per sample help more than a faster model.",
         Query(by_run("max", _DATA_WAIT)),
         orange=0.1,
         red=0.3,
@@ -67,8 +67,8 @@ _GLANCE = [
     number(
         "Steps gone NaN",
         "short",
-        "Steps in the range shown whose loss or gradients were NaN or infinite, of those looked at. Their traces "
-        "are kept and name the first layers: search Jaeger for torch.kept.reason=nan.",
+        "Checked steps in the range shown with a NaN or infinite loss or gradient. Their traces are kept and name the"
+        " first layers: search Jaeger for torch.kept.reason=nan.",
         Query(grown("sum", _NOT_FINITE)),
         red=0.5,
     ),
@@ -79,8 +79,8 @@ _TIME = [
     lines(
         "Step time",
         "s",
-        "Median, 95th and 99th percentile of the durations of steps, estimated from buckets, and their exact mean. "
-        "Each point is a step whose trace Jaeger has: click it.",
+        "Median, 95th and 99th percentile of step durations, estimated from buckets, and the exact mean. Each dot is"
+        " a step with a trace in Jaeger: click it.",
         Query(quantile(0.5, _BUCKETS), "{{torch_run_id}} median"),
         Query(quantile(0.95, _BUCKETS), "{{torch_run_id}} p95", exemplars=True),
         Query(quantile(0.99, _BUCKETS), "{{torch_run_id}} p99"),
@@ -90,15 +90,15 @@ _TIME = [
     histogram(
         "Steps by their duration",
         "s",
-        "How many steps a second took how long, over all chosen runs. Two bands are two kinds of steps: with and "
-        "without an evaluation, a checkpoint, a longer batch.",
+        "Distribution of step durations in steps per second, over all chosen runs. Two bands are two kinds of steps,"
+        " for example with and without an evaluation, a checkpoint or a longer batch.",
         Query(by(["le"], "sum", _BUCKETS), "{{le}}", exemplars=True),
     ),
     lines(
         "Data wait",
         "percentunit",
-        "Share of the step time that goes into waiting for the DataLoader: the mean of the ranks and the one that "
-        "waits most. One rank alone points at its disk or its host.",
+        "Share of step time spent waiting for the DataLoader: mean and maximum of the ranks. If only one rank waits,"
+        " check its disk and its host.",
         Query(by_run("avg", _DATA_WAIT), "{{torch_run_id}} mean"),
         Query(by_run("max", _DATA_WAIT), "{{torch_run_id}} worst rank"),
         width=WHOLE,
@@ -107,9 +107,9 @@ _TIME = [
     stacked(
         "Step time by phase: $run",
         "s",
-        "On what the time of a step of this run goes, the mean of the ranks. `between` is the time since the previous "
-        "step: a loader that is not a DataLoader, logging, checkpoints. `other` is in no phase. On a GPU a phase is "
-        "the host's time in it, with waiting.",
+        "Time of a step of this run by phase, mean of the ranks. `between` is the time since the previous step: a"
+        " loader that is not a DataLoader, logging, checkpoints. `other` is the time in no phase. On a GPU a phase is"
+        " the host's time, including waiting.",
         Query(
             by_run("avg", of_process(rate("torch_phase_time_seconds_total"), _STEPS), "torch_phase"),
             "{{torch_phase}}",
@@ -130,7 +130,7 @@ _THROUGHPUT = [
     lines(
         "Samples and tokens per second",
         "cps",
-        "What the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
+        "Samples and tokens that the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
         Query(logged("torch_samples_total"), "{{torch_run_id}} samples"),
         Query(logged("torch_tokens_total"), "{{torch_run_id}} tokens"),
         width=THIRD,
@@ -138,7 +138,7 @@ _THROUGHPUT = [
     lines(
         "Evaluation",
         "percentunit",
-        "Share of the time that goes into batches which no training step claims: validation, generation.",
+        "Share of time spent in evaluations: batches outside of any training step, such as validation and generation.",
         Query(by_run("avg", rate("torch_evaluation_time_seconds_total"))),
         width=THIRD,
     ),
@@ -147,21 +147,22 @@ _LEARNING = [
     lines(
         "Loss",
         "short",
-        "As logged: the mean of the ranks. A NaN is left out here and counted below.",
+        "Logged loss, mean of the ranks. A NaN is omitted here and counted below.",
         Query(by_run("avg", series("torch_loss"))),
         width=THIRD,
     ),
     lines(
         "Learning rate",
         "sci",
-        "As logged, else the first parameter group's of the optimizer.",
+        "Logged learning rate, or else that of the optimizer's first parameter group.",
         Query(by_run("max", series("torch_learning_rate"))),
         width=THIRD,
     ),
     lines(
         "Gradient norm",
         "sci",
-        "L2 over all parameters, before clipping and unscaled, the largest of the ranks. By layer: dashboard Layers.",
+        "L2 norm over all parameters, before clipping and unscaled, maximum of the ranks. The dashboard Layers shows"
+        " it by layer.",
         Query(by_run("max", series("torch_gradient_norm"))),
         width=THIRD,
         log=True,
@@ -169,8 +170,8 @@ _LEARNING = [
     lines(
         "Steps gone NaN",
         "cps",
-        "Steps a second whose loss or gradients were NaN or infinite, of those looked at. With a GradScaler a "
-        "gradient overflows now and then, and it skips that step.",
+        "Checked steps per second with a NaN or infinite loss or gradient. With a GradScaler, a gradient overflows"
+        " occasionally, and the GradScaler skips that step.",
         Query(
             by_run("sum", rate("torch_step_nonfinite_total"), "torch_nonfinite_kind"),
             "{{torch_run_id}} {{torch_nonfinite_kind}}",
@@ -179,7 +180,7 @@ _LEARNING = [
     lines(
         "Logged values",
         "short",
-        "What the program logs under names of its own, the mean of the ranks.",
+        "Values that the program logs under other names, mean of the ranks.",
         Query(by_run("avg", series("torch_log"), "torch_log_name"), "{{torch_run_id}} {{torch_log_name}}"),
     ),
 ]
@@ -191,8 +192,8 @@ _GPU = [
     lines(
         "GPU memory",
         "bytes",
-        "Memory of the device at the end of a step, the largest of the ranks: in tensors, held by the allocator, "
-        "and the most that tensors took. A gap that grows between the first two is fragmentation.",
+        "Device memory at the end of a step, maximum of the ranks: allocated by tensors, reserved by the allocator,"
+        " and the peak of tensors. A growing gap between the first two is fragmentation.",
         Query(by_run("max", series("torch_memory_allocated_bytes"), "device"), "{{torch_run_id}} {{device}} allocated"),
         Query(by_run("max", series("torch_memory_reserved_bytes"), "device"), "{{torch_run_id}} {{device}} reserved"),
         Query(by_run("max", series("torch_memory_peak_bytes"), "device"), "{{torch_run_id}} {{device}} peak"),

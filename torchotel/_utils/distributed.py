@@ -13,41 +13,40 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from torchotel._utils.process import is_child
+from torchotel._utils.process import MAX_PORT, is_child
 from torchotel._utils.text import shortened
 
-LAST_PORT = 65_535
 FIRST_RESERVED_STEP = 0xFFFFFFF0
-"""Slurm's ids from here on are those of batch scripts, interactive shells and the like, not of `srun`'s steps."""
+"""Slurm step ids from here on belong to batch scripts and interactive shells, not to steps of `srun`."""
 
 
 class Identity(NamedTuple):
-    """The place of this process in its run."""
+    """Position of this process in its run."""
 
     rank: int
     local_rank: int | None
-    """None if unknown: no launcher gives it, and the ranks may be on several hosts."""
+    """None if unknown: no launcher sets it, and the ranks may be on several hosts."""
     world_size: int | None
-    """None if unknown: an indexed Job of Kubernetes gives its pods an index alone."""
+    """None if unknown: an indexed Job of Kubernetes sets only an index."""
     run_id: str
     generation: int
     """Restarts of the run so far."""
 
 
 class _Launcher(NamedTuple):
-    """The variables that one launcher sets; they count as a set, so ranks and sizes of two launchers never mix."""
+    """Names of the variables of one launcher, which are read together: values of two launchers never mix."""
 
     rank: str
     world_size: str
     local_rank: str
     local_size: str
     job: tuple[str, ...] = ()
-    """The first that is set names the job."""
+    """The first of these variables that is set has the job's id."""
     restarts: str = ""
 
 
 class _Launch(NamedTuple):
-    """What the variables of one launcher say about this process."""
+    """Values of the variables of one launcher."""
 
     launcher: _Launcher
     rank: int
@@ -61,7 +60,7 @@ class _Launch(NamedTuple):
 _TORCHRUN = _Launcher(
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ("TORCHELASTIC_RUN_ID",), "TORCHELASTIC_RESTART_COUNT"
 )
-"""https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. Other launchers set some of them too."""
+"""https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. Others set some of these, too."""
 _OPEN_MPI = _Launcher(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -77,15 +76,15 @@ _RAY = _Launcher("", "", "", "")
 
 
 def identify(environ: Mapping[str, str], run_id: str | None = None, own_run_id: str = "") -> Identity:
-    """Find the identity of this process, without communication; it may change until a process group exists.
+    """Return the identity of this process, without communication; it may change until a process group exists.
 
-    The default process group of `torch.distributed` decides, then the first launcher whose variables are complete and
-    consistent: torchrun, Ray, Open MPI, MPICH, Slurm, an indexed Job of Kubernetes.
+    Sources in order: the default process group of `torch.distributed`, then the first launcher with complete and
+    consistent variables, of torchrun, Ray, Open MPI, MPICH, Slurm, and an indexed Job of Kubernetes.
 
     Args:
         environ: The environment.
-        run_id: The run's id if the user has set it.
-        own_run_id: The run's id if this process runs alone.
+        run_id: The configured id of the run.
+        own_run_id: The id of the run if this is the only process.
     """
     launch, group = _find_launch(environ), _default_group()
     rank, world_size = group or ((0, 1) if launch is None else (launch.rank, launch.world_size))
@@ -104,30 +103,30 @@ def identify(environ: Mapping[str, str], run_id: str | None = None, own_run_id: 
 
 
 def own_folder(record: Path, identity: Identity) -> Path:
-    """Return this rank's folder of a run file: if there are several ranks, each has one of its own."""
+    """Return this rank's folder of a run file; with several ranks, each rank has its own folder."""
     return record if identity.world_size == 1 else record.with_name(f"{record.name}-rank{identity.rank}")
 
 
 def own_port(port: int, local_rank: int | None) -> int:
-    """Return this rank's port: those of a host's ranks follow each other, and 0 stays any free one."""
+    """Return this rank's port: the first port plus the local rank; 0 means any free port."""
     own = port + (local_rank or 0) if port else 0
-    return own if own <= LAST_PORT else 0
+    return own if own <= MAX_PORT else 0
 
 
 class OwnRunId:
-    """The random run id of a process that runs alone: one for each recording in it, and the same for its detector."""
+    """Random run id of a single process: each recording has a new one. The resource detector reads it, too."""
 
     def __init__(self) -> None:
         self._process, self._id, self._used = 0, "", False
 
     def current(self) -> str:
-        """Return the id of the recording that runs, or of the next one."""
+        """Return the id of the current or the next recording."""
         if self._process != os.getpid():  # the first call, or a forked child
             self._process, self._id, self._used = os.getpid(), uuid4().hex[:12], False
         return self._id
 
     def use(self) -> None:
-        """Begin a recording: if another one had the current id, draw a new one."""
+        """Start a recording; draw a new id if an earlier recording used the current id."""
         if self.current() and self._used:
             self._id = uuid4().hex[:12]
         self._used = True
@@ -138,9 +137,9 @@ own_run = OwnRunId()
 
 def _find_launch(environ: Mapping[str, str]) -> _Launch | None:
     launch = _read(_TORCHRUN, environ) or _ray_launch()
-    if launch is None and not environ.get("RAY_JOB_ID"):  # Ray's workers inherit variables of the job that started Ray
+    if launch is None and not environ.get("RAY_JOB_ID"):  # Ray's workers inherit variables of the launcher of Ray
         mpi = [found for launcher in (_OPEN_MPI, _MPICH) if (found := _read(launcher, environ)) is not None]
-        # Slurm sets MPICH's variables too, also in a shell: there for one rank.
+        # Slurm also sets MPICH's variables; in a shell they are for one rank.
         several = [found for found in mpi if found.world_size != 1]
         return several[0] if several else _slurm_launch(environ) or _kubernetes_launch(environ)
     return launch
@@ -169,9 +168,9 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _slurm_launch(environ: Mapping[str, str]) -> _Launch | None:
-    """Read the variables of a task that `srun` started.
+    """Read the variables of a task of `srun`; None in a batch script or a shell of `salloc` or `srun --pty`.
 
-    A batch script, and a shell that `salloc` or `srun --pty` opens, have a task's variables too.
+    Those have the variables of a task, too.
     """
     step = _number(environ, "SLURM_STEP_ID")
     if step is None:
@@ -186,7 +185,7 @@ def _slurm_launch(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _kubernetes_launch(environ: Mapping[str, str]) -> _Launch | None:
-    """Read the index of a pod of an indexed Job, whose host name is the Job's name and the index.
+    """Read the index of a pod of an indexed Job; its host name is the Job's name and the index.
 
     https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
     """
@@ -198,9 +197,9 @@ def _kubernetes_launch(environ: Mapping[str, str]) -> _Launch | None:
 
 
 def _ray_launch() -> _Launch | None:
-    """Read the context of Ray Train, if the program has imported it."""
+    """Read the context of Ray Train if the program has imported it."""
     train: Any = sys.modules.get("ray.train")
-    with suppress(Exception):  # outside of its workers there is no context
+    with suppress(Exception):  # there is no context outside of its workers
         context = train.get_context()
         found = context.get_world_rank(), context.get_world_size(), context.get_local_rank(), None
         if isinstance(found[0], int) and isinstance(found[1], int):
@@ -211,14 +210,14 @@ def _ray_launch() -> _Launch | None:
 def _default_group() -> tuple[int, int] | None:
     """Return rank and size of the default process group, if there is one."""
     distributed: Any = sys.modules.get("torch.distributed")
-    with suppress(Exception):  # a group that is being destroyed, a torch without torch.distributed
+    with suppress(Exception):  # the group is being destroyed, or torch has no torch.distributed
         if distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
     return None
 
 
 def _find_run_id(environ: Mapping[str, str], launch: _Launch | None, world_size: int | None) -> str:
-    """Return the id that all processes of a job agree on; empty if this process runs alone."""
+    """Return an id that all processes of a job share; empty if this is the only process."""
     job = launch.job if launch is not None else ""
     job = job or environ.get("RAY_JOB_ID", "") or environ.get("KUBEFLOW_TRAINING_JOB_ID", "")
     if job:
@@ -235,7 +234,7 @@ def _find_run_id(environ: Mapping[str, str], launch: _Launch | None, world_size:
     else:
         parent = multiprocessing.parent_process()
         launcher = os.getppid() if parent is None or parent.pid is None else parent.pid
-    # A shell may start one run after the other. The agent of torchrun has one run, whose port a restart may change.
+    # A shell may start several runs. The agent of torchrun has one run, and a restart may change its port.
     return _hashed(*_started(launcher), "" if agent else environ.get("MASTER_PORT", ""))
 
 
@@ -250,17 +249,17 @@ def _is_local(address: str) -> bool:
 
 
 def _launcher_process(launcher: _Launcher, environ: Mapping[str, str]) -> int:
-    """Return the nearest ancestor that is not of this rank: a rank may run in a wrapper, and may start processes."""
+    """Return the nearest ancestor process outside of this rank: a rank may run in a wrapper and start processes."""
     own = {f"{name}={environ.get(name, '')}".encode() for name in launcher[:4] if name in environ}
     process = os.getppid()
-    with suppress(OSError, IndexError, ValueError):  # another user's, or there is no /proc: the parent it is
+    with suppress(OSError, IndexError, ValueError):  # of another user, or no /proc: use the parent
         while own and own <= set(Path(f"/proc/{process}/environ").read_bytes().split(b"\0")):
             process = int(_stat(process)[1])
     return process
 
 
 def _started(process: int) -> tuple[str, ...]:
-    """Return what tells a process from all others: its pid, when it started, and of which boot of which host."""
+    """Return values that identify a process: host, boot, start time and pid."""
     started = boot = ""
     with suppress(OSError, IndexError):  # there is no /proc
         started, boot = _stat(process)[19], Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -268,7 +267,7 @@ def _started(process: int) -> tuple[str, ...]:
 
 
 def _stat(process: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on, since the second may hold anything."""
+    """Return the fields of /proc/PID/stat from the third; the second is a name of any characters."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 

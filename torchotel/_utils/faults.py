@@ -1,55 +1,56 @@
 """Guard hooks against errors of torchotel, and warn of a problem once."""
 
-import contextlib
 import functools
 import logging
+import math
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
+from torchotel._limits import MAX_FAULTS
+
 _logger = logging.getLogger("torchotel")
 
-LIMIT = 10
-"""Faults after which a part switches itself off."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Guard:
-    """Count the internal errors of one part, log the first, and switch the part off at the tenth.
+    """Count the internal errors of one part, log the first, and switch the part off after `limit` errors.
 
-    A hot hook says `except Exception: guard.fault()`; all else can be wrapped with `guarded`.
+    A hot hook has its own `except Exception: guard.fault()`; other callbacks are wrapped with `guarded`.
 
     Args:
-        part: What it is called in the log.
-        off: Takes the part out.
-        limit: Faults after which the part is off.
-        level: Of what is logged; lower where the user can do nothing and misses little.
+        part: Name of the part in the log.
+        off: Switches the part off.
+        limit: Faults after which the part is switched off.
+        level: Level of the log records.
     """
 
     def __init__(
-        self, part: str, off: Callable[[], None] | None = None, *, limit: int = LIMIT, level: int = logging.ERROR
+        self, part: str, off: Callable[[], None] | None = None, *, limit: int = MAX_FAULTS, level: int = logging.ERROR
     ) -> None:
         self.part = part
         self.off = off
-        """Takes the part out; called once, on the thread of the last fault that was allowed."""
+        """Switches the part off; called once, on the thread of the fault that reached the limit."""
         self.faults = 0
         self.is_off = False
-        """Whether the part has had its last fault."""
+        """Whether the limit is reached."""
         self._limit, self._level = limit, level
         self._switched_off = False
         # Reentrant: logging a fault may run code that faults again on the same thread.
         self._lock = threading.RLock()
 
     def fault(self, *, iterated: bool = False) -> None:
-        """Take note of the exception that is being handled; raises nothing itself.
+        """Count the exception that is being handled; never raises.
 
         Args:
-            iterated: The caller reads a dictionary of hooks, so nothing may be taken out of it now: the part
-                switches itself off at the next call that is guarded otherwise.
+            iterated: PyTorch iterates over a dictionary of hooks, so no hook may be removed now. The part is switched
+                off by the next guarded call without `iterated`.
         """
         with self._lock:
             self.faults += 1
@@ -59,30 +60,30 @@ class Guard:
             # As text, not exc_info: a handler that keeps records would keep the frames' tensors alive.
             self._log("internal error in %s, your program goes on:\n%s", self.part, traceback.format_exc())
         if not iterated:
-            self.settle()
+            self.apply_switch_off()
 
-    def settle(self) -> None:
-        """Switch the part off where that is due; to be called where no dictionary of hooks is being read."""
+    def apply_switch_off(self) -> None:
+        """Switch the part off if the limit is reached; not to be called while PyTorch iterates over hooks."""
         if self.is_off and not self._switched_off:
             self._switched_off = True
             self._log("%s switched off after %d internal errors", self.part, self._limit)
             self._switch_off()
 
     def guarded(self, function: Callable[P, R], *, iterated: bool = False) -> Callable[P, R | None]:
-        """Wrap a callback that is not hot: an error in it becomes a fault and None.
+        """Wrap a callback that is not hot: if it raises, a fault is counted and None is returned.
 
         Args:
-            function: What is called.
-            iterated: As in `fault`.
+            function: The callback.
+            iterated: Passed to `fault`.
         """
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
             if self.is_off and not iterated:
-                self.settle()
+                self.apply_switch_off()
             try:
                 return function(*args, **kwargs)
-            except Exception:  # noqa: BLE001 - the guard is the one place that takes them all
+            except Exception:  # noqa: BLE001  # the purpose of the guard
                 self.fault(iterated=iterated)
                 return None
 
@@ -93,30 +94,54 @@ class Guard:
             return
         try:
             self.off()
-        except Exception:  # noqa: BLE001 - a part that cannot even be taken out must not raise either
-            self._log("%s could not be taken out:\n%s", self.part, traceback.format_exc())
+        except Exception:  # noqa: BLE001  # must not raise into the program
+            self._log("%s could not be switched off:\n%s", self.part, traceback.format_exc())
 
     def _log(self, message: str, *args: object) -> None:
-        # A handler of the user's may raise, and then there is nobody left to tell.
-        with contextlib.suppress(Exception):
+        with suppress(Exception):  # a handler of the program may raise
             _logger.log(self._level, message, *args)
 
 
-@functools.cache
-def warn_once(text: str, *values: object) -> None:
-    """Log what is wrong with a setting, unless it has been: variables are read again by each `instrument()`."""
-    _logger.warning(text, *values)
-
-
 class Warn:
-    """Log what a run can't do or see: each text once, with the values that it comes up with first."""
+    """Log each problem once, from any thread; never raises.
 
-    def __init__(self) -> None:
-        self._told: dict[str, object] = {}
+    Args:
+        quiet_s: Time after which the same problem is logged again.
+    """
 
-    def __call__(self, text: str, *values: object) -> None:
-        """Log a warning, unless this text has been; from any thread, and without raising."""
-        this_call = object()
-        if self._told.setdefault(text, this_call) is this_call:
-            with suppress(Exception):  # a handler of the user's may raise
-                _logger.warning(text, *values)
+    def __init__(self, quiet_s: float = math.inf) -> None:
+        self._quiet_s = quiet_s
+        self._quiet_until_s: dict[object, float] = {}
+
+    def __call__(self, text: str, *values: object, key: object = None, error: Exception | None = None) -> bool:
+        """Log a problem and return True, or return False if it was logged before.
+
+        Args:
+            text: The message, with placeholders for the values.
+            values: Values of the message.
+            key: Identifies the problem; None: the text does.
+            error: Logged with its traceback, as an error instead of a warning.
+        """
+        key, now_s = text if key is None else key, time.monotonic()
+        until_s = now_s + self._quiet_s
+        known_s = self._quiet_until_s.setdefault(key, until_s)  # atomic: one of several threads logs
+        if known_s is not until_s:
+            if now_s < known_s:
+                return False
+            self._quiet_until_s[key] = until_s
+        with suppress(Exception):  # a handler of the program may raise
+            _logger.log(logging.WARNING if error is None else logging.ERROR, text, *values, exc_info=error)
+        return True
+
+    def forget(self) -> None:
+        """Log every problem again."""
+        self._quiet_until_s.clear()
+
+
+process_warnings = Warn()
+"""Warnings that are logged once in a process."""
+
+
+def warn_once(text: str, *values: object) -> None:
+    """Warn of a setting once for each set of values: each `instrument()` reads the variables again."""
+    process_warnings(text, *values, key=(text, values))

@@ -1,7 +1,8 @@
-"""Work in slices, so that the training thread gets the GIL in between."""
+"""Yield the GIL to the training thread at regular intervals of the worker's Python code."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TypeVar
@@ -9,34 +10,49 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 SLICE_ITEMS = 256
-"""Items that are worked on without a rest, each by a few lines of Python: some 0.1 to 0.2 ms."""
+"""Items between two yields. An item is a few lines of Python, about 0.5 µs, so the GIL is held for 0.1 to 0.2 ms."""
+PAUSE_S = 0.0002
+
+
+def yield_gil() -> None:
+    """Sleep, so that the training thread can take the GIL."""
+    time.sleep(PAUSE_S)
 
 
 class GilYielder:
-    """Iterate, and rest whenever a slice is full: items of one loop after the other count together; on one thread.
+    """Count the items that one thread works on, and yield the GIL after every `SLICE_ITEMS` of them.
 
     Args:
-        rest: Lets go of the GIL.
+        pause: Releases the GIL.
     """
 
-    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
-        self._room = SLICE_ITEMS
+    def __init__(self, pause: Callable[[], None] = yield_gil) -> None:
+        self._pause = pause
+        self._left = SLICE_ITEMS
 
     def __call__(self, items: Collection[Item]) -> Iterable[Item]:
-        """Give all items, as they are where the slice has room for them."""
-        if len(items) <= self._room:
-            self._room -= len(items)
+        """Iterate over items; consecutive and nested loops are counted together."""
+        if len(items) <= self._left:
+            self._left -= len(items)
             return items
         return chain.from_iterable(self._slices(iter(items)))
 
+    def spend(self, items: int) -> None:
+        """Count items that were worked on outside of a loop over this object; more than a slice yields once."""
+        self._left -= items
+        if self._left <= 0:
+            self._yield()
+
     def _slices(self, source: Iterator[Item]) -> Iterator[Sequence[Item]]:
         while True:
-            if not self._room:  # loops inside of this one count as well
-                self._rest()
-                self._room = SLICE_ITEMS  # not before: a signal's handler may iterate meanwhile
-            taken = tuple(islice(source, self._room))
-            if not taken:
+            if self._left <= 0:  # a nested loop may have used up the slice
+                self._yield()
+            items = tuple(islice(source, max(1, self._left)))  # a signal handler may have used up the slice
+            if not items:
                 return
-            self._room -= len(taken)
-            yield taken
+            self._left -= len(items)
+            yield items
+
+    def _yield(self) -> None:
+        self._pause()
+        self._left = SLICE_ITEMS  # after the pause, during which a signal handler may use this object

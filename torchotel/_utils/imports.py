@@ -1,4 +1,4 @@
-"""Do something when a module is imported, without importing it: Dynamo alone costs 1.4 s and 150 MiB."""
+"""Run code when the program imports a module, without importing it: Dynamo alone costs 1.4 s and 150 MiB."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Action = Callable[[ModuleType], None]
 
 
 _waiting: dict[str, list[Action]] = {}
-"""What is to be done when a module is imported, by its name."""
+"""Actions by the name of the module whose import they wait for."""
 
 
 class _Finder(MetaPathFinder):
-    """Find what is waited for as the finders behind this one do, and act once it is loaded.
+    """Return the spec of the other finders, with a loader that runs the actions after it has loaded the module.
 
-    `importlib.util.find_spec("torch")`, by which libraries ask whether torch is there, finds and does not load.
+    The actions do not run on `importlib.util.find_spec("torch")`, which does not load.
     """
 
     def find_spec(
@@ -28,15 +28,15 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if not _waiting.get(fullname):
             return None
-        spec = self._ask_the_rest(fullname, path, target)
+        spec = self._find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenAct(spec.loader, partial(_act, fullname))
+            spec.loader = _ActingLoader(spec.loader, partial(_act, fullname))
         return spec
 
-    def _ask_the_rest(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    def _find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         finders = list(sys.meta_path)
-        rest = finders[finders.index(self) + 1 :] if self in finders else finders
-        for finder in rest:
+        others = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in others:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
             if spec is not None:
@@ -46,18 +46,18 @@ class _Finder(MetaPathFinder):
 
 def _act(name: str, module: ModuleType) -> None:
     actions = _waiting.get(name, [])
-    while actions:  # one of them may call another off
-        actions.pop(0)(module)  # once
+    while actions:  # an action may cancel another action
+        actions.pop(0)(module)
 
 
-class _ThenAct(Loader):
-    """Load as the real loader does, then act; leaves no trace on the module."""
+class _ActingLoader(Loader):
+    """Load a module with its real loader, then run the action; the module keeps its real loader."""
 
     def __init__(self, loader: Loader, action: Action) -> None:
         self._loader, self._action = loader, action
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # for those who ask a spec's loader for source, data or resources
+        return getattr(self._loader, name)  # libraries read source and resources from a loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -69,15 +69,15 @@ class _ThenAct(Loader):
         self._loader.exec_module(module)
         self._action(module)
 
-    # Python leaves the import system's frames out of the traceback of a failed import, and knows them by their file.
+    # Python removes frames with this file name from the traceback of a failed import.
     exec_module.__code__ = exec_module.__code__.replace(co_filename="<frozen importlib._bootstrap>")
 
 
 def after_import(name: str, action: Action) -> Callable[[], None]:
-    """Run `action` with the module when it is imported, at once where it has been; return what calls that off.
+    """Run `action` when the module is imported, or at once if it is; return a function that cancels this.
 
-    A finder is put before all others and stays: Python goes through `sys.meta_path` by position, and another thread's
-    import would miss the one after a finder that is taken out.
+    The finder is inserted first and never removed: Python iterates over `sys.meta_path` by position, so an import on
+    another thread would skip a finder if one before it were removed.
     """
     module = sys.modules.get(name)
     if module is not None:

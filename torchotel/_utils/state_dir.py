@@ -1,4 +1,4 @@
-"""Where `torchotel stack` keeps what outlives a command, and where it looks for those who train."""
+"""Find the folders of `torchotel stack`: its state, and the scrape targets of training processes."""
 
 import os
 from collections.abc import Mapping
@@ -6,22 +6,22 @@ from pathlib import Path
 
 
 def stack_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Name the folder of this user's stack; it need not be there.
+    """Return the folder of this user's stack, which may not exist.
 
     Raises:
-        RuntimeError: This user has no home.
+        RuntimeError: The user has no home folder.
     """
     home = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "torchotel" / "stack"
 
 
 def own_targets(folder: Path) -> Path:
-    """Name the one that the stack's Prometheus reads where no other was chosen."""
+    """Return the default folder of scrape targets in a stack's folder."""
     return folder / "targets"
 
 
 def stack_targets(environ: Mapping[str, str]) -> Path | None:
-    """Give the folder that the stack's Prometheus reads; None where no stack of this user's was ever up."""
+    """Return the folder of targets that the stack's Prometheus reads; None if this user never started a stack."""
     try:
         folder = own_targets(stack_folder(environ))
     except RuntimeError:

@@ -1,33 +1,31 @@
-"""How numbers and names read in a terminal."""
+"""Format numbers and names for a terminal."""
 
 from collections.abc import Sequence
 
-MAX_NAME = 1024
-"""Characters of a name that leaves the process: of a module, a class, a service, a value that is logged."""
-MAX_MESSAGE = 2000
-"""Characters of an error message that may quote someone else's file."""
+from torchotel._limits import MAX_NAME
+
 RED, GREEN, YELLOW = "31", "32", "33"
 """Codes of ANSI's Select Graphic Rendition."""
 _MINUTE_S = 60.0
 
 
 class Output:
-    """Format text for a file or a pipe: nothing is cut, wrapped or coloured."""
+    """Write text to a file or a pipe, without cutting, wrapping or colours."""
 
     width: int | None = None
-    """In columns; None: unlimited."""
+    """Columns; None: unlimited."""
 
     def colour(self, text: str, code: str) -> str:
-        """Colour a text."""
+        """Return a coloured text."""
         return text
 
     def wrap(self, text: str, indent: str = "") -> Sequence[str]:
-        """Wrap a line; further lines begin with `indent`."""
+        """Wrap a line; `indent` starts the following lines."""
         return [text]
 
 
 def duration(seconds: float) -> str:
-    """Write a time with the unit that suits it."""
+    """Format a time with a fitting unit."""
     if seconds >= _MINUTE_S:
         return f"{seconds:,.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
@@ -37,17 +35,17 @@ def duration(seconds: float) -> str:
 
 
 def rate(a_second: float) -> str:
-    """Write how many a second, without an exponent for large numbers."""
-    return f"{a_second:,.0f}" if a_second >= 1000 else f"{a_second:.4g}"  # noqa: PLR2004 # four digits in either case
+    """Format a number per second, without an exponent."""
+    return f"{a_second:,.0f}" if a_second >= 1000 else f"{a_second:.4g}"  # noqa: PLR2004  # four digits in both cases
 
 
 def printable(text: str) -> str:
-    """Put a question mark for what a terminal would obey: names may be a stranger's."""
+    """Replace control characters by question marks: names may come from untrusted files."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def shortened(text: str, limit: int = MAX_NAME) -> str:
-    """Bring a text to a bounded length; its middle goes, since both ends tell most."""
+    """Shorten a text to `limit` characters by removing its middle."""
     if len(text) <= limit:
         return text
     head = (limit - 1) // 2
@@ -55,6 +53,6 @@ def shortened(text: str, limit: int = MAX_NAME) -> str:
 
 
 def cut(text: object, limit: int = 60) -> str:
-    """Write a stranger's text as one printable line of bounded length."""
-    # What is not printable could break lines, turn the direction of writing, or be half a character.
+    """Format an untrusted text as one printable line of at most `limit` characters."""
+    # Other characters could break lines, change the direction of text, or be lone surrogates.
     return printable(shortened(str(text), limit))

@@ -1,13 +1,13 @@
-"""torchotel as a package."""
+"""The installed version of torchotel."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
-@cache  # a file is read and parsed for it
+@cache  # reads and parses a file
 def package_version() -> str:
-    """Return the version of torchotel that is installed."""
+    """Return the installed version of torchotel."""
     try:
         return version("torchotel")
-    except PackageNotFoundError:  # a checkout on the path
+    except PackageNotFoundError:  # a source checkout
         return "0.0.0"

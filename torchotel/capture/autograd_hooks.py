@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
+from torchotel._limits import MAX_STEP_TIMESTAMPS
 from torchotel._records import NO_SLOTS, NodeTimestamp, Slots
 from torchotel.capture.torch_internals import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
 MAX_NODES = 4096  # visited for one call; beyond it the call's end is that of its children
 MAX_PATH = 1024  # of nodes in a cached path
-MAX_TIMESTAMPS = 1 << 18  # kept for one part
 
 DeviceTimestamp: TypeAlias = Callable[[int, int], None]
 """Records a slot and the graph task on the clock of a device."""
@@ -41,7 +41,7 @@ class RecordingSwitch:
     open: bool = False
     calls_dropped: int = 0
     timestamps_dropped: int = 0
-    """Timestamps beyond `MAX_TIMESTAMPS`: a graph may run backward any number of times."""
+    """Timestamps beyond `MAX_STEP_TIMESTAMPS`: a graph may run backward any number of times."""
 
 
 class NodePath:
@@ -81,7 +81,7 @@ class TimestampLog:
         """Append the current time; if it is that of the path's probe, no in-place operation replaced the node."""
         if not self._switch.open:
             return
-        if len(self.stamps) >= MAX_TIMESTAMPS:
+        if len(self.stamps) >= MAX_STEP_TIMESTAMPS:
             self._switch.timestamps_dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from torchotel._limits import MAX_SHAPES
 from torchotel._records import CallSignature, ModuleInfo
 from torchotel._utils.faults import Warn
 from torchotel._utils.text import shortened
@@ -24,7 +25,6 @@ from torchotel.capture.torch_internals import (
 )
 
 MAX_SIGNATURES = 64  # kept a module; with ever new shapes the oldest go
-MAX_TENSORS = 64  # looked at in one container
 DEEPEST = 8  # containers within containers
 
 LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
@@ -40,7 +40,7 @@ def tensors_in(value: Any, found: list[Tensor] | None = None, depth: int = 0) ->
     """Flatten lists, tuples, mappings and dataclasses in order; anything else is skipped."""
     found = [] if found is None else found
     if isinstance(value, Tensor):
-        if len(found) < MAX_TENSORS:
+        if len(found) < MAX_SHAPES:
             found.append(value)
     elif depth < DEEPEST:
         for item in _items(value):

@@ -16,6 +16,7 @@ from torch.nn import Module
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torchotel._limits import MAX_REGISTRATIONS
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from torchotel.capture.thread_state import CurrentThread, ThreadState
     from torchotel.capture.torch_compile import CompileHooks
 
-
-MAX_REGISTRATIONS = 128
 
 TASKS = (
     "two tasks of asyncio train on one thread: what they do in turns is recorded as one step. Train in a thread for "

@@ -6,13 +6,13 @@ from typing import Literal, TypeAlias
 
 from torch.nn import Module
 
+from torchotel._limits import MAX_EXCEPTION_TEXT
 from torchotel._records import Error
 from torchotel._utils.text import shortened
 from torchotel.capture.torch_internals import modules_that_raised
 
 ExceptionText: TypeAlias = Literal["type", "first_line", "full"]
 
-MAX_MESSAGE = 4096
 _TRACEBACK = "Traceback (most recent call last):"
 _WORKER_TRACEBACK = f"\nOriginal {_TRACEBACK}"
 """Begins the traceback of another process, with source lines and paths, that `ExceptionWrapper` adds."""
@@ -69,7 +69,7 @@ class ErrorReader:
         raised = _raised(original)
         if self._text == "first_line":
             message, raised = message.partition("\n")[0], raised[:1]
-        return " ".join([message, "\n".join(raised)]).strip()[:MAX_MESSAGE]
+        return " ".join([message, "\n".join(raised)]).strip()[:MAX_EXCEPTION_TEXT]
 
 
 def _raised(original: str) -> list[str]:

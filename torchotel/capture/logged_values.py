@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
@@ -11,24 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchotel._limits import MAX_LOG_NAMES, MAX_LOG_TEXT
 from torchotel._records import LogValue
-from torchotel._utils.faults import Guard
+from torchotel._semconv import LOGGED_COUNTS, LOGGED_GAUGES, LOGGED_NAMES
+from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.async_readback import AsyncReadback, read_async
 from torchotel.capture.torch_internals import without_torch_function
 
-_logger = logging.getLogger("torchotel")
-
-LOSS = "loss"
-FRACTIONS = frozenset({LOSS, "lr"})
-COUNTS = frozenset({"samples", "tokens"})
-"""Added up within a step: a program logs them for each part of an accumulated batch."""
-EPOCH = "epoch"
-NUMBERS = FRACTIONS | COUNTS | {EPOCH}
-"""Known names, which take no text."""
-MAX_NAMES = 64
-"""Names of user values, and of framework values; each is a time series."""
-MAX_TEXT = 256
+LOSS, EPOCH = "loss", "epoch"
+FRACTIONS, COUNTS, NUMBERS = frozenset(LOGGED_GAUGES), frozenset(LOGGED_COUNTS), frozenset(LOGGED_NAMES)
 
 
 class Logged:
@@ -170,7 +161,7 @@ class LogReader:
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._offered: set[str] = set()
-        self._complained: set[str] = set()
+        self._warn = Warn()
 
     def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | AsyncReadback]:
         """Return the valid ones of the given values.
@@ -185,10 +176,12 @@ class LogReader:
         for whole, value in given.items():
             name = shortened(str(whole).strip())
             known.add(name)
-            if len(known) > MAX_NAMES:
+            if len(known) > MAX_LOG_NAMES:
                 known.discard(name)
                 whose = " of a framework" if offered else ""
-                message = f"log() takes {MAX_NAMES} names{whose}; {name!r} and later ones are left out. Use fewer names"
+                message = (
+                    f"log() takes {MAX_LOG_NAMES} names{whose}; {name!r} and later ones are left out. Use fewer names"
+                )
                 self._complain(f"another name{whose}", message)
                 continue
             read = _read(name, value)
@@ -199,9 +192,7 @@ class LogReader:
         return taken
 
     def _complain(self, name: str, message: str) -> None:
-        if name not in self._complained:
-            self._complained.add(name)
-            _logger.warning("%s", message)
+        self._warn("%s", message, key=name)
 
 
 def _say_nothing(name: str, message: str) -> None:
@@ -213,7 +204,7 @@ def _read(name: str, value: Any) -> LogValue | AsyncReadback | None:
         with without_torch_function():  # a mode would be called for each property that is read
             return read_async([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
-        return None if name in NUMBERS else value[:MAX_TEXT]
+        return None if name in NUMBERS else value[:MAX_LOG_TEXT]
     try:
         item: Callable[[], Any] | None = getattr(value, "item", None)  # NumPy scalars and the like
         return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)

@@ -12,6 +12,7 @@ import torch
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
+from torchotel._limits import MAX_STEP_CALLS
 from torchotel._records import Error, ModelInfo
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
@@ -78,9 +79,6 @@ def _name_replica(replica: Module, original: Module, registry: ModuleRegistry) -
         info_of(known, copied)
         state.seen = known.seen.of_replica()
 
-
-MAX_CALLS = 1 << 16
-"""Calls that are kept for one segment; those beyond it are counted as dropped."""
 
 NEVER_FORWARD = ("torchotel", "Otel")
 """Prefixes of the names of torchotel's threads and the SDK's."""
@@ -232,9 +230,9 @@ class RootCalls:
             if not watch or self._hooks.watch_exit(thread, module, innermost_call()):
                 return False
             self._hooks.set_detailed(thread, detailed=True)
-        if len(thread.calls.records) >= MAX_CALLS:
+        if len(thread.calls.records) >= MAX_STEP_CALLS:
             thread.root.dropped_from = len(thread.calls.records)
-            self._warn(MANY_CALLS, MAX_CALLS)
+            self._warn(MANY_CALLS, MAX_STEP_CALLS)
         return True
 
     def _enter_repeated(self, thread: ThreadState, module: Module) -> bool:

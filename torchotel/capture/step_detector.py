@@ -1,7 +1,7 @@
 """Find training steps and evaluations among four kinds of events: fetch, forward, backward, optimizer step.
 
 The detector imports neither torch nor a clock: each event brings its time. One detector serves one thread. The
-documentation has the rule and a table of programs; `tests/capture/test_steps.py` tests every row.
+documentation has the rule and a table of programs; `tests/capture/test_step_detector.py` tests every row.
 """
 
 from collections.abc import Hashable

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from torch.nn import Module
 
+from torchotel._limits import MAX_BETWEEN_NS
 from torchotel._records import (
     Baggage,
     DeviceTimes,
@@ -27,9 +28,6 @@ from torchotel.capture.gradient_norms import GradientState, NormsByOptimizer
 from torchotel.capture.logged_values import Logged
 
 T_co = TypeVar("T_co", covariant=True)
-
-MAX_BETWEEN_NS = 60 * 10**9
-"""The longest time between two steps that is part of the second."""
 
 new_phase = cast("Callable[[type[Phase], tuple[Any, ...]], Phase]", tuple.__new__)
 """Makes a `Phase` without calling a Python function, since it is called at every event of every step."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
+from torchotel._limits import MAX_WATCH_NAMES, MAX_WATCHED
 from torchotel._records import TensorGradient
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
@@ -21,10 +22,6 @@ from torchotel.capture.torch_internals import without_torch_function
 
 if TYPE_CHECKING:
     from torchotel.capture.thread_state import CurrentThread, ThreadState
-
-
-MAX_NAMES = 256  # each is a time series
-MAX_WATCHED = 1024  # gradients kept for one segment
 
 
 class PendingGradient:
@@ -95,8 +92,8 @@ class Watches:
         elif not tensor.requires_grad:
             if torch.is_grad_enabled():  # without gradients none is expected
                 self._warn("watch: %r does not require grad, so there is no gradient to watch", name)
-        elif name not in self._names and len(self._names) >= MAX_NAMES:
-            self._warn("watch takes %d names, %r is one too many: it is not watched", MAX_NAMES, name)
+        elif name not in self._names and len(self._names) >= MAX_WATCH_NAMES:
+            self._warn("watch takes %d names, %r is one too many: it is not watched", MAX_WATCH_NAMES, name)
         else:
             self._names.add(name)
             return True

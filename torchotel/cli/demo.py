@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = "digits_resnet.py"
 JAEGER_VERSION = "2.13.0"
-"""The version that is tested."""
+"""The Jaeger version that torchotel is tested with."""
 DETAIL = 8
-"""Every 8th of some ninety steps, where nothing else is said: enough of both kinds to tell what detail costs."""
+"""Default: every 8th of some ninety steps is detailed, so that both kinds of steps are frequent enough to compare."""
 
 _NEEDS = {"torchvision": "torchvision", "sklearn": "scikit-learn", "rich": "rich"}
-"""Distributions by the module that each brings."""
+"""Distributions by the module that is imported from them."""
 _CONNECT_S = 1.0
 
 
@@ -41,40 +41,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Train the example as `torchotel run` would."""
+    """Train the example, recorded as by `torchotel run`; return its exit code."""
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         print(f"the demo needs {', '.join(missing)}: pip install {' '.join(_NEEDS.values())}", file=sys.stderr)
         return 1
     epochs = () if arguments.epochs is None else ("--epochs", str(arguments.epochs))
     program = Program(str(find_example()), epochs)
-    said = read_options(arguments)
+    explicit = read_options(arguments)
     if not os.environ.get("TORCHOTEL_DETAIL"):
-        said.setdefault("detail", DETAIL)
-    config = settings(said, program)
-    silent = config.traces_exporter == "otlp" and not listens(config.receiver("traces"))
-    if silent:
+        explicit.setdefault("detail", DETAIL)
+    config = settings(explicit, program)
+    unreachable = config.traces_exporter == "otlp" and not listens(config.otlp_endpoint("traces"))
+    if unreachable:
         print(_advice(config))
-        said["traces_exporter"] = "none"
-    return run_recorded(program, said, started=_say_where_metrics_are)
+        explicit["traces_exporter"] = "none"
+    return run_recorded(program, explicit, started=_print_metrics_address)
 
 
-def _say_where_metrics_are(handle: Handle) -> None:
+def _print_metrics_address(handle: Handle) -> None:
     port = handle.prometheus_port
     if port is not None:
         print(f"During the run, metrics are at http://{handle.config.prometheus_host}:{port}/metrics\n", flush=True)
 
 
 def find_example() -> Path:
-    """Find the example in an installed package, or beside the package in a checkout."""
+    """Return the example's path: in the installed package, or in the checkout."""
     package = Path(__file__).parents[1]
     installed = package / "examples" / EXAMPLE
     return installed if installed.exists() else package.parent / "examples" / EXAMPLE
 
 
-def listens(receiver: OtlpEndpoint) -> bool:
-    """Whether anything takes a connection there; True where only gRPC knows how to call it."""
-    address = receiver.address
+def listens(otlp_endpoint: OtlpEndpoint) -> bool:
+    """Return whether a server accepts a connection; True for an address that only gRPC can resolve."""
+    address = otlp_endpoint.address
     if address is None:
         return True
     try:

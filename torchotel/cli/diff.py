@@ -33,8 +33,8 @@ from pathlib import Path
 from torchotel._utils.text import printable
 from torchotel.cli.terminal import Terminal
 from torchotel.runs.compare import GATES, compare, read_times
-from torchotel.runs.compare_table import render_diff
 from torchotel.runs.reader import open_runs
+from torchotel.runs.tables import render_diff
 
 MAX_REGRESSION = 0.05
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Print the comparison."""
+    """Print the comparison; return 1 if there is a regression."""
     before, after = (list(map(read_times, open_runs(side))) for side in (arguments.before, arguments.after))
     diff = compare(before, after, arguments.fail_on)
     print(printable(f"A  {arguments.before}"), printable(f"B  {arguments.after}"), "", sep="\n")
@@ -72,7 +72,7 @@ def share(text: str) -> float:
     """Read a share, written as 5% or 0.05.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not a share.
     """
     number, percent, rest = text.strip().partition("%")
     try:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Print every finding as it comes, and how many failed."""
+    """Print each finding when its check ends, then the counts; return 1 if a check failed."""
     if arguments.input and arguments.model is None:
         print("torchotel doctor: --input needs a model: name it with --model MODULE:NAME", file=sys.stderr)
         return 2
@@ -61,7 +61,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
-    return runner.examine(read_options(arguments), os.environ, arguments.model, arguments.input)
+    return runner.run_checks(read_options(arguments), os.environ, arguments.model, arguments.input)
 
 
 def _place(text: str) -> str:
@@ -79,15 +79,15 @@ def _shape(text: str) -> tuple[tuple[int, ...], str]:
 
 
 def show_finding(finding: Finding, terminal: Terminal) -> None:
-    """Print a finding, its advice indented below it."""
+    """Print a finding, with its advice indented below it."""
     word = finding.level.value
     sign = _SIGNS[word] if terminal.has_unicode else word
     width = 1 if terminal.has_unicode else max(map(len, _SIGNS))
     indent = " " * (width + _SUBJECT_WIDTH + 2)
     start = f"{sign:{width}} {finding.subject:{_SUBJECT_WIDTH}} "
     lines = [f"{start}{printable(finding.text)}", *(indent + printable(line) for line in finding.advice.splitlines())]
-    shown = "\n".join(piece for line in lines for piece in terminal.wrap(line, indent))
+    wrapped = "\n".join(piece for line in lines for piece in terminal.wrap(line, indent))
     if not terminal.has_unicode:
-        shown = shown.encode("ascii", "backslashreplace").decode()
-    # At once: the next check may take long.
-    print(terminal.colour(shown[:width], _COLOURS[word]) + shown[width:], flush=True)
+        wrapped = wrapped.encode("ascii", "backslashreplace").decode()
+    # Flushed, since the next check may take seconds.
+    print(terminal.colour(wrapped[:width], _COLOURS[word]) + wrapped[width:], flush=True)

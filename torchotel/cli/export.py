@@ -26,14 +26,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchotel._limits import MAX_UPLOAD_TRACES
 from torchotel._utils.text import printable
 from torchotel._utils.version import package_version
 from torchotel.cli.summary import newest
-from torchotel.cli.terminal import Progress, add_force, owned_file, whole_file, whole_folder
+from torchotel.cli.terminal import Progress, add_force, atomic_file, atomic_folder, private_file
 from torchotel.config.config import Config
 from torchotel.runs import Run, RunError, open_run
 from torchotel.runs.chrome_trace import ChromeTrace
-from torchotel.runs.jaeger_upload import MAX_TRACES, Line, lines
+from torchotel.runs.jaeger_upload import Line, lines
 
 if TYPE_CHECKING:
     from torchotel.exporters.otlp.replay import Replay
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Write or send, and say what became of it."""
+    """Write files or send spans; return 1 if some spans did not arrive."""
     folder = arguments.run or newest()
     if arguments.to is None and arguments.format is None:
         raise RunError(f"{folder}: no format given: use --format chrome, --format otlp or --to ENDPOINT")
@@ -71,7 +72,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _write_chrome(run: Run, output: Path, *, force: bool) -> int:
-    with Progress(run.size_bytes) as progress, whole_file(output, force=force) as file:
+    with Progress(run.size_bytes) as progress, atomic_file(output, force=force) as file:
         progress.begin(f"reading {run.folder.name}")
         trace = ChromeTrace(replace(run, on_read=progress.advance))
         for chunk in trace.chunks():
@@ -84,29 +85,29 @@ def _write_chrome(run: Run, output: Path, *, force: bool) -> int:
 def _write_otlp(run: Run, output: Path, *, force: bool) -> int:
     with Progress(run.size_bytes) as progress:
         progress.begin(f"reading {run.folder.name}")
-        found = lines(replace(run, on_read=progress.advance))
-        write = _write_one if output.suffix in _FILE_SUFFIXES else _write_many
-        files = write(found, output, force=force)
-    many = f", at most {MAX_TRACES} traces in each" if files > 1 else ""
-    said = f"{output}: {files:,} file{'' if files == 1 else 's'}{many}; upload on the search page of Jaeger"
-    print(printable(said))
+        export_lines = lines(replace(run, on_read=progress.advance))
+        write = _write_single_file if output.suffix in _FILE_SUFFIXES else _write_files
+        files = write(export_lines, output, force=force)
+    per_file = f", at most {MAX_UPLOAD_TRACES} traces in each" if files > 1 else ""
+    message = f"{output}: {files:,} file{'' if files == 1 else 's'}{per_file}; upload on the search page of Jaeger"
+    print(printable(message))
     return 0
 
 
-def _write_one(found: Iterator[Line], output: Path, *, force: bool) -> int:
-    with whole_file(output, force=force) as file:
-        for line in found:
+def _write_single_file(export_lines: Iterator[Line], output: Path, *, force: bool) -> int:
+    with atomic_file(output, force=force) as file:
+        for line in export_lines:
             if line.file > 1:
                 raise RunError(f"{output}: the run is too large for one file on Jaeger's page; name a folder with -o")
             file.write(line.text)
     return 1
 
 
-def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
+def _write_files(export_lines: Iterator[Line], output: Path, *, force: bool) -> int:
     number = 0
-    with whole_folder(output, FILE_PATTERN, force=force) as folder:
-        for number, group in groupby(found, key=lambda line: line.file):
-            with owned_file(folder / FILE_NAME.format(number)) as file:
+    with atomic_folder(output, FILE_PATTERN, force=force) as folder:
+        for number, group in groupby(export_lines, key=lambda line: line.file):
+            with private_file(folder / FILE_NAME.format(number)) as file:
                 file.writelines(line.text for line in group)
     return number
 
@@ -114,35 +115,35 @@ def _write_many(found: Iterator[Line], output: Path, *, force: bool) -> int:
 def _send(run: Run, endpoint: str) -> int:
     from torchotel.exporters.otlp import json_to_protobuf, replay, sender, transport  # noqa: PLC0415  # load OpenTelemetry
 
-    # Who asks for it by name means it, whatever is switched off for programs.
+    # --to overrides OTEL_SDK_DISABLED, which disables telemetry of programs.
     environ = {name: value for name, value in os.environ.items() if name != _OFF}
-    receiver = Config.read({"endpoint": endpoint}, environ).receiver("traces")
-    connection = sender.make_transport(receiver, transport.TRACES, version=package_version())
-    resend = replay.Replay(connection)
-    whole = True
+    otlp_endpoint = Config.read({"endpoint": endpoint}, environ).otlp_endpoint("traces")
+    connection = sender.make_transport(otlp_endpoint, transport.TRACES, version=package_version())
+    replayed = replay.Replay(connection)
+    sent_all = True
     try:
         with Progress(run.size_bytes) as progress:
             progress.begin(f"sending {run.folder.name}")
             for line in replace(run, on_read=progress.advance).requests():
-                whole = resend.take(line.request)
-                if not whole:
+                sent_all = replayed.add(line.request)
+                if not sent_all:
                     break
-                progress.begin(f"sending {run.folder.name}, {resend.arrived:,} spans arrived")
-            whole = whole and resend.push()
+                progress.begin(f"sending {run.folder.name}, {replayed.arrived:,} spans arrived")
+            sent_all = sent_all and replayed.push()
     except json_to_protobuf.FOREIGN as error:
         raise RunError(f"{run.folder}: holds a span that torchotel does not write ({error})") from error
     finally:
         connection.close()
-    return _say(run, resend, connection.endpoint, whole=whole)
+    return _report_result(run, replayed, connection.endpoint, sent_all=sent_all)
 
 
-def _say(run: Run, resend: Replay, endpoint: str, *, whole: bool) -> int:
-    if whole and not resend.rejected:
-        print(f"{resend.arrived:,} spans sent to {endpoint}")
+def _report_result(run: Run, replayed: Replay, endpoint: str, *, sent_all: bool) -> int:
+    if sent_all and not replayed.rejected:
+        print(f"{replayed.arrived:,} spans sent to {endpoint}")
         return 0
     total = sum(line.spans for line in run.requests())
     print(
-        f"torchotel export: {resend.arrived:,} of {total:,} spans arrived at {endpoint}: {resend.failure}",
+        f"torchotel export: {replayed.arrived:,} of {total:,} spans arrived at {endpoint}: {replayed.failure}",
         file=sys.stderr,
     )
     return 1

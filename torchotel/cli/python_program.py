@@ -1,4 +1,4 @@
-"""Run a script or a module as `python` itself would."""
+"""Run a script or a module as `python` does."""
 
 import builtins
 import io
@@ -15,9 +15,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 STDIN = "-"
-"""Stands for a script that is read from standard input."""
+"""Script name that means standard input."""
 
-_OURS = frozenset({__file__, "<frozen runpy>", runpy.__file__})
+_OWN_FILES = frozenset({__file__, "<frozen runpy>", runpy.__file__})
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Program:
 
     @property
     def name(self) -> str:
-        """A short name: the script's without its ending, or the module's."""
+        """Return the script's name without its extension, or the module's name."""
         if self.target == STDIN:
             return "stdin"
         return self.target if self.module else Path(self.target).resolve().stem
 
     def prepare(self) -> None:
-        """Set `sys.argv` and `sys.path[0]`, which stay as they are when the program has ended."""
+        """Set `sys.argv` and `sys.path[0]` for the program, permanently."""
         sys.argv[:] = [self.target, *self.arguments]
-        if not sys.flags.safe_path:  # else nothing stands at the front that would have to go
+        if not sys.flags.safe_path:  # with -P, Python adds no entry at the front that would have to be removed
             del sys.path[0]
             if self.module:
                 sys.path.insert(0, str(Path.cwd()))
@@ -46,45 +46,45 @@ class Program:
                 sys.path.insert(0, "")
             elif not _is_package(self.target):
                 sys.path.insert(0, str(Path(self.target).resolve().parent))
-        if not self.module and _is_package(self.target):  # `python -P` puts that there, too
-            sys.path.insert(0, os.path.abspath(self.target))  # noqa: PTH100 - Path.absolute keeps the dots
+        if not self.module and _is_package(self.target):  # `python -P` adds this entry, too
+            sys.path.insert(0, os.path.abspath(self.target))  # noqa: PTH100 - Path.absolute keeps `..`
 
     def run(self) -> int:
-        """Run it to its last line and give its exit code: 0, or 1 where it raised, which is printed as python does.
+        """Run the program and return its exit code: 0, or 1 if it raised an exception, which is printed as Python does.
 
-        What else ends a program, python knows how to do: threads are waited for, and `atexit` is run, after this.
+        Python itself then waits for threads and runs `atexit` functions.
 
         Raises:
-            SystemExit: The program's own.
-            KeyboardInterrupt: It was interrupted, and that has been printed.
+            SystemExit: The program raised it.
+            KeyboardInterrupt: The program was interrupted; the traceback has been printed.
         """
-        error = self._run_to_its_end()
+        error = self._run_catching()
         if error is None:
             return 0
         if not isinstance(error, SystemExit):
             _print(error)
         if isinstance(error, KeyboardInterrupt):
-            sys.excepthook = lambda *_: None  # it need not be told twice
+            sys.excepthook = lambda *_: None  # the traceback has been printed
         if isinstance(error, SystemExit | KeyboardInterrupt):
-            raise error  # python then ends by the signal, by which shells know that a loop of theirs ends too
+            raise error  # Python then ends by SIGINT, by which a shell knows that its loop ends too
         return 1
 
-    def _run_to_its_end(self) -> BaseException | None:
-        """Run it, and give what it raised: python calls `sys.excepthook` when that is no longer being handled."""
+    def _run_catching(self) -> BaseException | None:
+        """Run the program and return its exception, since Python calls `sys.excepthook` outside the handling of it."""
         try:
             if self.module:
                 _run_module(self.target)
             elif _is_package(self.target):
-                _run_module("__main__", alter_argv=False)  # of the folder or archive at the front of sys.path
+                _run_module("__main__", alter_argv=False)  # from the folder or archive at the front of sys.path
             else:
                 _run_script(self.target)
-        except BaseException as error:  # noqa: BLE001 - whatever ends a program ends it here
+        except BaseException as error:  # noqa: BLE001 - any exception of the program ends the program only
             return error
         return None
 
 
 def is_runnable(path: str) -> bool:
-    """Whether there is a script, or a folder or an archive with a `__main__.py`, that may be read."""
+    """Return whether the path is standard input, or a readable script, folder or archive."""
     return path == STDIN or os.access(path, os.R_OK)
 
 
@@ -93,13 +93,13 @@ def _is_package(path: str) -> bool:
 
 
 def _run_script(path: str) -> None:
-    # runpy.run_path would take __main__ away when it ends, before atexit and a pool's workers look for it.
+    # runpy.run_path would remove __main__ before `atexit` functions and workers of a pool have used it.
     module = _new_main()
-    # As python makes it: links and dots are kept.
+    # Python keeps links and `..` in __file__.
     file = "<stdin>" if path == STDIN else os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - Path drops dots
     module.__dict__.update(__file__=file, __cached__=None)
     code = _compile(sys.stdin.buffer.read(), file) if path == STDIN else _read_code(file, module)
-    exec(code, module.__dict__)  # noqa: S102 - the user's own
+    exec(code, module.__dict__)  # noqa: S102 - the user's own program
 
 
 def _read_code(path: str, module: ModuleType) -> CodeType:
@@ -119,13 +119,13 @@ def _compile(source: bytes, name: str) -> CodeType:
 
 def _run_module(name: str, *, alter_argv: bool = True) -> None:
     _new_main()
-    # What `python -m` itself calls. run_module would take __main__ away when it ends, before atexit runs.
+    # `python -m` calls this function. runpy.run_module would remove __main__ before `atexit` functions run.
     run: Any = vars(runpy)["_run_module_as_main"]
     run(name, alter_argv)
 
 
 def _new_main() -> ModuleType:
-    """Put a module where pickling and the workers of a DataLoader look for the program's own names."""
+    """Create `__main__`, in which pickle and the workers of a DataLoader find the program's functions and classes."""
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
@@ -133,19 +133,19 @@ def _new_main() -> ModuleType:
 
 
 def _print(error: BaseException) -> None:
-    trace = _without_ours(error.__traceback__)
+    trace = _strip_own_frames(error.__traceback__)
     error = error.with_traceback(trace)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace  # as python leaves them
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace  # as Python sets them
     try:
         sys.excepthook(type(error), error, trace)
-    except Exception as raised:  # noqa: BLE001 - the hook is the program's, and python goes on after it too
+    except Exception as raised:  # noqa: BLE001 - the program's own hook failed, and Python continues, too
         print("Error in sys.excepthook:", file=sys.stderr)
-        traceback.print_exception(raised.with_traceback(_without_ours(raised.__traceback__)))
+        traceback.print_exception(raised.with_traceback(_strip_own_frames(raised.__traceback__)))
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, trace)
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+def _strip_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
         trace = trace.tb_next
     return trace

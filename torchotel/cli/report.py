@@ -11,11 +11,11 @@ from pathlib import Path
 
 from torchotel._utils.text import printable
 from torchotel.cli.summary import newest
-from torchotel.cli.terminal import Progress, add_force, whole_file
+from torchotel.cli.terminal import Progress, add_force, atomic_file
 from torchotel.runs import open_run
 
 _DRAWING_SHARE = 0.2
-"""Of the time of a long run: drawing, beside reading."""
+"""Share of drawing in the time of a long run's report; the rest is reading."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Write the page and say where it is."""
+    """Write the page and print its path; return 1 if plotly is missing."""
     if importlib.util.find_spec("plotly") is None:
         print("the report needs plotly: pip install plotly", file=sys.stderr)
         return 1
     folder = arguments.run or newest()
     output = arguments.output or Path(f"{folder.resolve().name}.html")
-    with whole_file(output, force=arguments.force) as file:
+    with atomic_file(output, force=arguments.force) as file:
         page = _page(folder).encode()
         file.write(page)
     print(printable(f"{output}: {len(page) / 1e6:.1f} MB, opens in any browser"))
@@ -40,7 +40,7 @@ def call(arguments: argparse.Namespace) -> int:
 
 
 def _page(folder: Path) -> str:
-    from torchotel.runs import html  # noqa: PLC0415 - brings in plotly, which only this command needs
+    from torchotel.runs import html  # noqa: PLC0415 - loads plotly, which only this command needs
 
     run = open_run(folder)
     size_bytes = run.size_bytes

@@ -3,8 +3,8 @@
     torchotel run train.py --epochs 3
     torchotel run --detail all --no-shapes -m package.train --epochs 3
 
-The program runs as under python, and its exit code is passed on. Options of torchotel come before the program. The
-program is instrumented when it imports torch, in this process only; opentelemetry-instrument also instruments the
+The program runs as under python, and the command returns its exit code. Options of torchotel come before the program.
+The program is instrumented when it imports torch, in this process only; opentelemetry-instrument also instruments the
 processes that a program starts. `-` is a script on standard input. A setting without an option is read from the
 variable in brackets.
 """
@@ -24,14 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchotel._auto_instrument import start_with_torch
+from torchotel._limits import MAX_MESSAGE
 from torchotel._types import ConfigError
-from torchotel._utils.text import MAX_MESSAGE, cut
+from torchotel._utils.text import cut
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import default_endpoint
-from torchotel.runs import RunError, describe, ending, open_run, render, summarise
+from torchotel.runs import RunError, describe, open_run, render, run_failure, summarise
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
@@ -39,45 +40,50 @@ if TYPE_CHECKING:
 
 
 RUNS = Path("torchotel-runs")
-"""Where recordings go that were given no folder."""
+"""Folder that contains the run folders if no folder is set."""
 
 
-def settings(given: Mapping[str, Any], program: Program) -> Config:
-    """Read the settings; what no option and no variable says is said here: a run is recorded.
+def settings(explicit: Mapping[str, Any], program: Program) -> Config:
+    """Read the settings from options and variables; without a folder for the run file, a new one is chosen.
 
     Raises:
-        ConfigError: an option or a variable is bad.
+        ConfigError: An option or a variable is invalid.
     """
-    config = Config.read(given, os.environ)
+    config = Config.read(explicit, os.environ)
     # Absolute, since the program may change its working directory.
     return dataclasses.replace(config, record=(config.record or _new_folder(program.name)).absolute())
 
 
 def run_recorded(
     program: Program,
-    given: Mapping[str, Any],
+    explicit: Mapping[str, Any],
     started: Callable[[Handle], None] = lambda _: None,
     *,
     quiet: bool = False,
 ) -> int:
-    """Run the program, instrumented from its import of torch on; give its exit code.
+    """Run the program, instrumented when it imports torch; return its exit code.
 
-    When it has ended, its threads and its own `atexit` included, a summary is printed and where to look.
+    The summary is printed at exit, after the program's threads and its own `atexit` functions have ended.
 
     Args:
-        program: What to run.
-        given: Settings that were said.
-        started: Called when the program has imported torch.
-        quiet: Whether nothing is printed but what went wrong.
+        program: The program to run.
+        explicit: Settings from the command line.
+        started: Called with the handle when the program has imported torch.
+        quiet: Print problems only.
 
     Raises:
-        ConfigError: A setting is bad.
-        SystemExit: The program's own.
+        ConfigError: A setting is invalid.
+        SystemExit: The program raised it.
         KeyboardInterrupt: The program was interrupted.
     """
-    recording = _Recording(settings(given, program), tuple(given), started, quiet=quiet)
+    recording = _Recording(settings(explicit, program), tuple(explicit), started, quiet=quiet)
     program.prepare()
-    start_with_torch({**given, "record": recording.config.record}, wait=False, failed=_give_up, started=recording.start)
+    start_with_torch(
+        {**explicit, "record": recording.config.record},
+        defer_start=False,
+        failed=_exit_on_error,
+        started=recording.start,
+    )
     try:
         code = program.run()
     except SystemExit as error:
@@ -88,30 +94,32 @@ def run_recorded(
 
 
 class _Recording:
-    """What is shown when the program has ended."""
+    """Ends the recording at exit, and prints the summary."""
 
-    def __init__(self, config: Config, said: Sequence[str], started: Callable[[Handle], None], *, quiet: bool) -> None:
+    def __init__(
+        self, config: Config, explicit: Sequence[str], started: Callable[[Handle], None], *, quiet: bool
+    ) -> None:
         self.config = config
         self.finished = False
-        """Whether the program came to a normal end."""
-        self._said = said
+        """Whether the program ended normally."""
+        self._explicit = explicit
         self._started = started
         self._quiet = quiet
         self._process = os.getpid()
-        self._home = Path.cwd()  # where the user's shell still is when the program has changed its own
+        self._home = Path.cwd()  # the shell's directory; the program may change its own
         self._handle: Handle | None = None
         atexit.register(self._end)
 
     def start(self, handle: Handle) -> None:
-        """Go with the program from here on."""
+        """Store the handle, and move the end of the recording before the handle's own `atexit` function."""
         self._handle = handle
         atexit.unregister(self._end)
-        atexit.register(self._end)  # so that it comes before the handle's own end, which knows no exit code
+        atexit.register(self._end)  # runs before the handle's function, which does not know the exit code
         self._started(handle)
 
     def _end(self) -> None:
         if os.getpid() != self._process:
-            return  # a child that the program forked has come out here too
+            return  # a forked child has inherited the `atexit` function
         try:
             if self.config.disabled:
                 if not self._quiet:
@@ -120,30 +128,30 @@ class _Recording:
                 error: BaseException | None = None if self.finished else getattr(sys, "last_value", None)
                 self._handle.end(finished=self.finished, error=error)
                 sys.stderr.flush()
-                self._tell_overruled(self._handle.config)
+                self._note_overridden(self._handle.config)
                 self._show(self._handle.config, self._handle.record_folder, self._handle.stats())
                 sys.stdout.flush()
             elif self.finished and "torch" not in sys.modules:
                 _note("the program did not import torch, so nothing was recorded")
         except BrokenPipeError:
-            sys.stderr.close()  # Python would complain once more at exit
+            sys.stderr.close()  # Python would report the error again at exit
         except KeyboardInterrupt:
             _note("interrupted; the recording up to here is kept")
         except RunError as error:
             _note(f"the recording cannot be summarised: {cut(error, MAX_MESSAGE)}")
-        except Exception:  # noqa: BLE001 - the program has ended well or badly, and its exit code is what counts
+        except Exception:  # noqa: BLE001 - a failing summary must not change the program's exit code
             traceback.print_exc()
 
-    def _tell_overruled(self, config: Config) -> None:
-        """Tell of flags that did not hold, since the program called `instrument()` with something else."""
+    def _note_overridden(self, config: Config) -> None:
+        """Name the options that the program's call of `instrument()` overrides."""
         shown = config.public()
-        overruled = [
+        overridden = [
             f"{name}={shown[name]!r} over {flag_of(name)}" if name in shown else f"{name} over {flag_of(name)}"
-            for name in self._said
+            for name in self._explicit
             if getattr(config, name) != getattr(self.config, name)
         ]
-        if overruled:
-            _note(f"the program's call of instrument() overrides options: {', '.join(overruled)}")
+        if overridden:
+            _note(f"the program's call of instrument() overrides options: {', '.join(overridden)}")
 
     def _show(self, config: Config, folder: Path | None, stats: Stats) -> None:
         if folder is None:
@@ -159,36 +167,36 @@ class _Recording:
                 )
             return
         if not self._quiet:
-            self._sum_up(config, folder, shown, stats)
-        lost = stats["spans_dropped"]
-        if config.traces_exporter == "otlp" and lost:
+            self._print_summary(config, folder, shown, stats)
+        dropped_spans = stats["spans_dropped"]
+        if config.traces_exporter == "otlp" and dropped_spans:
             endpoint = config.public()["endpoint"]
             _note(
-                f"{lost:,} spans did not reach {endpoint}; the recording has them. "
+                f"{dropped_spans:,} spans did not reach {endpoint}; the recording has them. "
                 f"To send them to a server: torchotel export {shown} --to {default_endpoint(config.protocol)}"
             )
 
-    def _sum_up(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
+    def _print_summary(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
         run = open_run(folder)
-        units = list(run.units())
-        summary = summarise(units, run.spans())
+        records = list(run.records())
+        summary = summarise(records, run.spans())
         print(f"\n{render(summary, run.info, output=Terminal())}\n")
-        failure = ending(summary, run.info)
+        failure = run_failure(summary, run.info)
         if failure is not None:
             print(f"the program ended with {describe(failure)}")
         print(f"recorded in {shown}")
         print(f"  torchotel report {shown}     writes one HTML page of it")
         print(f"  torchotel summary {shown}    prints these tables again")
-        sent = stats["spans_exported"]
-        if config.traces_exporter == "otlp" and sent:
-            print(f"{sent:,} spans sent to {config.public()['traces_endpoint']}")
-            detailed = [unit for unit in units if unit.kind == "step" and unit.detailed]
+        sent_spans = stats["spans_exported"]
+        if config.traces_exporter == "otlp" and sent_spans:
+            print(f"{sent_spans:,} spans sent to {config.public()['traces_endpoint']}")
+            detailed = [record for record in records if record.kind == "step" and record.detailed]
             if detailed:
                 print(f"  trace {detailed[-1].trace_id} is step {detailed[-1].number}, with its layers")
 
 
-def _give_up(error: ConfigError) -> NoReturn:
-    """End as other bad settings do, before the program has done its work unrecorded."""
+def _exit_on_error(error: ConfigError) -> NoReturn:
+    """End with the exit code of invalid settings, so that the program does not run unrecorded."""
     _note(str(error))
     sys.exit(2)
 
@@ -212,7 +220,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Run the program, recorded."""
+    """Run and record the program; return its exit code, or 2 if there is no script."""
     words = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not words:
         print("torchotel run: no script given; see torchotel run --help", file=sys.stderr)

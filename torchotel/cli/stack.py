@@ -18,13 +18,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from torchotel._utils.text import printable
-from torchotel.cli.parser import Parser
 from torchotel.cli.terminal import Terminal
 from torchotel.stack import manager, paths
 from torchotel.stack.services import StackError
+
+if TYPE_CHECKING:
+    from torchotel.cli import Parser
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def call(arguments: argparse.Namespace) -> int:
-    """Run the action, or print the error that stopped it."""
+    """Run the action; return 1 if it failed or a server is unhealthy."""
     try:
         if arguments.action == "up":
             return _up(native=arguments.native, small=arguments.small)
@@ -57,11 +59,11 @@ def _up(*, native: bool, small: bool) -> int:
     _print(f"The stack is up {kind}:")
     width = max(len(server.address) for server in ready.servers)
     for server in ready.servers:
-        purpose = "API only, no web pages" if server.name in ready.pageless else server.purpose
+        purpose = "API only, no web pages" if server.name in ready.without_web_ui else server.purpose
         _print(f"  {server.name:10} {server.address:{width}} {purpose}")
-    if ready.pageless:
+    if ready.without_web_ui:
         _print("Servers that were built with Go have no web pages. For the pages of a release:")
-        for advice in ready.pageless.values():
+        for advice in ready.without_web_ui.values():
             _print(f"  {advice}")
         _print("Then run torchotel stack down and start the stack again.")
     if not kind.native:
@@ -69,7 +71,7 @@ def _up(*, native: bool, small: bool) -> int:
         _print(f"  {paths.state() / 'grafana-password'}")
     _print("Run your training in a terminal with these variables:" if ready.variables else "Run your training:")
     for name, value in ready.variables.items():
-        print(f"  export {name}={shlex.quote(value)}")  # never wrapped, so that it can be copied
+        print(f"  export {name}={shlex.quote(value)}")  # not wrapped, so that it can be copied
     print("  torchotel run train.py        # or your program with torchotel.instrument()")
     return 0
 
@@ -89,7 +91,7 @@ def _status() -> int:
 
 
 def _print(text: str, stream: TextIO | None = None) -> None:
-    """Print lines, wrapped to the terminal."""
+    """Print lines, wrapped to the terminal's width."""
     terminal = Terminal(stream)
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 2)

@@ -22,17 +22,17 @@ def call(arguments: argparse.Namespace) -> int:
     """Print the summary."""
     folder = arguments.run or newest()
     run = open_run(folder)
-    print(render(summarise(run.units(), run.spans()), run.info, top=arguments.top, output=Terminal()))
+    print(render(summarise(run.records(), run.spans()), run.info, top=arguments.top, output=Terminal()))
     if arguments.run is None:
         print(f"\nread from {printable(str(folder))}")
     return 0
 
 
 def newest(runs: Path = RUNS) -> Path:
-    """Find the run that was written to last.
+    """Return the run folder that was modified last.
 
     Raises:
-        RunError: there is none.
+        RunError: There is no run folder.
     """
     folders = [path.parent for path in runs.glob("*/metrics.jsonl")]
     if not folders:

@@ -1,4 +1,4 @@
-"""Write to a terminal: width, colours, progress, and files that are written whole or not at all."""
+"""Write to a terminal, with width, colours and progress, and write files atomically."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def add_force(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def whole_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Open a file that takes its place when all is written; where anything fails, nothing has changed.
+def atomic_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` at the end of the block; if the block raises, nothing is changed.
 
     Args:
-        path: Of the file.
-        force: Whether a file that is there already is overwritten.
+        path: Path of the file.
+        force: Overwrite an existing file.
 
     Raises:
-        RunError: It cannot be written there.
+        RunError: The file exists, or cannot be written.
     """
     if path.is_dir():
         raise RunError(f"{path}: is a folder; name a file with -o")
     if path.exists() and not force:
-        raise _is_there(path)
-    new = _beside(path)
+        raise _exists_error(path)
+    new = _temporary_path(path)
     try:
         new.unlink(missing_ok=True)
-        with owned_file(new) as file:
+        with private_file(new) as file:
             yield file
         new.replace(path)
     except OSError as error:
@@ -51,24 +51,24 @@ def whole_file(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def whole_folder(path: Path, pattern: str, *, force: bool) -> Iterator[Path]:
-    """Give a folder that takes its place when all is written.
+def atomic_folder(path: Path, pattern: str, *, force: bool) -> Iterator[Path]:
+    """Create a folder that replaces `path` at the end of the block; if the block raises, nothing is changed.
 
     Args:
-        path: Of the folder; it may be there already if it is empty.
-        pattern: Names of the files that are written to it.
-        force: Whether a folder is replaced that holds such files and nothing else.
+        path: Path of the folder, which may exist if it is empty.
+        pattern: Pattern of the names of files that the block writes.
+        force: Replace an existing folder that contains such files only.
 
     Raises:
-        RunError: It cannot be written there.
+        RunError: The folder has other content, or cannot be written.
     """
-    new = _beside(path)
+    new = _temporary_path(path)
     try:
         old = list(path.iterdir()) if path.exists() else []
         if not all(file.match(pattern) for file in old):
             raise RunError(f"{path}: contains other files; choose another folder with -o")
         if old and not force:
-            raise _is_there(path)
+            raise _exists_error(path)
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=0o700)
         yield new
@@ -81,38 +81,38 @@ def whole_folder(path: Path, pattern: str, *, force: bool) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def owned_file(path: Path) -> BinaryIO:
-    """Make a file that only its owner can read."""
+def private_file(path: Path) -> BinaryIO:
+    """Create a file that only its owner can read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-def _is_there(path: Path) -> RunError:
+def _exists_error(path: Path) -> RunError:
     return RunError(f"{path}: already exists; overwrite it with --force or choose another place with -o")
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     absolute = path.absolute()
     return absolute.with_name(f".{absolute.name}.new") if absolute.name else absolute
 
 
-_EVERY_S = 0.1
-_CLEAR = "\r\x1b[K"
+_UPDATE_INTERVAL_S = 0.1
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Show one line that changes, on a terminal only; it is gone at the end, whatever happens.
+    """Show progress in one line of a terminal; the line is removed at the end of the block.
 
     Args:
-        whole: How much there is to do, in any unit.
-        stream: Where it is shown; standard error where nothing else is said.
+        total: Amount of work, in any unit.
+        stream: Terminal; by default standard error.
     """
 
-    def __init__(self, whole: int, stream: TextIO | None = None) -> None:
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
         self._shown = self._stream.isatty()
-        self._whole = max(1, whole)
+        self._total = max(1, total)
         self._done = 0
-        self._what = ""
+        self._task = ""
         self._next_s = 0.0
 
     def __enter__(self) -> Self:
@@ -122,33 +122,33 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._shown:
-            self._stream.write(_CLEAR)
+            self._stream.write(_CLEAR_LINE)
             self._stream.flush()
 
-    def begin(self, what: str) -> None:
-        """Say what is done from now on."""
-        self._what = printable(what)
+    def begin(self, task: str) -> None:
+        """Set the name of the current task."""
+        self._task = printable(task)
         self._show()
 
     def advance(self, done: int) -> None:
-        """Count what was done since the last call."""
+        """Add to the amount of work that is done."""
         self._done += done
         if self._shown and time.monotonic() >= self._next_s:
             self._show()
 
     def _show(self) -> None:
         if self._shown:
-            share = min(1.0, self._done / self._whole)
-            self._stream.write(f"{_CLEAR}{self._what} {share:.0%}")
+            share = min(1.0, self._done / self._total)
+            self._stream.write(f"{_CLEAR_LINE}{self._task} {share:.0%}")
             self._stream.flush()
-            self._next_s = time.monotonic() + _EVERY_S
+            self._next_s = time.monotonic() + _UPDATE_INTERVAL_S
 
 
 class Terminal(Output):
-    """Format text for a stream: fitted, wrapped and coloured on a terminal, plain in a file or a pipe.
+    """Format text for a stream: fitted, wrapped and coloured for a terminal, plain for a file or a pipe.
 
-    COLUMNS sets the width of a terminal. NO_COLOR (https://no-color.org) switches colours off, FORCE_COLOR
-    (https://force-color.org) on, else TERM=dumb off.
+    COLUMNS sets the width of a terminal. NO_COLOR (https://no-color.org) switches colours off and FORCE_COLOR
+    (https://force-color.org) on; without either, TERM=dumb switches them off.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -161,11 +161,11 @@ class Terminal(Output):
         )
 
     def colour(self, text: str, code: str) -> str:
-        """Colour a text if colours are on."""
+        """Return the text with a colour code, if colours are on."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._has_colours and text else text
 
     def wrap(self, text: str, indent: str = "") -> Sequence[str]:
-        """Wrap a line to the width; further lines begin with `indent`.
+        """Wrap a line to the terminal's width; further lines begin with `indent`.
 
         Words are never broken, so that URLs and commands can be copied.
         """

@@ -1,1 +1,1 @@
-"""Settings: what they may be, where they are read, and what they mean."""
+"""Settings: declarations, validation and environment variables."""

@@ -11,16 +11,16 @@ from pathlib import Path
 from torchotel._utils.faults import warn_once
 
 VARIABLES = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
-"""The stable name and the one that older SDKs read; the first that is set counts."""
+"""The stable name, and the name that older SDKs read; the first that is set is used."""
 _MAX_CHARACTERS = 100_000
-"""PyYAML parses as many in about a second."""
+"""Most characters that are parsed; PyYAML takes about a second for them."""
 _TRUE = frozenset({"true", "yes", "on"})
-"""The words for true in YAML 1.1, whether quoted or not: a program that writes one of them wants no telemetry."""
+"""The words for true in YAML 1.1; a quoted word counts, too."""
 _SUBSTITUTION = re.compile(r"\$\{(?:env:)?(\w+)(?::-([^}\n]*))?\}")
 
 
 def disables(environ: Mapping[str, str]) -> bool:
-    """Tell whether the configuration file switches telemetry off, and warn that torchotel reads nothing else of it."""
+    """Return whether the configuration file disables telemetry; warn that torchotel ignores its other keys."""
     variable = next((name for name in VARIABLES if environ.get(name, "").strip()), None)
     if variable is None:
         return False

@@ -1,28 +1,30 @@
-"""What every environment variable of OpenTelemetry's specification does here.
+"""The environment variables of OpenTelemetry's specification, and their effect on torchotel.
 
 https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/ and
-https://opentelemetry.io/docs/specs/otel/protocol/exporter/, read in 2026. `docs/environment.md` is made of this, and
-`tests/test_variables_*.py` sets each of them.
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/, read in 2026. The table of `docs/environment.md` is made
+from this file, and `tests/test_variables_*.py` sets each variable.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-Reader: TypeAlias = Literal["torchotel", "SDK", "provider", "nobody"]
-"""`torchotel`: a field of its configuration. `SDK`: what torchotel calls of it. `provider`: the TracerProvider that
-`set_global_provider` sets, and one of the user's. `nobody`: it means nothing here."""
+Reader: TypeAlias = Literal["torchotel", "SDK", "provider", "none"]
+"""`torchotel`: a field of `Config`. `SDK`: functions of the SDK that torchotel calls. `provider`: the TracerProvider of
+the user, or of `set_global_provider`. `none`: the variable has no effect."""
 
-_NO_LOGS = "not ours: torchotel sends no logs"
+_NO_LOGS = "not used: torchotel exports no logs"
 _CONFIG_FILE: Final = (
     "a file of declarative configuration: with `disabled: true` no hook is installed; a warning says that torchotel "
     "reads nothing else of it"
 )
-_NO_ZIPKIN = "not ours: there is no Zipkin exporter; Zipkin takes OTLP"
-_BATCHES = "of the processor for your own spans; our batches leave with each second and hold up to 4,000 spans"
+_NO_ZIPKIN = "not used: torchotel has no Zipkin exporter; Zipkin receives OTLP"
+_BATCHES = (
+    "applies to the batch processor of your own spans; torchotel exports each second, in batches of up to 4,000 spans"
+)
 
 
 class Variable(NamedTuple):
-    """One variable."""
+    """A variable of the specification."""
 
     name: str
     reader: Reader
@@ -31,39 +33,39 @@ class Variable(NamedTuple):
 
 def _unread(does: str, *names: str) -> Iterator[Variable]:
     for name in names:
-        yield Variable(name, "nobody", does)
+        yield Variable(name, "none", does)
 
 
 def _otlp() -> Iterator[Variable]:
-    """Give each option of the exporter in its general form and those of the signals."""
+    """Return each option of the OTLP exporter: the general variable and those of the signals."""
     options = {
         "ENDPOINT": "base URL, over HTTP `/v1/traces` and `/v1/metrics` are added; over gRPC a URL or `host:port`",
-        "PROTOCOL": "`http/protobuf` (the default) or `grpc`; `http/json` is left out with a warning",
-        "HEADERS": "`name=value,…`, values URL-encoded; what cannot be read so is left out with a warning",
-        "COMPRESSION": "`gzip` (the default) or `none`; `deflate` is left out with a warning",
-        "TIMEOUT": "longest wait for the answer to an attempt, in **seconds** as in OpenTelemetry for Python; 10",
-        "CERTIFICATE": "PEM file of the authorities that may sign the server's certificate",
-        "CLIENT_CERTIFICATE": "PEM file that says who this client is",
-        "CLIENT_KEY": "PEM file of its private key; not needed where the certificate's file has it",
-        "INSECURE": "`true`: a gRPC endpoint without a scheme is called without TLS; a scheme wins over it",
+        "PROTOCOL": "`http/protobuf` (the default) or `grpc`; `http/json` is ignored with a warning",
+        "HEADERS": "`name=value,…`, values URL-encoded; other headers are ignored with a warning",
+        "COMPRESSION": "`gzip` (the default) or `none`; `deflate` is ignored with a warning",
+        "TIMEOUT": "timeout of one attempt, in **seconds** as in OpenTelemetry for Python; 10",
+        "CERTIFICATE": "PEM file of the certificate authorities",
+        "CLIENT_CERTIFICATE": "PEM file of the client's certificate",
+        "CLIENT_KEY": "PEM file of the client's private key; not needed if the certificate's file has the key",
+        "INSECURE": "`true`: a gRPC endpoint without a scheme is called without TLS; a scheme wins",
     }
     for option, does in options.items():
         yield Variable(f"OTEL_EXPORTER_OTLP_{option}", "torchotel", does)
         for signal in ("TRACES", "METRICS"):
-            own = "the whole URL, taken verbatim" if option == "ENDPOINT" else "wins over the general one"
+            own = "the full URL, used verbatim" if option == "ENDPOINT" else "wins over the general variable"
             yield Variable(f"OTEL_EXPORTER_OTLP_{signal}_{option}", "torchotel", f"for {signal.lower()}: {own}")
-        yield Variable(f"OTEL_EXPORTER_OTLP_LOGS_{option}", "nobody", _NO_LOGS)
+        yield Variable(f"OTEL_EXPORTER_OTLP_LOGS_{option}", "none", _NO_LOGS)
     yield Variable(
         "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
         "torchotel",
-        "`cumulative` (the default), `delta` or `lowmemory`, for metrics pushed over OTLP",
+        "`cumulative` (the default), `delta` or `lowmemory`, for metrics over OTLP",
     )
     yield Variable(
         "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
         "torchotel",
-        "`explicit_bucket_histogram` (the default) or `base2_exponential_bucket_histogram`, where metrics are pushed",
+        "`explicit_bucket_histogram` (the default) or `base2_exponential_bucket_histogram`, for metrics over OTLP",
     )
-    old = "not ours: the old name of `OTEL_EXPORTER_OTLP_{}_INSECURE`"
+    old = "not used: the old name of `OTEL_EXPORTER_OTLP_{}_INSECURE`"
     yield from _unread(old.format("TRACES"), "OTEL_EXPORTER_OTLP_SPAN_INSECURE")
     yield from _unread(old.format("METRICS"), "OTEL_EXPORTER_OTLP_METRIC_INSECURE")
 
@@ -71,64 +73,74 @@ def _otlp() -> Iterator[Variable]:
 SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
     "General": (
         Variable("OTEL_SDK_DISABLED", "torchotel", "`true`: no hook is installed and nothing is exported"),
-        Variable("OTEL_SERVICE_NAME", "torchotel", "`service.name`; the script's name"),
+        Variable("OTEL_SERVICE_NAME", "torchotel", "`service.name`; default: the script's name"),
         Variable("OTEL_RESOURCE_ATTRIBUTES", "SDK", "`name=value,…` of the resource, values URL-encoded"),
         Variable(
             "OTEL_TRACES_SAMPLER",
             "torchotel",
-            "which traces are sent; what failed, was slow or went NaN is kept all the same, but for "
-            "`always_off` and `parentbased_always_off`. One that is not known, "
-            "and those of Jaeger and X-Ray, are ignored with a warning",
+            "the head sampler of traces; failed, slow and non-finite steps are kept in addition, except with "
+            "`always_off` and `parentbased_always_off`. Unknown samplers, and those of Jaeger and X-Ray, are ignored "
+            "with a warning",
         ),
-        Variable("OTEL_TRACES_SAMPLER_ARG", "torchotel", "share of traces that a `traceidratio` sampler takes; 1"),
+        Variable("OTEL_TRACES_SAMPLER_ARG", "torchotel", "share of traces that a `traceidratio` sampler keeps; 1"),
         Variable("OTEL_CONFIG_FILE", "torchotel", _CONFIG_FILE),
         Variable("OTEL_EXPERIMENTAL_CONFIG_FILE", "torchotel", "the old name of `OTEL_CONFIG_FILE`"),
-        *_unread("not ours: the logger is called `torchotel`, and `logging` sets its level", "OTEL_LOG_LEVEL"),
-        *_unread("not ours: a step calls nobody; instrumentations of clients read it", "OTEL_PROPAGATORS"),
-        *_unread("not ours: not in the SDK for Python", "OTEL_ENTITIES"),
+        *_unread("not used: set the level of the logger `torchotel`", "OTEL_LOG_LEVEL"),
+        *_unread("not used: torchotel propagates no context; instrumentations of clients read it", "OTEL_PROPAGATORS"),
+        *_unread("not used: not in the SDK for Python", "OTEL_ENTITIES"),
     ),
     "Which exporters": (
         Variable(
             "OTEL_TRACES_EXPORTER",
             "torchotel",
-            "`otlp` (the default), `console` or `none`; `otlp` of both. Other names are left out with a warning",
+            "`otlp` (the default), `console` or `none`; of both, `otlp`. Other names are ignored with a warning",
         ),
         Variable(
             "OTEL_METRICS_EXPORTER",
             "torchotel",
             "`prometheus` (the default), `otlp`, both with a comma between, or `none`. "
-            "Other names are left out with a warning. With opentelemetry-distro, which makes it `otlp` "
-            "where it is unset, `prometheus` needs `opentelemetry-exporter-prometheus`, or nothing is instrumented",
+            "Other names are ignored with a warning. opentelemetry-distro sets it to `otlp` if it is unset; with that "
+            "package `prometheus` needs `opentelemetry-exporter-prometheus`, else nothing is instrumented",
         ),
         *_unread(_NO_LOGS, "OTEL_LOGS_EXPORTER"),
     ),
     "OTLP": tuple(_otlp()),
     "Limits of spans": (
-        Variable("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "torchotel", "attributes of a span; 128. The last ones go"),
-        Variable("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "torchotel", "characters of a span's text; no limit"),
-        Variable("OTEL_SPAN_EVENT_COUNT_LIMIT", "torchotel", "events of a span; 128"),
-        Variable("OTEL_SPAN_LINK_COUNT_LIMIT", "torchotel", "links of a span; 128"),
-        Variable("OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "torchotel", "attributes of an event; 128"),
-        Variable("OTEL_LINK_ATTRIBUTE_COUNT_LIMIT", "torchotel", "attributes of a link; 128"),
-        Variable("OTEL_ATTRIBUTE_COUNT_LIMIT", "torchotel", "where the three for attributes are not set"),
+        Variable(
+            "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "torchotel", "most attributes of a span; 128. The last ones are dropped"
+        ),
+        Variable(
+            "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "torchotel", "most characters of a span's attribute; no limit"
+        ),
+        Variable("OTEL_SPAN_EVENT_COUNT_LIMIT", "torchotel", "most events of a span; 128"),
+        Variable("OTEL_SPAN_LINK_COUNT_LIMIT", "torchotel", "most links of a span; 128"),
+        Variable("OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT", "torchotel", "most attributes of an event; 128"),
+        Variable("OTEL_LINK_ATTRIBUTE_COUNT_LIMIT", "torchotel", "most attributes of a link; 128"),
+        Variable("OTEL_ATTRIBUTE_COUNT_LIMIT", "torchotel", "default of the three limits of attribute counts"),
         Variable(
             "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT",
             "torchotel",
-            "the same for events and links, and where that of spans is not set",
+            "most characters of an attribute of an event or a link, and default of the limit of spans",
         ),
     ),
     "Metrics": (
-        Variable("OTEL_METRIC_EXPORT_INTERVAL", "torchotel", "milliseconds between two pushes over OTLP; 60,000"),
-        Variable("OTEL_METRIC_EXPORT_TIMEOUT", "torchotel", "milliseconds after which a push is given up; 30,000"),
+        Variable(
+            "OTEL_METRIC_EXPORT_INTERVAL", "torchotel", "milliseconds between two exports of metrics over OTLP; 60,000"
+        ),
+        Variable(
+            "OTEL_METRIC_EXPORT_TIMEOUT", "torchotel", "milliseconds until an export of metrics times out; 30,000"
+        ),
         Variable(
             "OTEL_METRICS_EXEMPLAR_FILTER",
             "torchotel",
-            "`trace_based` (the default) and `always_on`: exemplars lead to traces that arrived; `always_off`: none",
+            "`trace_based` (the default) and `always_on`: exemplars name exported traces; `always_off`: no exemplars",
         ),
     ),
     "Prometheus": (
         Variable("OTEL_EXPORTER_PROMETHEUS_HOST", "torchotel", "address of the scrape endpoint; `127.0.0.1`"),
-        Variable("OTEL_EXPORTER_PROMETHEUS_PORT", "torchotel", "its port, to which the local rank is added; 9464"),
+        Variable(
+            "OTEL_EXPORTER_PROMETHEUS_PORT", "torchotel", "port of the scrape endpoint; the local rank is added; 9464"
+        ),
     ),
     "Batches of spans": (
         Variable("OTEL_BSP_SCHEDULE_DELAY", "provider", _BATCHES),
@@ -140,10 +152,10 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         Variable(
             "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS",
             "SDK",
-            "detectors that add to the resource: `os`, `process`, …; [`torchotel`](ranks.md): rank and run",
+            "detectors of the resource: `os`, `process`, …; [`torchotel`](ranks.md) adds rank and run",
         ),
         *_unread(
-            "not ours: ids are random, except those of `torch.run`, which are a hash of the run id",
+            "not used: ids are random, except those of `torch.run`, which are a hash of the run id",
             "OTEL_PYTHON_ID_GENERATOR",
         ),
     ),
@@ -165,7 +177,7 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         ),
     ),
 }
-"""All of them, by the sections of the page."""
+"""All variables, by the sections of the page."""
 
 VARIABLES: Final[Mapping[str, Variable]] = {
     variable.name: variable for section in SECTIONS.values() for variable in section

@@ -1,4 +1,4 @@
-"""Where one signal goes over OTLP, and how."""
+"""The OTLP endpoint of one signal: address, protocol, headers and certificates."""
 
 import ipaddress
 import re
@@ -13,16 +13,15 @@ OtlpProtocol: TypeAlias = Literal["http/protobuf", "grpc"]
 OtlpCompression: TypeAlias = Literal["gzip", "none"]
 
 MAX_QUOTED = 300
-"""Characters that are repeated of what another program says."""
-_SHORTEST_SECRET = 4
-"""Characters of what is looked for in such words: a flag or a tenant's number is none."""
-
+"""Most characters that a message quotes of another program."""
+_MIN_SECRET = 4
+"""Least characters of a secret that `quote` removes; a shorter header value is a flag or a number."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 class Address(NamedTuple):
-    """Host and port that an endpoint stands for."""
+    """Host and port of an endpoint."""
 
     host: str
     port: int
@@ -33,50 +32,50 @@ class Address(NamedTuple):
 
 
 class OtlpEndpoint(NamedTuple):
-    """An OTLP receiver of one signal."""
+    """The settings of the connection to an OTLP receiver, for one signal."""
 
     endpoint: str
-    """Over HTTP the full URL with the signal's path; over gRPC a URL, of which host and port count, or a target."""
+    """Over HTTP the full URL with the signal's path; over gRPC a target, or a URL whose host and port are used."""
     protocol: OtlpProtocol = "http/protobuf"
     headers: Mapping[str, str] = {}
-    """Of each request."""
+    """Headers of each request."""
     compression: OtlpCompression = "gzip"
     timeout_s: float = 10.0
-    """Longest wait for the answer to one attempt."""
+    """Seconds until one attempt times out."""
     certificate: str | None = None
-    """PEM file of the authorities that may sign the server's certificate; None: the usual ones."""
+    """PEM file of the certificate authorities; None: those of `certifi`, or of gRPC."""
     client_certificate: str | None = None
-    """PEM file that says who this client is."""
+    """PEM file of the client's certificate."""
     client_key: str | None = None
-    """PEM file of its private key; None: it is in the certificate's file."""
+    """PEM file of the client's private key; None: the certificate's file has it, too."""
     insecure: bool = False
-    """Without TLS, where a gRPC target has no scheme that says it."""
+    """Whether a gRPC target without a scheme is called without TLS."""
 
     def __repr__(self) -> str:
-        return f"Receiver({self.shown!r}, {self.protocol!r})"
+        return f"OtlpEndpoint({self.shown!r}, {self.protocol!r})"
 
     @property
     def shown(self) -> str:
-        """Where it is, without credentials."""
+        """The endpoint without credentials, for messages."""
         return without_credentials(self.endpoint)
 
     @property
     def address(self) -> Address | None:
-        """Whom it calls; None where gRPC's own resolvers are asked for more than host and port."""
+        """Host and port; None for a gRPC target that gRPC resolves itself."""
         return address_of(self.endpoint, insecure=self.insecure)
 
     def quote(self, text: object) -> str:
-        """Give what a server or a library says of it in one printable line of bounded length, without our secrets."""
-        said = str(text)
+        """Return the text of a server or a library as one printable line of bounded length, without credentials."""
+        quoted = str(text)
         for secret in sorted(set(self._secrets()), key=len, reverse=True):
-            said = said.replace(secret, "...") if len(secret) >= _SHORTEST_SECRET else said
-        line = printable(" ".join(said.split()))
+            quoted = quoted.replace(secret, "...") if len(secret) >= _MIN_SECRET else quoted
+        line = printable(" ".join(quoted.split()))
         return line if len(line) <= MAX_QUOTED else line[: MAX_QUOTED - 3] + "..."
 
     def _secrets(self) -> Iterator[str]:
         for value in self.headers.values():
             yield value
-            yield value.rpartition(" ")[2]  # "Bearer …" is often told without its first word
+            yield value.rpartition(" ")[2]  # the token after "Bearer "
         user, _, place = self.endpoint.rpartition("://")[2].rpartition("@")
         for text in (user, user.partition(":")[2], place.partition("?")[2], place.partition("=")[2]):
             yield text
@@ -84,7 +83,7 @@ class OtlpEndpoint(NamedTuple):
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -101,12 +100,12 @@ def host_without_proxy(endpoint: str) -> str | None:
 
 
 def address_of(endpoint: str, *, insecure: bool) -> Address | None:
-    """Read a URL, whose scheme says whether there is TLS, or `host:port`; None for gRPC's other targets."""
+    """Parse a URL, whose scheme decides about TLS, or `host:port`; return None for gRPC's other targets."""
     parts = urlsplit(endpoint)
     url = parts.scheme in _PORTS
     if not url:
         parts = urlsplit(f"//{endpoint}")
-    with suppress(ValueError):  # as of `ipv4:1.2.3.4:1`, which has two colons
+    with suppress(ValueError):  # `ipv4:1.2.3.4:1` has two colons
         port = parts.port or _PORTS.get(parts.scheme)
         if parts.hostname and port and (url or not parts.path):
             return Address(parts.hostname, port, parts.scheme == "https" if url else not insecure)
@@ -114,16 +113,16 @@ def address_of(endpoint: str, *, insecure: bool) -> Address | None:
 
 
 def default_endpoint(protocol: object) -> str:
-    """Give where receivers listen when nobody says it: each protocol has a port of its own."""
+    """Return the default endpoint of a protocol."""
     return f"http://localhost:{4317 if protocol == 'grpc' else 4318}"
 
 
 def signal_endpoint(base: str, signal: str, protocol: object) -> str:
-    """Give a signal's endpoint below a base URL."""
+    """Return the endpoint of a signal below a base URL."""
     return base if protocol == "grpc" else f"{base.rstrip('/')}/v1/{signal}"
 
 
 def without_credentials(url: str) -> str:
-    """Cut user, password, query and fragment off a URL, or off what was meant for one."""
-    # All before the last @: a password may hold whatever ends a host.
+    """Return a URL, which may be malformed, without user, password, query and fragment."""
+    # All before the last @ goes, since a password may contain "/" and "@".
     return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1", url, flags=re.DOTALL).partition("?")[0].partition("#")[0]

@@ -1,40 +1,44 @@
 """Declare a setting: its type, its variables and its documentation."""
 
+import ast
+import inspect
+import itertools
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from torchotel._types import UNSET, ConfigError
 from torchotel._utils.faults import warn_once
 
 AcceptedPart: TypeAlias = Callable[[str], str]
-"""Gives what is left of a variable's text for torchotel; empty: nothing."""
+"""Returns the part of a variable's text that torchotel takes; empty if it takes nothing."""
 
 
-def all_of(text: str) -> str:
-    """Leave nothing out."""
+def whole(text: str) -> str:
+    """Take the whole text."""
     return text
 
 
-def without(*others: str) -> AcceptedPart:
-    """Leave out some words of a list, or the only one."""
-    return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() not in others)
+def without(*words: str) -> AcceptedPart:
+    """Take a list without these words."""
+    return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() not in words)
 
 
 def only(*words: str) -> AcceptedPart:
-    """Keep the known words of a list, and "none"."""
+    """Take these words of a list, and "none"."""
     return lambda text: ",".join(word for word in text.split(",") if word.strip().lower() in {*words, "none"})
 
 
 def first(*words: str) -> AcceptedPart:
-    """Keep the first known word of a list, by the order of `words`."""
+    """Take the first of these words that is in a list, or "none"."""
 
-    def ours(text: str) -> str:
+    def accept(text: str) -> str:
         left = only(*words)(text)
         found = {word.strip().lower() for word in left.split(",")}
         return left if "none" in found else next((word for word in words if word in found), "")
 
-    return ours
+    return accept
 
 
 def _same(value: object) -> object:
@@ -42,24 +46,24 @@ def _same(value: object) -> object:
 
 
 class ValueType(NamedTuple):
-    """One kind of setting."""
+    """The values of a setting, and how they are parsed and validated."""
 
     takes: str
-    """Ends the sentence "timeout_s: got 'x', takes …"."""
+    """The allowed values, as in "timeout_s: got 'x', takes …"."""
     check: Callable[[object], object]
-    """Give back the value in its one form, or raise ValueError."""
+    """Return the value in normal form, or raise ValueError."""
     parse: Callable[[str], object] = str
-    """Read a variable's text, or raise ValueError."""
+    """Parse the text of a variable, or raise ValueError."""
     show: Callable[[object], object] = _same
-    """What an error may repeat of a bad value."""
-    otherwise: object = UNSET
-    """What a bad value of a variable of OpenTelemetry counts as; UNSET: the variable is ignored."""
-    ours: AcceptedPart = all_of
-    """What of a variable's text is for torchotel."""
+    """Return the part of a bad value that an error may quote: values may be secret."""
+    fallback: object = UNSET
+    """The value that replaces a bad value of an OTEL_* variable; UNSET: the variable is ignored."""
+    accept: AcceptedPart = whole
+    """Returns the part of a variable's text that torchotel takes."""
 
 
 def optional(kind: ValueType, *, word: str | None = None) -> ValueType:
-    """Take None too; a variable says it with `word`."""
+    """Take None, too; in a variable it is written as `word`."""
     takes = f"{kind.takes}, or None" + (f" ({word!r} in a variable)" if word else "")
     return kind._replace(
         takes=takes,
@@ -69,7 +73,7 @@ def optional(kind: ValueType, *, word: str | None = None) -> ValueType:
 
 
 def choice(*words: str) -> ValueType:
-    """Take one of a few words."""
+    """Take one of these words."""
 
     def check(value: object) -> object:
         if value not in words:
@@ -80,7 +84,7 @@ def choice(*words: str) -> ValueType:
 
 
 def choices(*words: str) -> ValueType:
-    """Take any of a few words, comma-separated or in a sequence; "none" takes none of them."""
+    """Take any of these words, comma-separated or in a sequence; "none" is the empty choice."""
 
     def check(value: object) -> object:
         parts = value.split(",") if isinstance(value, str) else value
@@ -98,7 +102,7 @@ def choices(*words: str) -> ValueType:
 
 
 def having(*methods: str) -> ValueType:
-    """Take an object by the methods that are called on it."""
+    """Take an object that has these methods."""
 
     def check(value: object) -> object:
         if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
@@ -109,34 +113,49 @@ def having(*methods: str) -> ValueType:
 
 
 def integer(minimum: int, maximum: int | None = None) -> ValueType:
-    """Take a whole number from `minimum` on, up to `maximum`; a bool is none."""
+    """Take a whole number from `minimum` to `maximum`, and no bool."""
 
     def check(value: object) -> object:
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError
         if maximum is not None and value > maximum:
             raise ValueError
-        return min(value, sys.maxsize)  # the largest number that slices and islice take
+        return min(value, sys.maxsize)  # the maximum of slices and islice
 
     upper = "" if maximum is None else f" and at most {maximum}"
     return ValueType(f"a whole number of at least {minimum}{upper}", check, int)
 
 
 OTEL_PREFIX = "OTEL_"
-"""Of variables that other programs read too."""
+"""Prefix of variables that other programs read, too."""
+
+
+Group: TypeAlias = Literal["recording", "export of traces and metrics", "scrape endpoint"]
+RECORDING: Final = "recording"
+EXPORT: Final = "export of traces and metrics"
+SCRAPING: Final = "scrape endpoint"
 
 
 class Setting(NamedTuple):
-    """How a field is read and checked."""
+    """The declaration of a setting, in the annotation of a field of `Config`.
+
+    The field's type, default and docstring belong to the declaration. The command line, `torchotel doctor` and the
+    pages are made from it; an argument of `instrument()` is named in its signature, too.
+    """
 
     kind: ValueType
     variables: tuple[str, ...]
-    """The first one that is set, to something that is ours, wins."""
+    """The first that is set to a value for torchotel wins. Without variables the setting is an argument that takes an
+    object of the program, and only the object's class is shown."""
+    group: Group = RECORDING
+    """Heading in the help of the command line."""
+    secret: bool = False
+    """Whether the value is never shown: headers and keys carry credentials."""
     default: object = None
-    """Of the field: what holds where its variables say nothing."""
+    """The field's default, which applies if no variable is set."""
 
-    def checked(self, name: str, value: object) -> Any:
-        """Give the value in its one form, or raise ConfigError."""
+    def validate(self, name: str, value: object) -> Any:
+        """Return the value in normal form, or raise ConfigError."""
         try:
             return self.kind.check(value)
         except (ValueError, TypeError):
@@ -153,14 +172,14 @@ class Setting(NamedTuple):
         """
         # OpenTelemetry: an empty variable is one that is not set.
         present = ((variable, environ.get(variable, "").strip()) for variable in self.variables)
-        value, not_ours = UNSET, {}
+        value, partly_taken = UNSET, {}
         for variable, text in present:
-            ours = self.kind.ours(text)
-            if ours.lower() != text.lower():
-                not_ours[variable] = text
-            if ours and (value := self._read(name, ours, variable)) is not UNSET:
+            accepted = self.kind.accept(text)
+            if accepted.lower() != text.lower():
+                partly_taken[variable] = text
+            if accepted and (value := self._read(name, accepted, variable)) is not UNSET:
                 break
-        for variable, text in not_ours.items():
+        for variable, text in partly_taken.items():
             used = self.default if value is UNSET else value
             shown = ",".join(used) if isinstance(used, tuple) else used
             warn_once("%s: torchotel does not take %r, and uses %r", variable, text, shown)
@@ -172,16 +191,35 @@ class Setting(NamedTuple):
         except (ValueError, TypeError):
             if not variable.startswith(OTEL_PREFIX):
                 raise ConfigError(name, self.kind.show(text), self.kind.takes, variable) from None
-            counts = "is ignored" if self.kind.otherwise is UNSET else f"counts as {self.kind.otherwise}"
+            counts = "is ignored" if self.kind.fallback is UNSET else f"counts as {self.kind.fallback}"
             warn_once("%s %s: got %r, takes %s", variable, counts, self.kind.show(text), self.kind.takes)
-            return self.kind.otherwise
+            return self.kind.fallback
 
 
-def env(kind: ValueType, *variables: str) -> Setting:
-    """Read the first of some variables; without any it is an argument only."""
-    return Setting(kind, variables)
+def env(kind: ValueType, *variables: str, group: Group = RECORDING) -> Setting:
+    """Declare a setting that is read from the first of these variables that is set."""
+    return Setting(kind, variables, group)
 
 
-def otlp(kind: ValueType, name: str, *, signal: str = "TRACES") -> Setting:
-    """Read the variable of a signal, else the general one."""
-    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"))
+def otlp(kind: ValueType, name: str, *, signal: str = "TRACES", secret: bool = False) -> Setting:
+    """Declare a setting that is read from the OTLP exporter's variable of a signal, else from the general one."""
+    return Setting(kind, (f"OTEL_EXPORTER_OTLP_{signal}_{name}", f"OTEL_EXPORTER_OTLP_{name}"), EXPORT, secret)
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Read the docstrings of a class's fields from its source; empty if torchotel is installed without source."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except OSError:
+        return {}
+    (definition,) = ast.parse(source).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: doc.value.value
+        for field, doc in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(doc, ast.Expr)
+        and isinstance(doc.value, ast.Constant)
+        and isinstance(doc.value.value, str)
+    }

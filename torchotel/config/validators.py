@@ -1,4 +1,4 @@
-"""What settings take: text, numbers, URLs, headers, files, and the words of some."""
+"""The value types of settings: text, numbers, URLs, headers, files and patterns."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from torchotel.config.settings import ValueType, integer
 
 _LONG_TIMEOUT_S = 300
 _NO_LIMIT_S = 86_400.0
-"""A day: the longest time, since sockets and locks take no arbitrary one. A timeout of 0, "no limit", stands for it."""
+"""A day, the longest timeout: sockets and locks have a maximum. A timeout of 0, "no limit", becomes a day."""
 _MAX_PATH = 1024
 DEFAULT_SAMPLER = "parentbased_always_on"
 SAMPLERS = (
@@ -26,10 +26,10 @@ SAMPLERS = (
     "parentbased_always_off",
     "parentbased_traceidratio",
 )
-"""OpenTelemetry's names of those that need nothing from elsewhere."""
-# RFC 9110: a header's name is a token; a value that could end its line would let a second header in.
+"""OpenTelemetry's names of the samplers that need no other service."""
+# A token (https://www.rfc-editor.org/rfc/rfc9110#name-tokens). A line break in a value would inject a header.
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# What HTTP and gRPC both carry: the one would fail on all else at each request, the other on some of it.
+# The characters that both HTTP and gRPC allow. With other characters each request would fail.
 _HEADER_VALUE = re.compile(r"(?! )[ -~]*")
 
 
@@ -40,13 +40,13 @@ def _check_text(value: object) -> object:
 
 
 def _parse_host(text: str) -> object:
-    """Return a host that this machine can listen on: what was meant for another program must not raise later."""
-    name = text.encode() if text.isascii() else text  # as the scrape endpoint does
+    """Return a host that this machine can listen on; the variable may be meant for another program."""
+    name = text.encode() if text.isascii() else text  # as the scrape endpoint encodes it
     try:
         family, *_, address = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(address)
-    except OSError as error:  # a name that is none raises UnicodeError, which is a ValueError
+    except OSError as error:  # a bad name raises UnicodeError, which is a ValueError
         raise ValueError from error
     return text
 
@@ -81,8 +81,10 @@ def _check_seconds(value: object) -> object:
 def _parse_seconds(text: str) -> object:
     seconds = float(text)
     if _LONG_TIMEOUT_S < seconds < math.inf:
-        # The specification says milliseconds, Python's SDK reads seconds.
-        warn_once("the OTLP timeout is read in seconds, as by OpenTelemetry for Python: %g s", seconds)
+        # The specification has milliseconds, and OpenTelemetry's SDK for Python reads seconds.
+        warn_once(
+            "the OTLP timeout is %g seconds, the unit of OpenTelemetry for Python. If you meant ms, correct it", seconds
+        )
     return seconds or _NO_LIMIT_S
 
 
@@ -96,18 +98,18 @@ def _parse_timeout_milliseconds(text: str) -> object:
 
 def _check_url(value: object) -> object:
     url = _check_text(value)
-    assert isinstance(url, str)  # noqa: S101 - says so to the type checker
+    assert isinstance(url, str)  # noqa: S101 - for the type checker
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or re.search(r"\s", url):
         raise ValueError
-    _ = parts.port  # raises ValueError where it is no port
+    _ = parts.port  # raises ValueError for a bad port
     return url
 
 
 def _check_base_url(value: object) -> object:
     url = _check_url(value)
     if "?" in str(url) or "#" in str(url):
-        raise ValueError  # a path is added to it, which would end up in the query
+        raise ValueError  # the signal's path is appended, and would become a part of the query
     return url
 
 
@@ -115,10 +117,10 @@ def _check_target(value: object) -> object:
     target = str(_check_text(value))
     if target.startswith(("http://", "https://")):
         return _check_url(target)
-    # As gRPC writes them: host:port, dns:///host:port, unix:/path. A colon is all that they have in common.
+    # https://github.com/grpc/grpc/blob/master/doc/naming.md: host:port, dns:///host:port, unix:/path.
     if ":" not in target or re.search(r"\s", target):
         raise ValueError
-    address_of(target, insecure=True)  # raises where brackets hold no address
+    address_of(target, insecure=True)  # raises ValueError for a bad address in brackets
     return target
 
 
@@ -134,7 +136,7 @@ def _check_headers(value: object) -> object:
 
 
 def _parse_headers(text: str) -> object:
-    """Read `k=v,k2=v2`, values URL-encoded; a pair that cannot be read is left out with a warning."""
+    """Read `k=v,k2=v2`, values URL-encoded; a bad pair is ignored with a warning."""
     headers = {}
     for number, pair in enumerate(text.split(","), 1):
         if not pair.strip():
@@ -143,14 +145,14 @@ def _parse_headers(text: str) -> object:
         if equals and _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers[name.lower()] = value
         else:
-            # Its text may be a secret.
-            warn_once("header number %d of the OTLP headers is left out: it is no name=value of visible ASCII", number)
+            # The text of the header may be a secret.
+            warn_once("header number %d of the OTLP headers is ignored. Write name=value, in visible ASCII", number)
     return headers
 
 
 def _show_headers(value: object) -> object:
     if isinstance(value, Mapping):
-        # What is no name may be a whole line with a secret in it.
+        # A bad name may be a whole header with its value.
         return {name if _HEADER_NAME.fullmatch(str(name)) else "…": "…" for name in value}
     return type(value).__name__
 
@@ -160,7 +162,7 @@ def _show_url(value: object) -> object:
 
 
 def _show_file(value: object) -> object:
-    """Repeat a path, and not the text of a key that was given in its place."""
+    """Return a path, but not the text of a key that was passed in its place."""
     return "…" if isinstance(value, str) and ("-----" in value or len(value) > _MAX_PATH) else value
 
 
@@ -207,9 +209,9 @@ def _check_sampler(value: object) -> object:
 
 
 def _parse_sampler(text: str) -> object:
-    # The specification: what is not known is warned of and ignored, and so is a bad argument.
+    # https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/#enum: warn and ignore.
     if text.lower() not in SAMPLERS:
-        warn_once("OTEL_TRACES_SAMPLER %r is not known and ignored; known are %s", text, ", ".join(SAMPLERS))
+        warn_once("OTEL_TRACES_SAMPLER %r is not known and ignored. Use one of %s", text, ", ".join(SAMPLERS))
         return DEFAULT_SAMPLER
     return text.lower()
 
@@ -224,7 +226,7 @@ def _parse_ratio(text: str) -> object:
     try:
         return _check_ratio(float(text))
     except ValueError:
-        warn_once("OTEL_TRACES_SAMPLER_ARG %r is ignored: it is not a number from 0 to 1", text)
+        warn_once("OTEL_TRACES_SAMPLER_ARG %r is ignored. Use a number from 0 to 1", text)
         return 1.0
 
 
@@ -241,8 +243,8 @@ def _parse_detail(text: str) -> object:
 TEXT = ValueType("a string that is not empty", _check_text)
 HOST = ValueType("an address of this machine", _check_text, _parse_host)
 FLAG = ValueType("True or False (in a variable: true, false, 1, 0)", _check_flag, _parse_flag)
-OTEL_FLAG = ValueType("True or False", _check_flag, _parse_otel_flag, otherwise=False)
-"""What the specification calls a Boolean: only "true" is true, all else is false and worth a warning."""
+OTEL_FLAG = ValueType("True or False", _check_flag, _parse_otel_flag, fallback=False)
+"""A Boolean of the specification: "true" is true; all other values are false, with a warning unless "false"."""
 SECONDS = ValueType("a number of seconds above 0 (in a variable: 0 for no limit)", _check_seconds, _parse_seconds)
 TIMEOUT_MILLISECONDS = ValueType(
     "a number above 0 (in a variable: milliseconds, 0 for no limit)", _check_seconds, _parse_timeout_milliseconds

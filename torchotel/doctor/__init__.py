@@ -1,1 +1,1 @@
-"""Checks of what telemetry depends on: one subject a file, plain findings out."""
+"""Check what telemetry depends on: each module checks one subject and yields findings."""

@@ -1,4 +1,4 @@
-"""Clocks: this machine's against the endpoint's, and the one that durations are taken with."""
+"""Check the clocks: this machine's against the endpoint's, and the clock that measures durations."""
 
 import time
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ SUBJECT = "clock"
 MAX_SKEW_S = 1.0
 _READINGS = 10_000
 _SLOW_NS = 500
-"""A module call is stamped four times."""
+"""Cost of a clock reading above which a warning is given; a module call reads the clock four times."""
 _STEADY_S = 0.01
-"""Most that the two clocks may differ over the seconds of a check: more, and one of them was set."""
+"""Largest difference between the two clocks' progress during the checks; a larger one means that a clock was set."""
 
 
-class Steadiness:
-    """Watch the wall clock against the monotonic one, from its making on."""
+class ClockCheck:
+    """Compare the wall clock with the monotonic clock, from construction to `check`."""
 
     def __init__(self) -> None:
         self._offset_ns = _offset_ns()
 
     def check(self) -> Iterator[Finding]:
-        """Tell whether the wall clock was set meanwhile, and what a reading costs."""
+        """Report whether the wall clock was set during the checks, and the cost of a clock reading."""
         moved_s = (_offset_ns() - self._offset_ns) / 1e9
         if abs(moved_s) > _STEADY_S:
             advice = "Durations are still correct, but spans of different machines do not line up: check NTP."
@@ -43,25 +43,30 @@ class Steadiness:
             yield ok(SUBJECT, f"wall clock and monotonic clock agree, a reading takes {cost_ns:.0f} ns")
 
 
-def compare(date: str | None, sent_s: float, received_s: float) -> Finding | None:
-    """Compare with the date of an answer to a request that was sent and answered then; None where it has none.
+def compare_with_server(date: str | None, sent_s: float, received_s: float) -> Finding | None:
+    """Compare this machine's clock with the `Date` header of a response; None if there is no valid header.
 
-    A date has whole seconds, cut off: what is told is the least by which the clocks differ.
+    `Date` has whole seconds, rounded down, so the result is a lower bound of the difference.
+
+    Args:
+        date: The header.
+        sent_s: Unix time of the request.
+        received_s: Unix time of the response.
     """
     try:
-        theirs_s = parsedate_to_datetime(date or "").replace(tzinfo=UTC).timestamp()
+        server_s = parsedate_to_datetime(date or "").replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
-    ahead_s = sent_s - (theirs_s + 1)
-    behind_s = theirs_s - received_s
+    ahead_s = sent_s - (server_s + 1)
+    behind_s = server_s - received_s
     skew_s = max(ahead_s, behind_s)
     if skew_s <= MAX_SKEW_S:
         return ok(SUBJECT, "within a second of the endpoint's clock")
-    way = "ahead of" if ahead_s > behind_s else "behind"
+    direction = "ahead of" if ahead_s > behind_s else "behind"
     advice = "Spans of this machine and of others do not line up: check NTP (timedatectl, chronyc)."
-    return warning(SUBJECT, f"at least {skew_s:.1f} s {way} the endpoint's clock", advice)
+    return warning(SUBJECT, f"at least {skew_s:.1f} s {direction} the endpoint's clock", advice)
 
 
 def _offset_ns() -> float:
-    """Give the difference of the clocks; the median, since another program may run between two readings."""
+    """Return the offset between the clocks; a median, since the thread may be suspended between readings."""
     return median(time.time_ns() - time.perf_counter_ns() for _ in range(9))

@@ -1,4 +1,4 @@
-"""Check the OTLP endpoint, step by step, and send it a test span."""
+"""Check the OTLP endpoint, and send it a test span."""
 
 import secrets
 import time
@@ -17,17 +17,17 @@ from torchotel.doctor.result import CheckFailed, Finding, Level, failed, ok
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.otlp.grpc import read_target
 from torchotel.exporters.otlp.transport import METRICS, TRACES
-from torchotel.stack.manager import stack_that_runs
-from torchotel.stack.services import shows_page
+from torchotel.stack.manager import running_stack
+from torchotel.stack.services import serves_web_ui
 from torchotel.tracing.resource import describe_process
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 NAME = "torchotel.doctor"
-_LASTS_NS = 1_000_000
+_DURATION_NS = 1_000_000
 
 
 class TestSpan(NamedTuple):
-    """An encoded request with one span, and what it is found by."""
+    """An encoded request with one span, and the ids to search for."""
 
     trace_id: str
     service: str
@@ -35,11 +35,11 @@ class TestSpan(NamedTuple):
 
 
 def make_test_span(config: Config, version: str) -> TestSpan:
-    """Make a trace of one span, that ends now."""
+    """Return a trace of one span that ends now."""
     resource = describe_process(config.service_name, "torchotel-doctor", {})
     trace_id, now_ns = secrets.randbits(128), time.time_ns()
     template = SpanTemplate(NAME, {"torchotel.doctor": "sent by torchotel doctor to see whether spans arrive"})
-    span = Span(template, secrets.randbits(63) + 1, 0, now_ns - _LASTS_NS, now_ns)
+    span = Span(template, secrets.randbits(63) + 1, 0, now_ns - _DURATION_NS, now_ns)
     spans = SpanEncoder().encode(Trace(trace_id, [span], {}))
     body = Envelope(resource, version).wrap([spans])
     return TestSpan(f"{trace_id:032x}", str(resource["service.name"]), body)
@@ -49,49 +49,49 @@ SUBJECT = "endpoint"
 
 
 def check(config: Config) -> Iterator[Finding]:
-    """Send a test span where traces go, and an empty request where metrics are pushed."""
+    """Send a test span to the traces endpoint, and an empty request to the metrics endpoint."""
     version = package_version()
     if config.traces_exporter == "otlp":
         yield from _check_traces(config, version)
     else:
         yield ok(SUBJECT, f"no traces are sent: traces_exporter is {config.traces_exporter}")
     if "otlp" in config.metrics_exporter:
-        receiver = config.receiver("metrics")
-        yield from _examine(Request("metrics", receiver, METRICS, b"", ExportMetricsServiceResponse, version))
+        receiver = config.otlp_endpoint("metrics")
+        yield from _check_signal(Request("metrics", receiver, METRICS, b"", ExportMetricsServiceResponse, version))
 
 
 def _check_traces(config: Config, version: str) -> Iterator[Finding]:
-    span, receiver = make_test_span(config, version), config.receiver("traces")
-    for finding in _examine(Request(SUBJECT, receiver, TRACES, span.body, ExportTraceServiceResponse, version)):
+    span, receiver = make_test_span(config, version), config.otlp_endpoint("traces")
+    for finding in _check_signal(Request(SUBJECT, receiver, TRACES, span.body, ExportTraceServiceResponse, version)):
         yield finding
         if finding.subject == SUBJECT and finding.level is not Level.FAILED:
-            yield ok("test span", f"trace id {span.trace_id}", _where_to_look(receiver, span))
+            yield ok("test span", f"trace id {span.trace_id}", _search_advice(receiver, span))
 
 
-def _examine(request: Request) -> Iterator[Finding]:
+def _check_signal(request: Request) -> Iterator[Finding]:
     files = list(tls.check_files(request.receiver))
     yield from files
     if any(finding.level is Level.FAILED for finding in files):
         yield failed(request.subject, "skipped: fix the certificate files above first", "")
         return
-    over = otlp_grpc if request.receiver.protocol == "grpc" else otlp_http
+    client = otlp_grpc if request.receiver.protocol == "grpc" else otlp_http
     try:
-        yield from over.call(request)
-    except CheckFailed as trouble:
-        # Instrumentation by OpenTelemetry's distro sets this protocol by itself.
-        protocol = " (the protocol is grpc)" if over is otlp_grpc and "gRPC" not in trouble.text else ""
-        yield failed(request.subject, trouble.text + protocol, trouble.advice)
+        yield from client.call(request)
+    except CheckFailed as failure:
+        # opentelemetry-instrument's distro sets this protocol without being asked.
+        protocol = " (the protocol is grpc)" if client is otlp_grpc and "gRPC" not in failure.text else ""
+        yield failed(request.subject, failure.text + protocol, failure.advice)
 
 
-def _where_to_look(receiver: OtlpEndpoint, span: TestSpan) -> str:
+def _search_advice(receiver: OtlpEndpoint, span: TestSpan) -> str:
     address = read_target(receiver.endpoint, insecure=receiver.insecure).address
-    host = "localhost" if "/" in address else address.rpartition(":")[0]  # a path is a socket in the file system
-    stack = stack_that_runs() if is_loopback(host) else None
-    look = f"Search your backend for this id. In a Jaeger on that host: http://{host}:16686/trace/{span.trace_id}"
+    host = "localhost" if "/" in address else address.rpartition(":")[0]  # a path is a Unix socket
+    stack = running_stack() if is_loopback(host) else None
+    advice = f"Search your backend for this id. In a Jaeger on that host: http://{host}:16686/trace/{span.trace_id}"
     if stack is not None:
         jaeger = f"http://localhost:{stack.ports.jaeger}"
-        shown = all(shows_page(server) for server in stack.servers if server.name == "jaeger")
-        look = f"In Jaeger: {jaeger}/trace/{span.trace_id}"
-        if not shown:
-            look = f"This Jaeger was built without pages: {jaeger}/api/traces/{span.trace_id}"
-    return f"{look}\nIts service is {span.service}, its only span {NAME}."
+        has_web_ui = all(serves_web_ui(server) for server in stack.servers if server.name == "jaeger")
+        advice = f"In Jaeger: {jaeger}/trace/{span.trace_id}"
+        if not has_web_ui:
+            advice = f"This Jaeger was built without pages: {jaeger}/api/traces/{span.trace_id}"
+    return f"{advice}\nIts service is {span.service}, its only span {NAME}."

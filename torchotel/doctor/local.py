@@ -1,4 +1,4 @@
-"""Check this machine: the Prometheus port, the folders that are written to, and the local stack."""
+"""Check this machine: the Prometheus port, the folders for files, and the local stack."""
 
 import errno
 import shlex
@@ -9,21 +9,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._utils.distributed import identify, own_folder, own_port
-from torchotel._utils.process import owner_of
+from torchotel._utils.process import MAX_PORT, owner_of
 from torchotel._utils.state_dir import stack_folder, stack_targets
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
-from torchotel.exporters.run_file import LIMIT_BYTES, METRICS_NAME
-from torchotel.stack.manager import Stack, stack_that_runs
+from torchotel.exporters.run_file import METRICS_NAME
+from torchotel.stack.manager import Stack, running_stack
 
 _PROMETHEUS = "prometheus"
 _PORT_VARIABLE = "OTEL_EXPORTER_PROMETHEUS_PORT"
 
 
 def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Bind the port of this rank for a moment."""
+    """Bind the port of this rank briefly."""
     if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
         yield ok(_PROMETHEUS, "no scrape endpoint is configured")
         return
@@ -32,13 +33,13 @@ def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     if port == 0 and config.prometheus_port:
         yield warning(
             _PROMETHEUS,
-            "the port of this rank would be above 65535, so any free port is used",
+            f"the port of this rank would be above {MAX_PORT}, so any free port is used",
             f"Lower {_PORT_VARIABLE}.",
         )
     try:
         _bind(host, port)
     except (OSError, UnicodeError) as error:
-        yield _not_to_be_had(host, port, error)
+        yield _bind_failed(host, port, error)
     else:
         of_rank = f" of local rank {identity.local_rank}" if identity.world_size != 1 else ""
         yield ok(_PROMETHEUS, f"port {port}{of_rank} is free on {host}" if port else f"any free port of {host} is used")
@@ -54,12 +55,12 @@ def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _bind(host: str, port: int) -> None:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the scrape endpoint does
         probe.bind(address)
-        probe.listen(1)  # on some systems only this fails
+        probe.listen(1)  # some systems report a used port only here
 
 
-def _not_to_be_had(host: str, port: int, error: Exception) -> Finding:
+def _bind_failed(host: str, port: int, error: Exception) -> Finding:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
         text = f"port {port} of {host} is taken by {owner_of(port) or 'another program'}"
@@ -79,12 +80,12 @@ def _not_to_be_had(host: str, port: int, error: Exception) -> Finding:
 
 _FOLDERS = "folders"
 _MIB = 1024 * 1024
-_LEAST_BYTES = 16 * _MIB
+_MIN_BYTES = 16 * _MIB
 _PROBE_BYTES = 4096
 
 
 def check_folders(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Write a file for a moment, and look at the room on the disk."""
+    """Write a temporary file to each folder, and check the free space."""
     if config.record is None:
         yield ok(_FOLDERS, "no run file is configured (record); torchotel run writes one to torchotel-runs")
     else:
@@ -105,28 +106,28 @@ def _check_folder(folder: Path, setting: str) -> Finding:
             file.write(bytes(_PROBE_BYTES))
             file.flush()
     except OSError as error:
-        what = f"{shown} cannot be written to: {error.strerror}" + (f" ({existing})" if existing != folder else "")
-        return failed(_FOLDERS, what, "Set a folder that this user can write to, on a disk with free space.")
+        text = f"{shown} cannot be written to: {error.strerror}" + (f" ({existing})" if existing != folder else "")
+        return failed(_FOLDERS, text, "Set a folder that this user can write to, on a disk with free space.")
     free_bytes = shutil.disk_usage(existing).free
     text = f"{shown} can be written to, {free_bytes / _MIB:,.0f} MiB are free"
-    if setting != "record" or free_bytes >= LIMIT_BYTES:
+    if setting != "record" or free_bytes >= MAX_RUN_FILE_BYTES:
         return ok(_FOLDERS, text)
-    needs = f"A run file grows to {LIMIT_BYTES // _MIB} MiB at most. Recording stops if the disk is full."
-    return (failed if free_bytes < _LEAST_BYTES else warning)(_FOLDERS, text, needs)
+    needs = f"A run file grows to {MAX_RUN_FILE_BYTES // _MIB} MiB at most. Recording stops if the disk is full."
+    return (failed if free_bytes < _MIN_BYTES else warning)(_FOLDERS, text, needs)
 
 
 _STACK = "stack"
 
 
 def check_stack(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Follow the ways of metrics to it; where no stack of this user's is up there is nothing to say."""
-    if not _was_ever_up(environ) or (stack := stack_that_runs()) is None:
+    """Check whether metrics reach the stack's Prometheus; no finding if no stack of this user is up."""
+    if not _was_ever_up(environ) or (stack := running_stack()) is None:
         return
-    hindrance = None if _is_pushed(stack, config) else _of_scraping(stack, config, environ)
-    if hindrance is None:
+    problem = None if _is_pushed(stack, config) else _scrape_problem(stack, config, environ)
+    if problem is None:
         yield ok(_STACK, f"up {stack.kind}; its Prometheus finds runs of this machine")
     else:
-        text, advice = hindrance
+        text, advice = problem
         yield warning(_STACK, f"up {stack.kind}, but its Prometheus will not find a run: {text}", advice)
 
 
@@ -139,12 +140,12 @@ def _was_ever_up(environ: Mapping[str, str]) -> bool:
 
 def _is_pushed(stack: Stack, config: Config) -> bool:
     ports = stack.ports
-    takers = {ports.prometheus} if stack.kind.small else {ports.prometheus, ports.otlp_http, ports.otlp_grpc}
-    return "otlp" in config.metrics_exporter and urlsplit(config.metrics_endpoint).port in takers
+    receiving_ports = {ports.prometheus} if stack.kind.small else {ports.prometheus, ports.otlp_http, ports.otlp_grpc}
+    return "otlp" in config.metrics_exporter and urlsplit(config.metrics_endpoint).port in receiving_ports
 
 
-def _of_scraping(stack: Stack, config: Config, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Say what is in the way, and what to do; None where nothing is."""
+def _scrape_problem(stack: Stack, config: Config, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return why Prometheus will not scrape a run, with advice; None if it will."""
     if stack.engine is not None and not stack.engine.reaches_loopback:
         text = "no container reaches the loopback of this machine, and metrics are not pushed to it"
         return text, f"Run {stack.kind.command} again: it prints the variables to set."
@@ -153,8 +154,8 @@ def _of_scraping(stack: Stack, config: Config, environ: Mapping[str, str]) -> tu
         return text, "Set OTEL_METRICS_EXPORTER to prometheus, or unset it."
     if config.prometheus_port is None:
         return "prometheus_port is none", "Set a port, or unset OTEL_EXPORTER_PROMETHEUS_PORT."
-    named = config.discovery_dir or stack_targets(environ)
-    if named is None or named.resolve() != Path(stack.targets).resolve():
-        text = f"discovery_dir is {named}, but it reads {stack.targets}"
+    folder = config.discovery_dir or stack_targets(environ)
+    if folder is None or folder.resolve() != Path(stack.targets).resolve():
+        text = f"discovery_dir is {folder}, but it reads {stack.targets}"
         return text, f"Run: export TORCHOTEL_DISCOVERY_DIR={shlex.quote(stack.targets)}"
     return None

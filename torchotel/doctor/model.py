@@ -21,11 +21,11 @@ from torchotel.doctor.result import CheckFailed, Finding, failed, ok, warning
 from torchotel.exporters.in_memory import InMemoryExporter
 from torchotel.tracing.span import Span
 
-_HERE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
 
 
 class Loaded(NamedTuple):
-    """A model, and what it is called with."""
+    """A model and its batch."""
 
     model: torch.nn.Module
     args: tuple[Any, ...]
@@ -33,32 +33,32 @@ class Loaded(NamedTuple):
 
 
 def load(where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Loaded:
-    """Import `module:name` and make a model of it, with a batch.
+    """Import `module:name`, create the model, and return it with a batch.
 
     Args:
-        where: A module of torch, or what gives one, or one and its batch, when it is called without arguments.
+        where: A module, or (module, batch), or a function without arguments that returns one of them.
         inputs: Shape and dtype of each input; empty: the batch comes with the model.
 
     Raises:
-        Trouble: There is none, or it cannot be made.
+        CheckFailed: The object is missing, is not a module, or cannot be created.
     """
-    found = _make(where)
+    loaded = _make(where)
     batch: Any = ()
-    if isinstance(found, tuple) and len(found) == 2:  # noqa: PLR2004 - a model and its batch
-        found, batch = found
-    if not isinstance(found, torch.nn.Module):
-        got = f"{where} is of type {type(found).__qualname__}"
-        raise CheckFailed(got, "It must be a torch.nn.Module, (model, batch), or a function that returns one of them.")
+    if isinstance(loaded, tuple) and len(loaded) == 2:  # noqa: PLR2004 - a model and its batch
+        loaded, batch = loaded
+    if not isinstance(loaded, torch.nn.Module):
+        text = f"{where} is of type {type(loaded).__qualname__}"
+        raise CheckFailed(text, "It must be a torch.nn.Module, (model, batch), or a function that returns one of them.")
     if inputs:
-        device = next((parameter.device for parameter in found.parameters()), torch.device("cpu"))
+        device = next((parameter.device for parameter in loaded.parameters()), torch.device("cpu"))
         batch = tuple(_tensor(shape, dtype, device) for shape, dtype in inputs)
     if isinstance(batch, Mapping):
-        return Loaded(found, (), batch)
-    return Loaded(found, batch if isinstance(batch, tuple) else (batch,), {})
+        return Loaded(loaded, (), batch)
+    return Loaded(loaded, batch if isinstance(batch, tuple) else (batch,), {})
 
 
 def describe(error: BaseException) -> str:
-    """Say an exception in one line, with the last place of the user's where it went through."""
+    """Return an exception in one line, with the last line of the user's code in its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
@@ -66,7 +66,7 @@ def describe(error: BaseException) -> str:
 
 def _is_users(file: str) -> bool:
     return not (
-        file.startswith("<") or "site-packages" in file or Path(file).is_relative_to(_HERE) or "/lib/python" in file
+        file.startswith("<") or "site-packages" in file or Path(file).is_relative_to(_PACKAGE) or "/lib/python" in file
     )
 
 
@@ -75,18 +75,18 @@ def _make(where: str) -> Any:
     advice = "Write it as MODULE:NAME, as Python imports it from this folder."
     with _no_telemetry():
         try:
-            found: Any = importlib.import_module(module)
+            loaded: Any = importlib.import_module(module)
             for part in name.split("."):
-                found = getattr(found, part)
+                loaded = getattr(loaded, part)
             advice = "It is called without arguments: name a function that creates the model without arguments."
-            return found if isinstance(found, torch.nn.Module) or not callable(found) else found()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
+            return loaded if isinstance(loaded, torch.nn.Module) or not callable(loaded) else loaded()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise any exception
             raise CheckFailed(f"{where} could not be loaded: {describe(error)}", advice) from None
 
 
 @contextmanager
 def _no_telemetry() -> Iterator[None]:
-    """Find modules in the working directory, and let a script's own `instrument()` do nothing."""
+    """Make modules in the working directory importable, and disable an `instrument()` call in a script."""
     before = os.environ.get("OTEL_SDK_DISABLED")
     os.environ["OTEL_SDK_DISABLED"] = "true"
     path = str(Path.cwd())
@@ -109,17 +109,17 @@ def _tensor(shape: tuple[int, ...], name: str, device: torch.device) -> torch.Te
         )
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype, device=device)
-    return torch.zeros(shape, dtype=dtype, device=device)  # a valid index into any embedding
+    return torch.zeros(shape, dtype=dtype, device=device)  # 0 is a valid index into any embedding
 
 
-_DEEPEST = 3
-"""Lists in lists; a list can hold itself."""
+_MAX_LEVELS = 3
+"""Levels of nested lists that are searched; a list can contain itself."""
 
 
 def unregistered(model: torch.nn.Module) -> list[str]:
-    """Name what holds layers that want to learn and that `parameters()` does not have.
+    """Return the names of lists and dicts with trainable modules that `parameters()` does not contain.
 
-    What needs no gradient is left out: a frozen teacher is hidden so on purpose.
+    Frozen modules are left out: a teacher model is often hidden in a list on purpose.
     """
     known = {id(module) for module in modules_of(model)}
     root = class_of(unwrapped(model))
@@ -127,20 +127,21 @@ def unregistered(model: torch.nn.Module) -> list[str]:
         f"{path or root}.{name}"
         for module, path, *_ in walk(model, "")
         for name, value in vars(module).items()
-        if name != "_modules" and any(id(inner) not in known and _learns(inner) for inner in _held(value, _DEEPEST))
+        if name != "_modules"
+        and any(id(inner) not in known and _is_trainable(inner) for inner in _contained_modules(value, _MAX_LEVELS))
     ]
 
 
-def _held(value: Any, levels: int) -> Iterator[torch.nn.Module]:
+def _contained_modules(value: Any, levels: int) -> Iterator[torch.nn.Module]:
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else ()
     for inner in inside if levels else ():
         if isinstance(inner, torch.nn.Module):
             yield inner
         else:
-            yield from _held(inner, levels - 1)
+            yield from _contained_modules(inner, levels - 1)
 
 
-def _learns(module: torch.nn.Module) -> bool:
+def _is_trainable(module: torch.nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
@@ -148,59 +149,59 @@ SUBJECT = "model"
 _LIMIT_S = 60.0
 _MAX_NAMED = 6
 _NEVER_CALLED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
-"""They have no forward of their own."""
+"""Classes without a forward."""
 
 
-class _Seen(NamedTuple):
-    """What torchotel saw of a step."""
+class _Observation(NamedTuple):
+    """The spans and faults of a recorded step."""
 
     spans: Sequence[Span]
     faults: int
 
     def paths(self, direction: str) -> list[str]:
-        """List the modules of its calls."""
+        """Return the paths of the modules with calls in a direction."""
         shared = (span.template.attributes for span in self.spans)
-        return [str(own[names.MODULE_PATH]) for own in shared if own.get(names.DIRECTION) == direction]
+        return [str(values[names.MODULE_PATH]) for values in shared if values.get(names.DIRECTION) == direction]
 
     def compiled(self) -> list[str]:
-        """List the regions that are compiled; the root is empty, as `walk` has it."""
+        """Return the paths of compiled regions; the root's path is empty, as in `walk`."""
         regions = {
-            "" if own[names.MODULE_PATH] == own[names.MODEL] else str(own[names.MODULE_PATH])
-            for own in (span.template.attributes for span in self.spans)
-            if own.get(names.COMPILED)
+            "" if attributes[names.MODULE_PATH] == attributes[names.MODEL] else str(attributes[names.MODULE_PATH])
+            for attributes in (span.template.attributes for span in self.spans)
+            if attributes.get(names.COMPILED)
         }
         return sorted(regions)
 
     def folded(self) -> int:
-        """Count the calls that have no span since there were too many."""
+        """Return the number of calls without a span, since the trace has `max_spans`."""
         return sum(int(str((span.attributes or {}).get(names.FOLDED_CALLS, 0))) for span in self.spans)
 
 
 def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Iterator[Finding]:
-    """Try a model, and tell what torchotel sees of it."""
+    """Run one step of a model, and report what torchotel records of it."""
     try:
         loaded = load(where, inputs)
-        backward = _run_plainly(loaded)
+        backward = _run_without_torchotel(loaded)
         quiet = replace(
             config, traces_exporter="none", metrics_exporter=(), record=None, detail="all", set_global_provider=False
         )
-        whole = _watch(replace(quiet, include=None, exclude=None, max_depth=None, max_spans=None), loaded)
-        as_set = _watch(quiet, loaded)
-    except CheckFailed as trouble:
-        yield failed(SUBJECT, trouble.text, trouble.advice)
+        whole = _record_step(replace(quiet, include=None, exclude=None, max_depth=None, max_spans=None), loaded)
+        as_set = _record_step(quiet, loaded)
+    except CheckFailed as failure:
+        yield failed(SUBJECT, failure.text, failure.advice)
         return
     if not backward:
         advice = "Check whether the model is in inference mode, or all its parameters are frozen."
         yield warning(SUBJECT, "no output requires a gradient, so no backward was run", advice)
-    yield from _tell(config, loaded.model, whole, as_set)
-    held = unregistered(loaded.model)
-    if held:
+    yield from _report(config, loaded.model, whole, as_set)
+    hidden = unregistered(loaded.model)
+    if hidden:
         advice = (
             "PyTorch does not register such layers: parameters() and state_dict() leave them out, no optimizer trains "
             "them, and to() does not move them. Use nn.ModuleList or nn.ModuleDict."
         )
-        yield warning(SUBJECT, f"layers held in plain lists or dicts: {_listed(held)}", advice)
-    missing = [name for name, there in torch_internals.found().items() if not there]
+        yield warning(SUBJECT, f"layers held in plain lists or dicts: {_listed(hidden)}", advice)
+    missing = [name for name, is_present in torch_internals.found().items() if not is_present]
     if missing:
         text = f"torch {torch.__version__} lacks {', '.join(missing)}"
         yield warning(
@@ -208,7 +209,7 @@ def check(config: Config, where: str, inputs: Sequence[tuple[tuple[int, ...], st
         )
 
 
-def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -> Iterator[Finding]:
+def _report(config: Config, model: torch.nn.Module, whole: _Observation, as_set: _Observation) -> Iterator[Finding]:
     called = set(whole.paths("forward"))
     name = type(model).__qualname__
     if whole.faults + as_set.faults:
@@ -221,7 +222,7 @@ def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -
         yield failed(SUBJECT, f"no module call of {name} was seen", advice)
         return
     spans = len(as_set.paths("forward")) + len(as_set.paths("backward"))
-    # A module that is made in forward, such as a loss, is called too, but is none of the model.
+    # A module that is created in forward, such as a loss, is called too, but is not a module of the model.
     inside = called & {class_of(unwrapped(model)), *(path for _, path, *_ in walk(model, ""))}
     text = (
         f"{name}: {len(list(model.modules()))} modules, {len(inside)} called; a step has {spans} module spans, "
@@ -236,10 +237,10 @@ def _tell(config: Config, model: torch.nn.Module, whole: _Seen, as_set: _Seen) -
         yield warning(SUBJECT, f"{text}; {limit}", advice)
     else:
         yield ok(SUBJECT, f"{text}; {limit}")
-    yield from _tell_unseen(model, whole, called)
+    yield from _report_uncalled(model, whole, called)
 
 
-def _tell_unseen(model: torch.nn.Module, whole: _Seen, called: set[str]) -> Iterator[Finding]:
+def _report_uncalled(model: torch.nn.Module, whole: _Observation, called: set[str]) -> Iterator[Finding]:
     root, compiled = class_of(unwrapped(model)), whole.compiled()
     modules = [(path, module) for module, path, *_ in walk(model, "")]
     scripted = list[str]()
@@ -250,17 +251,17 @@ def _tell_unseen(model: torch.nn.Module, whole: _Seen, called: set[str]) -> Iter
         if regions:
             advice = "No hooks run inside it: such a region is one span, and the modules inside it have none."
             yield ok(SUBJECT, f"{kind}: {_listed([path or root for path in regions])}", advice)
-    unseen = [
+    uncalled = [
         path
         for path, module in modules
         if path not in {"", *called} and not isinstance(module, _NEVER_CALLED) and not _is_in(path, compiled + scripted)
     ]
-    if unseen:
+    if uncalled:
         advice = (
             "Either this input does not use them, or other modules read their parameters (attention reads out_proj), "
             "or their forward is called directly, which runs no hooks."
         )
-        yield ok(SUBJECT, f"{len(unseen)} not called: {_listed(unseen)}", advice)
+        yield ok(SUBJECT, f"{len(uncalled)} not called: {_listed(uncalled)}", advice)
 
 
 def _is_in(path: str, regions: Sequence[str]) -> bool:
@@ -272,20 +273,20 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(paths[:_MAX_NAMED]) + more
 
 
-def _run_plainly(loaded: Loaded) -> bool:
+def _run_without_torchotel(loaded: Loaded) -> bool:
     try:
         return _step(loaded)
-    except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+    except Exception as error:  # noqa: BLE001 - the user's model may raise any exception
         advice = "This step ran without torchotel. Check the model and --input: SHAPE[:DTYPE], once for each input."
         raise CheckFailed(f"a step of {type(loaded.model).__qualname__} failed: {describe(error)}", advice) from None
 
 
-def _watch(config: Config, loaded: Loaded) -> _Seen:
-    kept = InMemoryExporter()
-    session = Session(config, loaded.model, kept.exporters)
+def _record_step(config: Config, loaded: Loaded) -> _Observation:
+    exporter = InMemoryExporter()
+    session = Session(config, loaded.model, exporter.exporters)
     try:
         _step(loaded)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - see above
         advice = "The same step succeeded without torchotel. Please report this with the model."
         text = f"a step of {type(loaded.model).__qualname__} failed under torchotel: {describe(error)}"
         raise CheckFailed(text, advice) from None
@@ -293,13 +294,13 @@ def _watch(config: Config, loaded: Loaded) -> _Seen:
         session.flush(_LIMIT_S)
         session.stop(_LIMIT_S, finished=True)
     faults = session.stats()["internal_errors"]
-    return _Seen(
-        [span for trace in kept.traces for span in trace.spans if span.template.name != names.SPAN_RUN], faults
+    return _Observation(
+        [span for trace in exporter.traces for span in trace.spans if span.template.name != names.SPAN_RUN], faults
     )
 
 
 def _step(loaded: Loaded) -> bool:
-    """Run forward and backward; False where there was nothing to go backward through."""
+    """Run forward and backward; return False if no output requires a gradient."""
     outputs = [output for output in _tensors(loaded.model(*loaded.args, **loaded.kwargs)) if output.requires_grad]
     if not outputs:
         return False

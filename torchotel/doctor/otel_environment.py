@@ -1,4 +1,4 @@
-"""Check the variables and providers of OpenTelemetry that are set in this environment."""
+"""Check the OpenTelemetry variables of this environment, and its TracerProvider."""
 
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
@@ -15,47 +15,49 @@ from torchotel.exporters.sdk.global_provider import find_provider
 _VARIABLES = "variables"
 _PREFIXES = ("OTEL_", "OTLP_", "OPENTELEMETRY_", "TORCHOTEL", "TORCH_OTEL", "PROMETHEUS_")
 _NEAR, _VERY_NEAR = 0.8, 0.9
-"""Similarity from which a name is taken for another, with such a prefix and without."""
+"""Similarity to a known name from which a variable counts as misspelt, with one of the prefixes and without."""
 _OTHERS = ("OTEL_PYTHON_", "OTEL_INSTRUMENTATION_", "OTEL_RESOURCE_PROVIDERS_")
-"""Beginnings of names that instrumentations make up for themselves."""
+"""Prefixes of variables that instrumentations define themselves."""
 
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare with the names that torchotel and OpenTelemetry know."""
-    known = known_variables() | VARIABLES.keys() | _opentelemetry() | {BACKENDS_VARIABLE}
-    strange = [found for name in sorted(environ) if name not in known and (found := _strange(name, known))]
-    yield from strange
-    used = sorted(name for name in environ if name in known and environ[name].strip())
-    if not strange:
+    """Compare the variables with the names that torchotel and OpenTelemetry know."""
+    known_names = known_variables() | VARIABLES.keys() | _opentelemetry() | {BACKENDS_VARIABLE}
+    unknown = [
+        finding for name in sorted(environ) if name not in known_names and (finding := _unknown(name, known_names))
+    ]
+    yield from unknown
+    used = sorted(name for name in environ if name in known_names and environ[name].strip())
+    if not unknown:
         yield ok(_VARIABLES, f"no name looks misspelt; {len(used)} of OTEL_* and TORCHOTEL_* are set")
-    unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "nobody"]
+    unread = [VARIABLES[name] for name in used if name in VARIABLES and VARIABLES[name].reader == "none"]
     if unread:
         lines = "\n".join(f"{variable.name}: {variable.does}" for variable in unread)
         yield ok(_VARIABLES, f"torchotel does not use {len(unread)} of them", lines)
 
 
-def _strange(name: str, known: Collection[str]) -> Finding | None:
+def _unknown(name: str, known_names: Collection[str]) -> Finding | None:
     if name.startswith(_OTHERS):
         return None
-    near = _nearest(name, known)
+    near = _nearest(name, known_names)
     if near is not None:
         return warning(_VARIABLES, f"{name} is not known", f"Did you mean {near}?")
     if name.startswith(PREFIX):
-        ours = ", ".join(sorted(other for other in known if other.startswith(PREFIX)))
-        return warning(_VARIABLES, f"{name} is not known to torchotel", f"Known variables: {ours}.")
+        own_names = ", ".join(sorted(other for other in known_names if other.startswith(PREFIX)))
+        return warning(_VARIABLES, f"{name} is not known to torchotel", f"Known variables: {own_names}.")
     return None
 
 
-def _nearest(name: str, known: Collection[str]) -> str | None:
+def _nearest(name: str, known_names: Collection[str]) -> str | None:
     upper = name.upper().replace("-", "_")
-    if upper in known:
+    if upper in known_names:
         return upper
-    near = get_close_matches(upper, known, 1, _NEAR if upper.startswith(_PREFIXES) else _VERY_NEAR)
+    near = get_close_matches(upper, known_names, 1, _NEAR if upper.startswith(_PREFIXES) else _VERY_NEAR)
     return near[0] if near else None
 
 
 def _opentelemetry() -> set[str]:
-    """List the names that OpenTelemetry for Python knows."""
+    """Return the names of the variables that OpenTelemetry for Python knows."""
     return {name for module in (api, sdk) for name in vars(module) if name.startswith("OTEL_")}
 
 
@@ -63,7 +65,7 @@ _SPANS = "spans"
 
 
 def check_providers(config: Config) -> Iterator[Finding]:
-    """Look for a global TracerProvider, and say what it means."""
+    """Report whether a global TracerProvider is set, and the consequence for spans."""
     provider = find_provider(None)
     if provider is not None:
         text = f"a TracerProvider is set globally ({type(provider).__module__}.{type(provider).__qualname__})"

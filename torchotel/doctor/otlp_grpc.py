@@ -1,4 +1,4 @@
-"""One request over gRPC, and what comes of it."""
+"""Check an OTLP endpoint over gRPC."""
 
 import os
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from torchotel.config.otlp_endpoint import Address
 from torchotel.doctor import tls
-from torchotel.doctor.network import Request, reach, who_is_there, within
+from torchotel.doctor.network import Request, check_connectivity, detect_protocol, with_timeout
 from torchotel.doctor.result import CheckFailed, Finding, ok, warning
 from torchotel.exporters.otlp.grpc import GrpcTransport, Target, read_target
 from torchotel.exporters.otlp.transport import Reply
 
 _ROOTS = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
-_OTHERS = {
+_OTHER_PROTOCOLS = {
     "HTTP": (
         "The server there uses HTTP. Use the port of OTLP over gRPC, usually 4317, or set "
         "OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf."
@@ -29,37 +29,37 @@ _HEADERS_ASKED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
 def call(request: Request) -> Iterator[Finding]:
-    """Go the whole way: name, connection, TLS, request.
+    """Check name, connection and TLS, then send the request.
 
     Raises:
-        Trouble: Somewhere on it.
+        CheckFailed: One of these steps failed.
     """
     receiver = request.receiver
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
     address = receiver.address
     if address is not None:
-        reach(address, request.step_s)
+        check_connectivity(address, request.step_s)
         if address.tls:
             authorities = receiver.certificate or os.environ.get(_ROOTS) or DEFAULT_CA_BUNDLE_PATH
             yield from tls.check_server(address, receiver, authorities, "h2", request.step_s)
-    yield _judge(request, target, address, _send(request))
+    yield _evaluate(request, target, address, _send(request))
 
 
 def _send(request: Request) -> Reply:
     transport = GrpcTransport(request.receiver, request.signal, version=request.version)
     try:
-        return within(2 * request.limit_s, lambda: transport.send(request.body, request.limit_s))
+        return with_timeout(2 * request.limit_s, lambda: transport.send(request.body, request.limit_s))
     except TimeoutError as error:
         return Reply("DEADLINE_EXCEEDED", str(error))
     finally:
         transport.close()
 
 
-def _judge(request: Request, target: Target, address: Address | None, reply: Reply) -> Finding:
+def _evaluate(request: Request, target: Target, address: Address | None, reply: Reply) -> Finding:
     text = reply.text
     if reply.error_type is None and reply.rejected:
-        what = f"{target.address} accepted the request and rejected its content: {text or 'no reason given'}"
-        raise CheckFailed(what, "The endpoint gave this reason. Check its log.")
+        problem = f"{target.address} accepted the request and rejected its content: {text or 'no reason given'}"
+        raise CheckFailed(problem, "The endpoint gave this reason. Check its log.")
     if reply.error_type is None and text:
         return warning(
             request.subject,
@@ -72,12 +72,12 @@ def _judge(request: Request, target: Target, address: Address | None, reply: Rep
         names = ", ".join(request.receiver.headers) or "none"
         advice = f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS."
         raise CheckFailed(f"{target.address} refused the request: {text}", advice)
-    other = "" if address is None else who_is_there(address, request.step_s)
-    advice = _OTHERS.get(other) or _ADVICE.get(reply.error_type) or _else(reply, address)
+    protocol = "" if address is None else detect_protocol(address, request.step_s)
+    advice = _OTHER_PROTOCOLS.get(protocol) or _ADVICE.get(reply.error_type) or _fallback_advice(reply, address)
     raise CheckFailed(f"{target.address} gave no OTLP response over gRPC: {text}", advice)
 
 
-def _else(reply: Reply, address: Address | None) -> str:
+def _fallback_advice(reply: Reply, address: Address | None) -> str:
     proxies = [name for name in ("grpc_proxy", "https_proxy", "http_proxy") if os.environ.get(name)]
     if proxies:
         return f"gRPC uses the proxy of {proxies[0]}: add the endpoint's host to no_proxy."

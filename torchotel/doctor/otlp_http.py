@@ -10,7 +10,7 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH, get_environ_proxies, select_p
 
 from torchotel.config.otlp_endpoint import Address, OtlpEndpoint, host_without_proxy, without_credentials
 from torchotel.doctor import clock, tls
-from torchotel.doctor.network import Request, reach, who_is_there, within
+from torchotel.doctor.network import Request, check_connectivity, detect_protocol, with_timeout
 from torchotel.doctor.result import CheckFailed, Finding, ok, warning
 from torchotel.exporters.otlp.http import Answer, HttpTransport, error_message
 
@@ -24,17 +24,17 @@ _HEADERS_ASKED = frozenset({401, 403})
 _NO_SUCH_PATH = frozenset({404, 405})
 
 
-def judge(subject: str, answer: Answer, response: Any, receiver: OtlpEndpoint) -> Finding:
-    """Tell whether an endpoint took the request.
+def evaluate_response(subject: str, answer: Answer, response: Any, receiver: OtlpEndpoint) -> Finding:
+    """Return a finding on an accepted request.
 
     Args:
-        subject: Of the finding.
-        answer: What the endpoint said.
-        response: Type of OTLP's message that it should have said.
-        receiver: Whose answer it is.
+        subject: Subject of the finding.
+        answer: The endpoint's HTTP response.
+        response: Type of the expected response message.
+        receiver: The endpoint.
 
     Raises:
-        Trouble: It did not.
+        CheckFailed: The endpoint did not accept the request.
     """
     shown = receiver.shown
     if answer.status // 100 != 2:  # noqa: PLR2004 - the class of statuses that mean success
@@ -45,14 +45,14 @@ def judge(subject: str, answer: Answer, response: Any, receiver: OtlpEndpoint) -
         raise CheckFailed(text, _NO_RECEIVER)
     try:
         partial = response.FromString(answer.content).partial_success
-    except Exception:  # noqa: BLE001 - whatever protobuf makes of another's bytes
+    except Exception:  # noqa: BLE001 - protobuf raises various types for foreign bytes
         raise CheckFailed(
             f"{shown} answered {answer.status} with a body that is not an OTLP response", _NO_RECEIVER
         ) from None
-    return _taken(subject, partial, receiver, shown, said=bool(kind))
+    return _accepted(subject, partial, receiver, shown, has_content_type=bool(kind))
 
 
-def _taken(subject: str, partial: Any, receiver: OtlpEndpoint, shown: str, *, said: bool) -> Finding:
+def _accepted(subject: str, partial: Any, receiver: OtlpEndpoint, shown: str, *, has_content_type: bool) -> Finding:
     message = receiver.quote(partial.error_message)
     rejected = getattr(partial, "rejected_spans", 0) or getattr(partial, "rejected_data_points", 0)
     if rejected:
@@ -61,7 +61,7 @@ def _taken(subject: str, partial: Any, receiver: OtlpEndpoint, shown: str, *, sa
         )
     if message:
         return warning(subject, f"{shown} accepted the request with a warning: {message}", _REASON)
-    if not said:
+    if not has_content_type:
         text = f"{shown} answered 200 without a Content-Type, so it may not be an OTLP receiver"
         return warning(
             subject, text, "Check that the test span arrived: a server that answers 200 to every request loses spans."
@@ -73,11 +73,11 @@ _REASON = "The endpoint gave this reason. Check its log."
 
 
 def _refused(answer: Answer, receiver: OtlpEndpoint, shown: str) -> CheckFailed:
-    words = receiver.quote(error_message(answer))
-    what = f"{shown} answered {answer.status} {receiver.quote(answer.reason)}".rstrip()
-    if words:
-        what += f": {words}"
-    return CheckFailed(what, _advise(answer, receiver, shown))
+    reason = receiver.quote(error_message(answer))
+    text = f"{shown} answered {answer.status} {receiver.quote(answer.reason)}".rstrip()
+    if reason:
+        text += f": {reason}"
+    return CheckFailed(text, _advise(answer, receiver, shown))
 
 
 def _advise(answer: Answer, receiver: OtlpEndpoint, shown: str) -> str:
@@ -133,66 +133,66 @@ _BAD_REQUEST = 400
 
 
 def call(request: Request) -> Iterator[Finding]:
-    """Go the whole way: name, connection, TLS, request.
+    """Check name, connection and TLS, then send the request.
 
     Raises:
-        Trouble: Somewhere on it.
+        CheckFailed: One of these steps failed.
     """
     receiver = request.receiver
     address = receiver.address
-    assert address is not None  # noqa: S101 - a URL that was checked has a host
+    assert address is not None  # noqa: S101 - a validated URL has a host
     proxies = get_environ_proxies(receiver.endpoint, no_proxy=host_without_proxy(receiver.endpoint))
     proxy = select_proxy(receiver.endpoint, proxies)
     if proxy is None:
-        reach(address, request.step_s)
+        check_connectivity(address, request.step_s)
         if address.tls:
             yield from tls.check_server(address, receiver, _authorities(receiver), "http/1.1", request.step_s)
     sent_s = time.time()
     answer = _post(request, address, proxy)
-    difference = clock.compare(answer.headers.get("Date"), sent_s, time.time())
-    yield judge(request.subject, answer, request.response, receiver)
+    difference = clock.compare_with_server(answer.headers.get("Date"), sent_s, time.time())
+    yield evaluate_response(request.subject, answer, request.response, receiver)
     if difference is not None:
         yield difference
 
 
 def _authorities(receiver: OtlpEndpoint) -> str:
-    """Find what `requests` trusts: the configured file, the variables that it reads, or its own list."""
+    """Return the file of authorities that `requests` trusts: the configured one, its variables', or its default."""
     settings = requests.Session().merge_environment_settings(
         receiver.endpoint, {}, stream=True, verify=receiver.certificate or True, cert=None
     )
-    found = settings["verify"]
-    return str(DEFAULT_CA_BUNDLE_PATH if found is True else found)
+    verify = settings["verify"]
+    return str(DEFAULT_CA_BUNDLE_PATH if verify is True else verify)
 
 
 def _post(request: Request, address: Address, proxy: str | None) -> Answer:
     transport = HttpTransport(request.receiver, version=request.version)
     body = transport.pack(request.body)
     try:
-        # The resolver takes no limit at all, and each address of a host is tried for as long.
-        answer = within(2 * request.limit_s, lambda: transport.ask(body, request.limit_s))
-    except Exception as error:  # noqa: BLE001 - whatever comes of it is what is asked for
+        # The resolver has no timeout, and the connect timeout applies to each address of a host.
+        answer = with_timeout(2 * request.limit_s, lambda: transport.ask(body, request.limit_s))
+    except Exception as error:  # noqa: BLE001 - any failure becomes a finding
         raise _unanswered(request, address, proxy, error) from None
     finally:
         transport.close()
-    if answer.status == _BAD_REQUEST and proxy is None and who_is_there(address, request.step_s) == "TLS":
+    if answer.status == _BAD_REQUEST and proxy is None and detect_protocol(address, request.step_s) == "TLS":
         raise _not_http(request, "TLS")
     return answer
 
 
 def _unanswered(request: Request, address: Address, proxy: str | None, error: Exception) -> CheckFailed:
     shown = request.receiver.shown
-    what = request.receiver.quote(_root(error))
+    cause = request.receiver.quote(_root(error))
     if proxy is not None:
-        text = f"{shown} could not be reached through the proxy {without_credentials(proxy)}: {what}"
+        text = f"{shown} could not be reached through the proxy {without_credentials(proxy)}: {cause}"
         return CheckFailed(
             text, "HTTP_PROXY and HTTPS_PROXY apply to telemetry too: add the endpoint's host to NO_PROXY."
         )
-    other = who_is_there(address, request.step_s)
+    other = detect_protocol(address, request.step_s)
     if other in _OTHERS:
         return _not_http(request, other)
     if isinstance(error, TimeoutError | requests.Timeout):
         return CheckFailed(f"{shown} accepted the request but did not answer within {request.limit_s:g} s", _SILENT)
-    return CheckFailed(f"{shown} gave no OTLP response: {what}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
+    return CheckFailed(f"{shown} gave no OTLP response: {cause}", tls.WANTS_CERTIFICATE if address.tls else _SILENT)
 
 
 def _not_http(request: Request, other: str) -> CheckFailed:
@@ -200,7 +200,7 @@ def _not_http(request: Request, other: str) -> CheckFailed:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Find the shortest words: `requests` wraps urllib3, which wraps the socket's own."""
+    """Return the innermost exception: `requests` wraps urllib3's exception, which wraps the socket's."""
     while isinstance(inner := error.__cause__ or error.__context__, Exception):
         error = inner
     return error

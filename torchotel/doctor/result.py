@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Level(Enum):
-    """How a finding is to be taken."""
+    """How severe a finding is."""
 
     OK = "ok"
     WARNING = "warning"
@@ -13,32 +13,32 @@ class Level(Enum):
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's report, and the advice that stands below it."""
+    """One line of the doctor's report, with advice."""
 
     subject: str
     level: Level
     text: str
     advice: str = ""
-    """What to do, in one line or several."""
+    """Instructions, in one line or several."""
 
 
 def ok(subject: str, text: str, advice: str = "") -> Finding:
-    """Say what is as it should be."""
+    """Return a finding that needs no action."""
     return Finding(subject, Level.OK, text, advice)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """Say what works, though perhaps not as it was meant."""
+    """Return a finding on a setting that works, but may not be intended."""
     return Finding(subject, Level.WARNING, text, advice)
 
 
 def failed(subject: str, text: str, advice: str) -> Finding:
-    """Say what does not work."""
+    """Return a finding on a failure."""
     return Finding(subject, Level.FAILED, text, advice)
 
 
-class CheckFailed(Exception):  # noqa: N818 - it is a finding on its way, and no error of the doctor's
-    """Say what does not work, and what to do about it."""
+class CheckFailed(Exception):  # noqa: N818 - becomes a finding, and is not an error of the doctor
+    """A check failed; text and advice become a finding."""
 
     def __init__(self, text: str, advice: str) -> None:
         super().__init__(text)

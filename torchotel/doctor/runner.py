@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are told."""
+"""Run all checks, in the order of the report."""
 
 from __future__ import annotations
 
@@ -7,54 +7,54 @@ from importlib import import_module
 from typing import Any
 
 from torchotel.doctor import settings, versions
-from torchotel.doctor.clock import Steadiness
+from torchotel.doctor.clock import ClockCheck
 from torchotel.doctor.result import Finding, failed
 
 
-def examine(
-    given: Mapping[str, Any],
+def run_checks(
+    explicit: Mapping[str, Any],
     environ: Mapping[str, str],
     model: str | None,
     inputs: Sequence[tuple[tuple[int, ...], str]],
 ) -> Iterator[Finding]:
-    """Check one thing after the other.
+    """Yield the findings of all checks.
 
     Args:
-        given: Settings that were said.
-        environ: Variables.
-        model: Where a model is found, as `module:name`; None: none is tried.
-        inputs: Shape and dtype of each of its inputs.
+        explicit: Settings from the command line.
+        environ: Environment variables.
+        model: Model to run for one step, as `module:name`; None: no model is checked.
+        inputs: Shape and dtype of each input of the model.
 
     Raises:
-        ConfigError: A setting that was said is bad.
+        ConfigError: A setting from the command line is invalid.
     """
-    steadiness = Steadiness()
-    config, findings = settings.read(given, environ)
+    clock_check = ClockCheck()
+    config, findings = settings.read(explicit, environ)
     yield from _guarded("versions", versions.check)
-    yield from _guarded("variables", lambda: _part("otel_environment").check_variables(environ))
+    yield from _guarded("variables", lambda: _load_checks("otel_environment").check_variables(environ))
     yield from findings
-    yield from _guarded("settings", lambda: _part("settings").check_contradictions(config, given, environ))
-    yield from _guarded("settings", lambda: _part("settings").check_sdk_exporters(environ))
-    yield from _guarded("spans", lambda: _part("otel_environment").check_providers(config))
-    yield from _guarded("endpoint", lambda: _part("endpoint").check(config))
-    yield from _guarded("prometheus", lambda: _part("local").check_port(config, environ))
-    yield from _guarded("stack", lambda: _part("local").check_stack(config, environ))
-    yield from _guarded("folders", lambda: _part("local").check_folders(config, environ))
+    yield from _guarded("settings", lambda: _load_checks("settings").check_contradictions(config, explicit, environ))
+    yield from _guarded("settings", lambda: _load_checks("settings").check_sdk_exporters(environ))
+    yield from _guarded("spans", lambda: _load_checks("otel_environment").check_providers(config))
+    yield from _guarded("endpoint", lambda: _load_checks("endpoint").check(config))
+    yield from _guarded("prometheus", lambda: _load_checks("local").check_port(config, environ))
+    yield from _guarded("stack", lambda: _load_checks("local").check_stack(config, environ))
+    yield from _guarded("folders", lambda: _load_checks("local").check_folders(config, environ))
     if model is not None:
-        yield from _guarded("model", lambda: _part("model").check(config, model, inputs))
-    yield from _guarded("clock", steadiness.check)
+        yield from _guarded("model", lambda: _load_checks("model").check(config, model, inputs))
+    yield from _guarded("clock", clock_check.check)
 
 
-def _part(name: str) -> Any:
-    """Load a check, which may depend on what is broken."""
+def _load_checks(name: str) -> Any:
+    """Import a module of checks when it is needed, since it may depend on a broken library."""
     return import_module(f"torchotel.doctor.{name}")
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Go on with the next check where one breaks."""
+    """Report an exception of a check as a finding, and continue with the next check."""
     try:
         yield from check()
-    except Exception as error:  # noqa: BLE001 - one broken part must not hide the others
+    except Exception as error:  # noqa: BLE001 - one broken check must not stop the others
         text = f"could not be checked: {type(error).__name__}: {error}"
         advice = "If a library cannot be loaded, check its version above. Otherwise report this error."
         yield failed(subject, text, advice)

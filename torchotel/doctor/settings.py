@@ -1,17 +1,15 @@
-"""Settings: every variable that cannot be read, and what reading them warns of."""
+"""Check the settings: variables that cannot be read, warnings, and contradictions."""
 
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from torchotel._types import ConfigError
-from torchotel.config.config import Config
+from torchotel.config.config import SETTINGS, Config
 from torchotel.config.otlp_endpoint import is_loopback, without_credentials
-from torchotel.config.settings import Setting
 from torchotel.doctor.result import Finding, failed, ok, warning
 
 SUBJECT = "settings"
@@ -20,66 +18,65 @@ _DISABLED = "OTEL_SDK_DISABLED"
 
 
 class Read(NamedTuple):
-    """Settings without what could not be read, and findings about that."""
+    """Settings without unreadable variables, and findings on those."""
 
     config: Config
     findings: list[Finding]
 
 
-def read(given: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
-    """Read the settings as `instrument()` does, going on without each variable that it would raise for.
+def read(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
+    """Read the settings as `instrument()` does, but report unreadable variables instead of raising.
 
     Raises:
-        ConfigError: Something given is bad, which is a wrong use of the command.
+        ConfigError: A setting from the command line is invalid.
     """
     findings: list[Finding] = []
-    # The other variables are looked at all the same; unknown ones of ours are the subject of `variables`.
-    known = known_variables()
-    left = {
+    # Unknown variables of torchotel are reported by `otel_environment`.
+    known_names = known_variables()
+    readable = {
         name: value
         for name, value in environ.items()
-        if name != _DISABLED and (name in known or not name.startswith(PREFIX))
+        if name != _DISABLED and (name in known_names or not name.startswith(PREFIX))
     }
     if environ.get(_DISABLED, "").strip().lower() == "true":
         advice = f"Unset {_DISABLED}. The other checks ignore it."
         findings.append(
             warning(SUBJECT, f"{_DISABLED} is true: nothing is recorded, and instrument() does nothing", advice)
         )
-    told: list[str] = []  # in all rounds: each warning is logged once
+    messages: list[str] = []  # of all attempts, since each warning is logged once
     while True:
-        with _warnings(told):
+        with _warnings(messages):
             try:
-                config = Config.read(given, left)
+                config = Config.read(explicit, readable)
             except ConfigError as error:
-                bad = [name for name in variables_of()[error.field] if name in left]
-                if error.field in given or not bad:
+                invalid = [name for name in variables_of()[error.field] if name in readable]
+                if error.field in explicit or not invalid:
                     raise
-                advice = f"instrument() raises ConfigError for it. Correct or unset {' and '.join(bad)}."
+                advice = f"instrument() raises ConfigError for it. Correct or unset {' and '.join(invalid)}."
                 findings.append(failed(SUBJECT, str(error), advice))
-                for name in bad:
-                    del left[name]
+                for name in invalid:
+                    del readable[name]
                 continue
         break
-    findings += (warning(SUBJECT, text, "Correct the variable, or unset it.") for text in dict.fromkeys(told))
+    findings += (warning(SUBJECT, text, "Correct the variable, or unset it.") for text in dict.fromkeys(messages))
     return Read(config, findings or [ok(SUBJECT, "all settings are valid")])
 
 
 def variables_of() -> dict[str, tuple[str, ...]]:
-    """Give the variables that each field is read from."""
-    settings = {found.name: cast("Any", found.type).__metadata__[0] for found in fields(Config)}
-    return {name: setting.variables for name, setting in settings.items() if isinstance(setting, Setting)}
+    """Return the variables of each setting."""
+    return {name: setting.variables for name, setting in SETTINGS.items()}
 
 
 def known_variables() -> set[str]:
-    """List every variable that is read as a setting."""
+    """Return the names of all variables with settings."""
     return {name for names in variables_of().values() for name in names}
 
 
 @contextmanager
-def _warnings(told: list[str]) -> Iterator[None]:
-    """Collect what torchotel would log."""
+def _warnings(messages: list[str]) -> Iterator[None]:
+    """Collect the warnings that torchotel logs."""
     logger, handler = logging.getLogger("torchotel"), logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]  # less than a class
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]  # less than a class
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
@@ -91,56 +88,56 @@ def _warnings(told: list[str]) -> Iterator[None]:
 
 _GENERAL = "OTEL_EXPORTER_OTLP_"
 _PORTS = {"http/protobuf": 4317, "grpc": 4318}
-"""The port that mostly is the other protocol's."""
+"""The port that the other protocol uses by default."""
 _EXPORTER = "Set OTEL_TRACES_EXPORTER to otlp, or unset it. For one run, use --traces-exporter otlp."
 
 
-def check_contradictions(config: Config, given: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Tell what has no effect, and what leads elsewhere than it looks."""
-    said = _said(given, environ)
+def check_contradictions(config: Config, explicit: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Report settings without an effect, and endpoints that do not match other settings."""
+    sources = _sources(explicit, environ)
     found = [
-        *_of_traces(config, said),
-        *_of_endpoints(config, said),
-        *_of_signals(environ),
-        *_of_metrics(config, said),
-        *_of_detail(config, said),
+        *_check_traces(config, sources),
+        *_check_endpoints(config, sources),
+        *_check_signals(environ),
+        *_check_metrics(config, sources),
+        *_check_detail(config, sources),
     ]
     yield from (warning(SUBJECT, text, advice) for text, advice in found)
     if not found:
         yield ok(SUBJECT, "no settings contradict each other")
 
 
-def _said(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Name each field that was said, by its flag or by its variable."""
-    said = {}
+def _sources(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the source of each explicit setting: its flag or its variable."""
+    sources = {}
     for field, variables in variables_of().items():
         present = [name for name in variables if environ.get(name, "").strip()]
-        if field in given:
-            said[field] = f"--{field.replace('_', '-')}"
+        if field in explicit:
+            sources[field] = f"--{field.replace('_', '-')}"
         elif present:
-            said[field] = present[0]
-    return said
+            sources[field] = present[0]
+    return sources
 
 
-def _of_traces(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _check_traces(config: Config, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     exporter = config.traces_exporter
     for field in ("traces_endpoint", "endpoint"):
-        if exporter != "otlp" and field in said and "otlp" not in config.metrics_exporter:
-            text = f"{said[field]} names an endpoint, but traces_exporter is {exporter}: nothing is sent there"
+        if exporter != "otlp" and field in sources and "otlp" not in config.metrics_exporter:
+            text = f"{sources[field]} names an endpoint, but traces_exporter is {exporter}: nothing is sent there"
             yield text, _EXPORTER
             break
     if exporter == "none" and config.set_global_provider:
         yield "set_global_provider has no effect while traces_exporter is none", _EXPORTER
     if config.sampler.endswith("always_off") or (config.sampler.endswith("ratio") and config.sampler_ratio == 0):
-        but = "" if config.sampler.endswith("always_off") else ", except those of slow, failed and NaN steps"
-        text = f"OTEL_TRACES_SAMPLER is {config.sampler}: no trace is sent{but}"
+        exception = "" if config.sampler.endswith("always_off") else ", except those of slow, failed and NaN steps"
+        text = f"OTEL_TRACES_SAMPLER is {config.sampler}: no trace is sent{exception}"
         yield text, "Unset it, or use traceidratio with OTEL_TRACES_SAMPLER_ARG from 0 to 1."
-    elif "sampler_ratio" in said and not config.sampler.endswith("ratio"):
+    elif "sampler_ratio" in sources and not config.sampler.endswith("ratio"):
         text = f"OTEL_TRACES_SAMPLER_ARG has no effect with the sampler {config.sampler}"
         yield text, "Set OTEL_TRACES_SAMPLER to traceidratio or parentbased_traceidratio."
 
 
-def _of_endpoints(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _check_endpoints(config: Config, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     parts = urlsplit(config.traces_endpoint)
     if config.traces_exporter == "otlp" and parts.scheme in {"http", "https"}:
         if parts.port == _PORTS[config.protocol]:
@@ -154,18 +151,19 @@ def _of_endpoints(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str
             text = f"headers ({names}) are sent to {parts.hostname} unencrypted"
             yield text, "Use https:// in the endpoint if they hold credentials."
         if parts.scheme == "http" and (
-            files := [name for name in ("certificate", "client_certificate") if name in said]
+            files := [name for name in ("certificate", "client_certificate") if name in sources]
         ):
-            text = f"{' and '.join(said[name] for name in files)} has no effect: the endpoint is http://, without TLS"
+            names = " and ".join(sources[name] for name in files)
+            text = f"{names} has no effect: the endpoint is http://, without TLS"
             yield text, "Use https:// in the endpoint."
-    elsewhere = "traces_endpoint" in said and not said.keys() & {"endpoint", "metrics_endpoint"}
-    if elsewhere and "otlp" in config.metrics_exporter:
+    is_separate = "traces_endpoint" in sources and not sources.keys() & {"endpoint", "metrics_endpoint"}
+    if is_separate and "otlp" in config.metrics_exporter:
         to = without_credentials(config.metrics_endpoint)
-        text = f"{said['traces_endpoint']} applies to traces only; metrics are sent to {to}"
+        text = f"{sources['traces_endpoint']} applies to traces only; metrics are sent to {to}"
         yield text, "Set OTEL_EXPORTER_OTLP_ENDPOINT, a base URL, for both."
 
 
-def _of_signals(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _check_signals(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name in sorted(environ):
         for signal in ("TRACES_", "METRICS_"):
             general = name.replace(f"{_GENERAL}{signal}", _GENERAL)
@@ -177,28 +175,28 @@ def _of_signals(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield f"{name} overrides {general}, which has another value", "Unset the one that is wrong."
 
 
-def _of_metrics(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    ways = config.metrics_exporter
-    shown = ",".join(ways) or "none"
+def _check_metrics(config: Config, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    exporters = config.metrics_exporter
+    shown = ",".join(exporters) or "none"
     for field in ("prometheus_port", "prometheus_host", "discovery_dir"):
-        if field in said and "prometheus" not in ways:
-            text = f"{said[field]} has no effect: metrics_exporter is {shown}"
+        if field in sources and "prometheus" not in exporters:
+            text = f"{sources[field]} has no effect: metrics_exporter is {shown}"
             yield text, "Set OTEL_METRICS_EXPORTER to prometheus, or to prometheus,otlp."
-        elif field in said and config.prometheus_port is None and field != "prometheus_port":
-            yield f"{said[field]} has no effect: prometheus_port is none", "Set a port."
+        elif field in sources and config.prometheus_port is None and field != "prometheus_port":
+            yield f"{sources[field]} has no effect: prometheus_port is none", "Set a port."
     for field in ("metrics_endpoint", "metrics_interval_s"):
-        if field in said and "otlp" not in ways:
-            text = f"{said[field]} has no effect: metrics_exporter is {shown}"
+        if field in sources and "otlp" not in exporters:
+            text = f"{sources[field]} has no effect: metrics_exporter is {shown}"
             yield text, "Set OTEL_METRICS_EXPORTER to otlp, or to prometheus,otlp."
 
 
-def _of_detail(config: Config, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _check_detail(config: Config, sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if config.detail != "off":
         return
     advice = "Do not set detail=off (TORCHOTEL_DETAIL): modules are recorded on detailed steps only."
     for field in ("include", "exclude", "max_depth", "module_histograms", "shapes"):
-        if field in said:
-            yield f"{said[field]} has no effect: with detail=off no module is recorded", advice
+        if field in sources:
+            yield f"{sources[field]} has no effect: with detail=off no module is recorded", advice
     if config.gradient_norms == "auto":
         text = "with detail=off no gradient norms are read: by default they are read on detailed steps only"
         yield (
@@ -214,7 +212,7 @@ _EXPORTERS = {
 
 
 def check_sdk_exporters(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Look for each exporter that the SDK would raise for, which ends all instrumentation."""
+    """Report exporters that the SDK cannot find; opentelemetry-instrument then instruments nothing."""
     if not entry_points(group="opentelemetry_configurator"):
         return
     for name, group in _EXPORTERS.items():

@@ -1,4 +1,4 @@
-"""TLS: the files that are configured, and the server's certificate."""
+"""Check TLS: the configured files, and the server's certificate."""
 
 import ssl
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchotel.config.otlp_endpoint import Address, OtlpEndpoint
-from torchotel.doctor.network import connect, who_is_there, within
+from torchotel.doctor.network import connect, detect_protocol, with_timeout
 from torchotel.doctor.result import CheckFailed, Finding, failed, ok, warning
 
 SUBJECT = "tls"
@@ -21,24 +21,24 @@ WANTS_CERTIFICATE = (
     "The server may require a client certificate, or another one: set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and "
     "OTEL_EXPORTER_OTLP_CLIENT_KEY, and check the server's log."
 )
-"""What to do where a server with a good certificate hangs up; TLS 1.3 says why only after the handshake, if at all."""
+"""Advice if a server with a valid certificate closes the connection; TLS 1.3 reports the reason late or never."""
 _CA = "OTEL_EXPORTER_OTLP_CERTIFICATE"
 
 
 class _EncryptedError(Exception):
-    """A key's password is asked for, which nobody would be there to type."""
+    """A key is encrypted, and no password can be entered."""
 
 
 def check_files(receiver: OtlpEndpoint) -> Iterator[Finding]:
-    """Read the certificates and the key that are configured."""
+    """Read the configured certificates and the key."""
     for name, read in (("certificate", _load_authorities), ("client_certificate", _load_client)):
         path = getattr(receiver, name)
         if path is None:
             continue
         try:
             read(ssl.create_default_context(), receiver)
-        except CheckFailed as trouble:
-            yield failed(SUBJECT, trouble.text, trouble.advice)
+        except CheckFailed as failure:
+            yield failed(SUBJECT, failure.text, failure.advice)
         else:
             yield ok(SUBJECT, f"{name} {path} can be read" + (", its key too" if name != "certificate" else ""))
 
@@ -46,27 +46,27 @@ def check_files(receiver: OtlpEndpoint) -> Iterator[Finding]:
 def check_server(
     address: Address, receiver: OtlpEndpoint, authorities: str, protocol: str, limit_s: float
 ) -> Iterator[Finding]:
-    """Shake hands, and look at the server's certificate.
+    """Check the TLS handshake and the server's certificate.
 
     Args:
-        address: Where to.
-        receiver: Names the client's certificate.
-        authorities: PEM file, or folder, of those that may sign the server's.
-        protocol: What is to be spoken inside, by its name in ALPN: some servers ask for that.
-        limit_s: For the connection, and for each wait in the handshake.
+        address: Address of the server.
+        receiver: Endpoint with the client's certificate.
+        authorities: PEM file or folder of trusted authorities.
+        protocol: ALPN name of the protocol inside TLS; some servers require one.
+        limit_s: Timeout of the connection and of each wait in the handshake.
 
     Raises:
-        Trouble: No connection comes about.
+        CheckFailed: The handshake failed.
     """
     context = _trusting(authorities)
     context.set_alpn_protocols([protocol])
     _load_client(context, receiver)
     try:
-        certificate, version = within(2 * limit_s, lambda: _shake_hands(context, address, limit_s))
+        certificate, version = with_timeout(2 * limit_s, lambda: _handshake(context, address, limit_s))
     except ssl.SSLCertVerificationError as error:
-        raise _distrusted(address, authorities, error, limit_s) from None
+        raise _certificate_error(address, authorities, error, limit_s) from None
     except (ssl.SSLError, OSError) as error:
-        raise _no_handshake(address, error, limit_s) from None
+        raise _handshake_error(address, error, limit_s) from None
     days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / _DAY_S
     text = f"{version} with {address}, whose certificate is valid for {days:.0f} days"
     if days < _SOON_DAYS:
@@ -76,12 +76,12 @@ def check_server(
 
 
 def _trusting(authorities: str) -> ssl.SSLContext:
-    if Path(authorities).is_dir():  # as `requests` takes it too
+    if Path(authorities).is_dir():  # `requests` accepts a folder, too
         return ssl.create_default_context(capath=authorities)
     return ssl.create_default_context(cafile=authorities)
 
 
-def _shake_hands(context: ssl.SSLContext, address: Address, limit_s: float) -> tuple[dict[str, Any], str | None]:
+def _handshake(context: ssl.SSLContext, address: Address, limit_s: float) -> tuple[dict[str, Any], str | None]:
     with connect(address, limit_s) as plain, context.wrap_socket(plain, server_hostname=address.host) as secured:
         return dict(secured.getpeercert() or {}), secured.version()
 
@@ -97,30 +97,32 @@ def _load_authorities(context: ssl.SSLContext, receiver: OtlpEndpoint) -> None:
 def _load_client(context: ssl.SSLContext, receiver: OtlpEndpoint) -> None:
     if receiver.client_certificate is None:
         return
-    where = f"client_certificate {receiver.client_certificate}"
+    description = f"client_certificate {receiver.client_certificate}"
     key = "the same file" if receiver.client_key is None else "the file of client_key"
     try:
-        context.load_cert_chain(receiver.client_certificate, receiver.client_key, password=_refuse)
+        context.load_cert_chain(receiver.client_certificate, receiver.client_key, password=_refuse_password)
     except _EncryptedError:
         advice = "Use a key without a password: openssl pkey -in KEY -out PLAIN_KEY."
-        raise CheckFailed(f"the key of {where}, in {key}, is encrypted", advice) from None
+        raise CheckFailed(f"the key of {description}, in {key}, is encrypted", advice) from None
     except (ssl.SSLError, OSError) as error:
         if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise CheckFailed(
-                f"{where} and the key in {key} do not match", "Set client_key to the key of this certificate."
+                f"{description} and the key in {key} do not match", "Set client_key to the key of this certificate."
             ) from None
         advice = (
             "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY name PEM files that this "
             "process may read."
         )
-        raise CheckFailed(f"{where} with the key in {key} cannot be read: {_reason(error)}", advice) from None
+        raise CheckFailed(f"{description} with the key in {key} cannot be read: {_reason(error)}", advice) from None
 
 
-def _refuse() -> NoReturn:
+def _refuse_password() -> NoReturn:
     raise _EncryptedError
 
 
-def _distrusted(address: Address, authorities: str, error: ssl.SSLCertVerificationError, limit_s: float) -> CheckFailed:
+def _certificate_error(
+    address: Address, authorities: str, error: ssl.SSLCertVerificationError, limit_s: float
+) -> CheckFailed:
     code = error.verify_code
     if code == _EXPIRED:
         return CheckFailed(f"the certificate of {address} has expired", "Renew the server's certificate.")
@@ -139,18 +141,18 @@ def _distrusted(address: Address, authorities: str, error: ssl.SSLCertVerificati
 
 
 def _names(address: Address, authorities: str, limit_s: float) -> str:
-    """List the names that a certificate is for."""
+    """Return the names for which the server's certificate is valid."""
     context = _trusting(authorities)
     context.check_hostname = False
     try:
-        certificate, _ = within(2 * limit_s, lambda: _shake_hands(context, address, limit_s))
+        certificate, _ = with_timeout(2 * limit_s, lambda: _handshake(context, address, limit_s))
     except OSError:
         return ""
     return ", ".join(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
 
 
-def _no_handshake(address: Address, error: OSError, limit_s: float) -> CheckFailed:
-    if who_is_there(address._replace(tls=False), limit_s) in {"gRPC", "HTTP"}:
+def _handshake_error(address: Address, error: OSError, limit_s: float) -> CheckFailed:
+    if detect_protocol(address._replace(tls=False), limit_s) in {"gRPC", "HTTP"}:
         return CheckFailed(f"{address} does not use TLS", "Use http:// instead of https:// in the endpoint.")
     if isinstance(error, TimeoutError):
         text = f"{address} accepted the connection but did not answer the TLS handshake within {limit_s:g} s"

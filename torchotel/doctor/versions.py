@@ -1,4 +1,4 @@
-"""Compares the versions of installed packages with what torchotel supports."""
+"""Compare the versions of installed packages with the versions that torchotel supports."""
 
 import platform
 import shlex
@@ -26,7 +26,7 @@ class _Need(NamedTuple):
 
 
 def check() -> Iterator[Finding]:
-    """Compare with the supported minimums, and OpenTelemetry's packages with each other."""
+    """Compare versions with the supported ones, and OpenTelemetry's packages with each other."""
     try:
         own = metadata.metadata("torchotel")
     except metadata.PackageNotFoundError:
@@ -49,7 +49,7 @@ def check() -> Iterator[Finding]:
 
 
 def _remedy(unmet: Iterable[_Need]) -> str:
-    """Advise to install what is supported: another version of torchotel would not change what is installed."""
+    """Return advice to install supported packages; another version of torchotel would not change what is installed."""
     python = [need for need in unmet if need.name == _PYTHON]
     if python:
         return f"Use Python {python[0].specifier}."
@@ -57,7 +57,7 @@ def _remedy(unmet: Iterable[_Need]) -> str:
 
 
 def _needs(name: str) -> Iterator[_Need]:
-    """List the requirements of a distribution that apply here, without those of its extras."""
+    """Yield the requirements of a distribution that apply here, except those of its extras."""
     for text in metadata.requires(name) or ():
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -74,7 +74,7 @@ def _unmet(need: _Need) -> Iterator[str]:
 
 
 def _broken(need: _Need, version: str) -> Iterator[str]:
-    """List the bounds that a version does not satisfy; pre-releases count as installed versions."""
+    """Yield the bounds that a version does not satisfy; a pre-release counts as installed."""
     return (str(bound) for bound in need.specifier if not bound.contains(version, prereleases=True))
 
 
@@ -93,7 +93,7 @@ def _installed() -> list[str]:
 
 
 def _mixed(name: str) -> Iterator[str]:
-    """List the requirements of an OpenTelemetry package on others that their versions do not satisfy."""
+    """Yield the requirements of an OpenTelemetry package that the others' versions do not satisfy."""
     for need in _needs(name):
         version = _version(need.name) if need.name.startswith(_PREFIX) else None
         if version is not None:

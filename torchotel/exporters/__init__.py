@@ -1,1 +1,1 @@
-"""Where finished spans go: an OTLP endpoint, a provider of the user's, a folder."""
+"""Exporters of traces and metrics: OTLP, Prometheus, OpenTelemetry providers, run file, console."""

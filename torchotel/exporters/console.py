@@ -1,67 +1,53 @@
-"""Traces on standard output, for a first look without a server.
+"""Print traces to standard output.
 
-A trace is a few lines, one for each span, written at once: the SDK's console exporter spends forty lines of JSON on
-a span, 12,000 on a step of a ResNet-50. All attributes are in OTLP and in the run file.
+A trace has one line per span: the SDK's console exporter prints forty lines of JSON per span, 12,000 for a step of a
+ResNet-50. OTLP and the run file have all attributes.
 """
 
-import logging
 import sys
 from collections.abc import Iterator
 
 from torchotel import _semconv as names
+from torchotel._utils.faults import Warn
 from torchotel._utils.text import duration, printable
-from torchotel.exporters.base import ExportStats
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.sanitize import drop_nonfinite
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanTemplate, Trace
 
 _ARROWS = (
     (names.INPUT_SHAPES, names.OUTPUT_SHAPES),
     (names.GRAD_OUTPUT_SHAPES, names.GRAD_INPUT_SHAPES),
 )
-"""What goes into a call and what comes out of it: a backward's gradients go the other way."""
+"""Attributes with the inputs and outputs of a call; a backward's gradients have the opposite direction."""
 _CLEAR_LINE = "\r\x1b[K"
-"""For a terminal: a progress bar has left its line unfinished, and draws it anew."""
-
-_logger = logging.getLogger("torchotel")
+"""Clears the unfinished line of a progress bar, which draws it again."""
 
 
 class ConsoleExporter(TraceExporter):
     """Print each trace as a tree with times, in one write.
 
     Args:
-        stats: Where spans and failures are counted.
+        stats: Counts spans and failures.
     """
 
     def __init__(self, stats: ExportStats) -> None:
         self._stats = stats
-        self._complained = False
+        self._warn = Warn()
 
     def export(self, trace: Trace) -> None:
-        """Print one trace; where that fails it is counted, and told once."""
-        out = sys.stdout  # looked up each time: programs redirect it
+        """Print a trace; failures are counted, and the first one is logged."""
+        out = sys.stdout  # read each time: programs redirect it
         try:
             start = _CLEAR_LINE if out.isatty() else ""
             text = start + "\n".join(_lines(trace)) + "\n"
             out.write(text.encode(out.encoding or "utf-8", "replace").decode(out.encoding or "utf-8"))
             out.flush()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a stream of the program may raise anything
             self._stats.error(type(error).__name__)
             self._stats.dropped(len(trace.spans))
-            if not self._complained:
-                self._complained = True
-                _logger.exception("Could not print a trace; further failures are only counted")
+            self._warn("Could not print a trace; further failures are only counted", error=error)
         else:
             self._stats.exported(len(trace.spans), [trace.trace_id])
-
-    def push(self) -> None:
-        """Do nothing: nothing waits."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: nothing waits."""
-        return True
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Do nothing: standard output is the program's."""
 
 
 def _lines(trace: Trace) -> Iterator[str]:
@@ -80,20 +66,20 @@ def _lines(trace: Trace) -> Iterator[str]:
 
 
 def _line(trace: Trace, span: Span, depth: int) -> str:
-    said = [span.template.name, *_type(span.template), *_shapes(span.template.attributes)]
-    said += (f"{key}={_value(value)}" for key, value in drop_nonfinite(span.attributes or {}).items())
+    words = [span.template.name, *_type(span.template), *_shapes(span.template.attributes)]
+    words += (f"{key}={_value(value)}" for key, value in drop_nonfinite(span.attributes or {}).items())
     if depth == 0:
-        said += (f"{key}={_value(value)}" for key, value in drop_nonfinite(trace.attributes).items())
-        said.append(f"trace_id={trace.trace_id:032x}")
-    said += (event.name for event in span.events)
+        words += (f"{key}={_value(value)}" for key, value in drop_nonfinite(trace.attributes).items())
+        words.append(f"trace_id={trace.trace_id:032x}")
+    words += (event.name for event in span.events)
     if span.error is not None:
-        said.append(f"ERROR {span.error.type}: {span.error.message}")
+        words.append(f"ERROR {span.error.type}: {span.error.message}")
     time = duration((span.end_ns - span.start_ns) / 1e9)
-    return f"{time:>9}  {'  ' * depth}{printable('  '.join(said))}"
+    return f"{time:>9}  {'  ' * depth}{printable('  '.join(words))}"
 
 
 def _type(template: SpanTemplate) -> Iterator[str]:
-    """Say the class of a module, where it is not its name as well."""
+    """Yield the class of a module unless it is the module's name."""
     kind = str(template.attributes.get(names.MODULE_TYPE, ""))
     if kind and not template.name.endswith(f" {kind}"):
         yield kind

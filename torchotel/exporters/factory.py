@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
@@ -14,39 +13,38 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.state_dir import stack_targets
 from torchotel._utils.version import package_version
 from torchotel.config.config import Config
-from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter
+from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter, TraceExporter
 from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES
 from torchotel.exporters.run_file import RunFile
 from torchotel.exporters.sanitize import SpanLimits
-from torchotel.exporters.sdk.global_provider import find_provider, set_provider, user_spans
+from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
 from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
 from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.resource import ProcessResource
-from torchotel.tracing.span import Attributes, TraceExporter
+from torchotel.tracing.span import Attributes
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
 
 
 class MetricExporters:
-    """Bring metrics out by each of their ways; a fault of one is nobody else's.
+    """Run all metric exporters; a failure in one does not affect the others.
 
     Args:
-        config: Which ways are wanted.
-        metrics: What is shown and sent.
+        config: The configured exporters.
+        metrics: Source of the metrics.
         resource: Attributes of the resource.
-        version: Of torchotel, for the scope.
-        stats: Where failures to push are counted.
-        environ: Where the stack's folder may be told.
-        rest: Called between slices of an answer to a scrape, to let go of the GIL.
-        wait: Open the port and push only when there is something to tell.
+        version: Version of torchotel, for the scope.
+        stats: Counts failed pushes.
+        environ: The environment, which may name the folder of the stack.
+        defer_start: Open the port and push only from the first step.
 
     Raises:
-        ConfigError: The endpoint's address or the discovery folder can't be used.
+        ConfigError: The address of the scrape endpoint or the discovery folder cannot be used.
     """
 
     def __init__(
@@ -57,38 +55,38 @@ class MetricExporters:
         version: str,
         stats: ExportStats,
         environ: Mapping[str, str],
-        rest: Callable[[], None],
         *,
-        wait: bool,
+        defer_start: bool,
     ) -> None:
-        self.guard = Guard("the ways out of metrics", limit=1000)
+        self.guard = Guard("the metric exporters", limit=1000)
         self._metrics = metrics
         self._endpoint: PrometheusMetricExporter | None = None
-        self._outlets: list[MetricExporter] = []
+        self._exporters: list[MetricExporter] = []
         if "prometheus" in config.metrics_exporter:
-            self._serve(config, resource, environ, rest, wait=wait)
+            self._serve(config, resource, environ, defer_start=defer_start)
         if config.meter_provider is not None:
-            made = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
-            self._outlets += [] if made is None else [made]
+            through = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
+            self._exporters += [] if through is None else [through]
         if "otlp" in config.metrics_exporter:
-            pushed = self.guard.guarded(_push_metrics)(config, metrics, resource, version, stats, wait=wait)
-            self._outlets += [] if pushed is None else [pushed]
+            pushed = self.guard.guarded(_make_otlp_metric_exporter)(
+                config, metrics, resource, version, stats, defer_start=defer_start
+            )
+            self._exporters += [] if pushed is None else [pushed]
 
     def _serve(
         self,
         config: Config,
         resource: Attributes,
         environ: Mapping[str, str],
-        rest: Callable[[], None],
         *,
-        wait: bool,
+        defer_start: bool,
     ) -> None:
         if config.prometheus_registry is None and config.prometheus_port is None:
             return
         from torchotel.exporters.prometheus import collector, endpoint  # noqa: PLC0415  # load prometheus_client
 
         if config.prometheus_registry is not None:
-            self._outlets.append(
+            self._exporters.append(
                 collector.RegistryMetricExporter(config.prometheus_registry, self._metrics, resource, self.guard)
             )
         elif config.prometheus_port is not None:
@@ -99,69 +97,65 @@ class MetricExporters:
                 resource,
                 config.discovery_dir or stack_targets(environ),
                 self.guard,
-                rest,
-                wait=wait,
+                defer_start=defer_start,
             )
-            self._outlets.append(self._endpoint)
+            self._exporters.append(self._endpoint)
 
     @property
     def port(self) -> int | None:
-        """The port of the scrape endpoint that is really bound, or None."""
+        """Return the bound port of the scrape endpoint, or None."""
         return None if self._endpoint is None else self._endpoint.port
 
-    def begin(self) -> None:
-        """Begin what had to wait until there is something to tell; called on the worker."""
-        for outlet in self._outlets:
-            self.guard.guarded(outlet.first_step)()
+    def first_step(self) -> None:
+        """Start the deferred exporters; called on the worker thread."""
+        for exporter in self._exporters:
+            self.guard.guarded(exporter.first_step)()
 
     def flush(self, deadline_s: float) -> bool:
-        """Bring out the present state; False where it could not be by `deadline_s` of `time.monotonic()`."""
-        done = [self.guard.guarded(outlet.flush)(deadline_s) for outlet in self._outlets]
+        """Export the present state by `deadline_s` of `time.monotonic()`; return False on failure or timeout."""
+        done = [self.guard.guarded(exporter.flush)(deadline_s) for exporter in self._exporters]
         return all(done)
 
     def shutdown(self, deadline_s: float, *, finished: bool) -> None:
-        """Bring out the last state, with what became of the run, and let go of threads, ports and files."""
+        """Export the last state by the deadline, with `torch.run.finished`, and release threads, ports and files."""
         if finished:
             self._metrics.finish()
         elif self._endpoint is not None and self._metrics.points(STEP_LAST_END_TIME):
-            self._endpoint.leave_target()
-        for outlet in self._outlets:
-            self.guard.guarded(outlet.shutdown)(deadline_s)
+            self._endpoint.keep_target()
+        for exporter in self._exporters:
+            self.guard.guarded(exporter.shutdown)(deadline_s)
 
-    def detach(self) -> None:
-        """Be off in a forked child, and leave alone what is the parent's."""
-        for outlet in self._outlets:
-            with contextlib.suppress(Exception):  # the guard's lock may be held by a thread that is not here
-                outlet.detach()
+    def disable_after_fork(self) -> None:
+        """Stop exporting in a forked child, without changing what belongs to the parent process."""
+        for exporter in self._exporters:
+            with contextlib.suppress(Exception):  # without the guard: a thread of the parent may hold its lock
+                exporter.disable_after_fork()
 
 
-def _push_metrics(
-    config: Config, metrics: Metrics, resource: Attributes, version: str, stats: ExportStats, *, wait: bool
+def _make_otlp_metric_exporter(
+    config: Config, metrics: Metrics, resource: Attributes, version: str, stats: ExportStats, *, defer_start: bool
 ) -> MetricExporter:
     from torchotel.exporters.otlp.metric_exporter import (  # noqa: PLC0415  # loads the SDK's metrics
         OtlpMetricExporter,
-        Pushing,
+        PushSettings,
     )
 
     return OtlpMetricExporter(
-        config.receiver("metrics"),
-        Pushing.of(config),
+        config.otlp_endpoint("metrics"),
+        PushSettings.of(config),
         resource=resource,
         metrics=metrics,
         version=version,
         stats=stats,
-        wait=wait,
+        defer_start=defer_start,
     )
-
-
-REST_S = 0.0002  # the longest gap that the worker makes in the training thread is one slice of spans
 
 
 def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -> RunFile | None:
     """Open the run file in this rank's folder; None if no recording is configured.
 
     Raises:
-        ConfigError: The folder can't be used.
+        ConfigError: The folder cannot be used.
     """
     if config.record is None:
         return None
@@ -169,9 +163,8 @@ def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -
         own_folder(config.record, resource.identity),
         resource=resource,
         version=package_version(),
-        # Where spans go both ways, those sent are the ones that are counted.
+        # If spans are exported as well, only exported spans are counted.
         stats=stats if config.traces_exporter == "none" else None,
-        rest=rest,
     )
 
 
@@ -181,10 +174,10 @@ def make_exporters(
     """Create the exporters of traces, the run file last.
 
     Args:
-        config: Which exporters are wanted.
+        config: The configured exporters.
         resource: Attributes of the resource.
-        stats: Where spans and failures are counted.
-        record: The run file, if there is one.
+        stats: Counts spans and failures.
+        record: The run file, or None.
         guard: Logs and counts an exporter that cannot be created; its spans are counted as dropped.
     """
     records: list[TraceExporter] = [] if record is None else [record]
@@ -193,17 +186,17 @@ def make_exporters(
     provider = find_provider(config.tracer_provider)
     if config.set_global_provider:
         set_provider(config, resource)
-    engine = guard.guarded(_make_engine)(config, resource, stats, provider) or DroppingExporter(stats)
-    return [engine, *user_spans(stats), *records]
+    exporter = guard.guarded(_make_trace_exporter)(config, resource, stats, provider) or DroppingExporter(stats)
+    return [exporter, *global_provider_exporters(stats), *records]
 
 
-def _make_engine(
+def _make_trace_exporter(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
 ) -> TraceExporter:
     if provider is not None:
         from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # loads the SDK's traces
 
-        return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats, rest=rest)
+        return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats)
     if config.traces_exporter == "console":
         return ConsoleExporter(stats)
     return _make_otlp(config, resource, stats)
@@ -211,7 +204,7 @@ def _make_engine(
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:
     version = package_version()
-    transport = make_transport(config.receiver("traces"), TRACES, version=version)
+    transport = make_transport(config.otlp_endpoint("traces"), TRACES, version=version)
     limits = SpanLimits(
         config.attribute_count_limit,
         config.event_count_limit,
@@ -221,9 +214,4 @@ def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> Trac
         config.attribute_value_length_limit,
         config.event_value_length_limit,
     )
-    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats, rest=rest)
-
-
-def rest() -> None:
-    """Let the training thread have the GIL: the worker calls this after each slice of its work."""
-    time.sleep(REST_S)
+    return RequestExporter(transport, resource=resource, version=version, limits=limits, stats=stats)

@@ -1,14 +1,14 @@
-"""Traces kept in memory instead of being sent."""
+"""Keep traces in memory."""
 
 from collections.abc import Sequence
 
 from torchotel._records import Record
-from torchotel.exporters.base import ExportStats
-from torchotel.tracing.span import Trace, TraceExporter
+from torchotel.exporters.base import ExportStats, TraceExporter
+from torchotel.tracing.span import Trace
 
 
 class InMemoryExporter(TraceExporter):
-    """Keep every trace, and every record that is put here before it is built; nothing bounds them."""
+    """Keep all traces, and the records that the caller appends; unbounded."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -16,21 +16,11 @@ class InMemoryExporter(TraceExporter):
         self._stats = ExportStats()
 
     def exporters(self, stats: ExportStats) -> Sequence[TraceExporter]:
-        """Be the one exporter of a session, and count into its statistics."""
+        """Return this exporter as the only one of a session, with the session's statistics."""
         self._stats = stats
         return [self]
 
     def export(self, trace: Trace) -> None:
-        """Keep it."""
+        """Keep a trace."""
         self.traces.append(trace)
         self._stats.exported(len(trace.spans), [trace.trace_id])
-
-    def push(self) -> None:
-        """Do nothing."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing."""
-        return True
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Do nothing."""

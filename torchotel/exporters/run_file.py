@@ -1,4 +1,4 @@
-"""Write a run to a folder: spans as OTLP/JSON, one line of metrics a step, and its description."""
+"""Write a run to a folder: spans as OTLP/JSON, a line of metrics per step, and a description of the run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
+from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
 from torchotel._types import ConfigError
-from torchotel.exporters.base import ExportStats
+from torchotel._utils.faults import Warn
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
-from torchotel.tracing.span import Attributes, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, Trace
 
 
 class LineFile:
     """Append lines to a new file that only its owner can read.
 
-    Each line is written at once, so that after a crash all but the last are whole.
+    Each line is written at once, so that after a crash at most the last line is incomplete.
 
     Raises:
-        FileExistsError: If the file is there already.
+        FileExistsError: The file exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,18 +41,18 @@ class LineFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def append(self, line: bytes) -> None:
-        """Write a line and its break; nothing of the line stays if writing fails.
+        """Write a line and a line break, or nothing if writing fails.
 
         Raises:
-            FileNotFoundError: The file has been removed, so lines in it are lost.
+            FileNotFoundError: The file was removed.
             OSError: The disk failed or is full.
         """
         if not os.fstat(self._fd).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "the file was removed", os.fspath(self.path))
-        rest = memoryview(line + b"\n")
+        unwritten = memoryview(line + b"\n")
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            while unwritten:
+                unwritten = unwritten[os.write(self._fd, unwritten) :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
@@ -59,16 +61,15 @@ class LineFile:
         self.size += len(line) + 1
 
     def close(self) -> None:
-        """Close; again is no harm."""
+        """Close the file; may be called again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 SEGMENT_BYTES = 8 * 1024 * 1024
-LIMIT_BYTES = 256 * 1024 * 1024
 MAX_LINE_SPANS = 4000
-"""A longer trace goes into several lines, some 2 MB each, so that readers need not hold it whole."""
+"""Spans of a line, about 2 MB; a longer trace has several lines, so that readers need less memory."""
 RUN_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 TRACE_NAME = "trace-{:05d}.jsonl"
@@ -85,23 +86,21 @@ class _Segment:
 
 
 class RunFile(TraceExporter):
-    """Keep a run in a folder of bounded size: beyond it the oldest segment of traces is deleted, whole.
+    """Record a run in a folder of bounded size; beyond the bound, the oldest segment of traces is deleted.
 
-    `metrics.jsonl` may take half of the bound, so that there is always room for the newest traces. What was
-    deleted stands in `run.json` under `recording`. A disk that fails ends the recording with a warning, and
-    nothing is raised but by the constructor.
+    `metrics.jsonl` may have half of this size, so that there is always room for the newest traces. `run.json` counts
+    deletions under `recording`. If writing fails, the recording ends with a warning. Only the constructor raises.
 
     Args:
-        folder: Created with mode 0700 if it does not exist. If it holds a run, a free name beside it is used.
+        folder: Created with mode 0700 if missing. If it has a run, a free name beside it is used.
         resource: Attributes of the resource.
-        version: Of torchotel, for the scope.
-        stats: Where spans and failures are counted; a span counts as exported when it is written.
-        rest: Called after every 64 spans, to let go of the GIL.
-        segment_bytes: Size at which a new segment is begun.
+        version: Version of torchotel, for the scope.
+        stats: Counts spans and failures; a span counts as exported when it is written.
+        segment_bytes: Size of a segment.
         limit_bytes: Size of all files.
 
     Raises:
-        ConfigError: If the folder cannot be made.
+        ConfigError: The folder cannot be created.
     """
 
     def __init__(
@@ -111,57 +110,53 @@ class RunFile(TraceExporter):
         resource: Attributes,
         version: str,
         stats: ExportStats | None = None,
-        rest: Callable[[], None] = lambda: None,
         segment_bytes: int = SEGMENT_BYTES,
-        limit_bytes: int = LIMIT_BYTES,
+        limit_bytes: int = MAX_RUN_FILE_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
-        self._resource, self._version, self._rest = resource, version, rest
+        self._resource, self._version = resource, version
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._segments: deque[_Segment] = deque()
-        self._begun = 0
+        self._segments_started = 0
         self._bytes = 0
-        """Size of the line files."""
+        """Size of all files of lines."""
         self._run: dict[str, object] = {}
         self._deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}
         self._open = True
-        self._lost = False
-        self._complained = False
-        self.folder, self._metrics = _claim(folder.absolute())  # the program may change its working directory
+        self._has_dropped = False
+        self._warn = Warn()
+        self.folder, self._metrics = _claim(folder.absolute())  # absolute: the program may change its folder
         self._attempt(self._write_run, None)
 
     def export(self, trace: Trace) -> None:
-        """Write one trace as a line, or as several if it has more than `MAX_LINE_SPANS` spans."""
+        """Write a trace as one line, or as several lines of at most `MAX_LINE_SPANS` spans."""
         for part in _parts(trace):
             if not self._attempt(partial(self._write_trace, part), default=False):
-                self._lost = True
+                self._has_dropped = True
                 self.stats.dropped(len(part.spans))
 
     def step(self, summary: Mapping[str, object]) -> None:
-        """Write one step's line of metrics; a non-finite number becomes null."""
+        """Write the line of a step to `metrics.jsonl`; a non-finite number becomes null."""
         self._attempt(lambda: self._write_step(summary), None)
 
     def describe(self, run: Mapping[str, object]) -> None:
-        """Write `run.json`, in place of what it said; a non-finite number becomes null."""
+        """Replace `run.json`; a non-finite number becomes null."""
         self._run = dict(run)
         self._attempt(self._write_run, None)
 
-    def push(self) -> None:
-        """Do nothing: all is written when `export` returns."""
+    def flush(self, deadline_s: float) -> bool:
+        """Return whether all traces since the last call were written."""
+        dropped, self._has_dropped = self._has_dropped, False
+        return not dropped
 
-    def flush(self, deadline_s: float) -> bool:  # all is written when `export` returns
-        """Say whether every trace since the last call was written."""
-        lost, self._lost = self._lost, False
-        return not lost
-
-    def shutdown(self, deadline_s: float) -> None:  # nothing waits
+    def shutdown(self, deadline_s: float) -> None:
         """Close the files."""
         self._attempt(self._write_run, None)
         self._close()
 
     def discard(self) -> None:
-        """Take the run back where nothing was recorded; the folder goes, unless it holds something else."""
+        """Delete an empty run, and the folder unless it has other files."""
         self._close()
         (self.folder / RUN_NAME).unlink(missing_ok=True)
         (self.folder / METRICS_NAME).unlink(missing_ok=True)
@@ -170,16 +165,16 @@ class RunFile(TraceExporter):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was recorded."""
+        """Return whether nothing was recorded."""
         return self._bytes == 0 and self._deleted["steps_dropped"] == 0
 
     @cached_property
     def _encoder(self) -> JsonEncoder:
-        """The encoder of all traces, made with the first: by then the rank is known."""
-        return JsonEncoder(self._resource, self._version, self._rest)
+        """The encoder of all traces, created with the first one, when the rank is known."""
+        return JsonEncoder(self._resource, self._version)
 
     def _attempt(self, write: Callable[[], Result], default: Result) -> Result:
-        """Run a write unless the recording has ended; a failing disk ends it."""
+        """Call `write` unless the recording has ended; an OSError ends the recording."""
         if not self._open:
             return default
         try:
@@ -193,11 +188,9 @@ class RunFile(TraceExporter):
                 error,
             )
             self._close()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the next record may succeed
             self.stats.error(type(error).__name__)
-            if not self._complained:
-                self._complained = True
-                _logger.exception("Could not write a record to the run file; further ones are only counted")
+            self._warn("Could not write a record to the run file; further ones are only counted", error=error)
         return default
 
     def _write_trace(self, trace: Trace) -> bool:
@@ -230,13 +223,13 @@ class RunFile(TraceExporter):
             file.append(to_json(run, indent=1))
         finally:
             file.close()
-        new.replace(self.folder / RUN_NAME)  # a reader sees the old or the new, never half
+        new.replace(self.folder / RUN_NAME)  # atomic: readers see the old or the new file
 
     def _begin_segment(self) -> None:
         if self._segments:
             self._segments[-1].file.close()
-        self._begun += 1
-        self._segments.append(_Segment(LineFile(self.folder / TRACE_NAME.format(self._begun))))
+        self._segments_started += 1
+        self._segments.append(_Segment(LineFile(self.folder / TRACE_NAME.format(self._segments_started))))
 
     def _make_room(self, size: int) -> bool:
         deleted = False
@@ -269,7 +262,7 @@ def _parts(trace: Trace) -> Iterator[Trace]:
 
 
 def _claim(wanted: Path) -> tuple[Path, LineFile]:
-    """Claim the folder or, if a run is in it, the first free one of `<name>-2`, `<name>-3`, …."""
+    """Claim the folder, or the first free one of `<name>-2`, `<name>-3`, … if it has a run."""
     names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
     for folder in map(wanted.with_name, names):
         try:
@@ -293,10 +286,10 @@ def _claim(wanted: Path) -> tuple[Path, LineFile]:
 
 
 def _begin(folder: Path) -> LineFile:
-    """Claim the folder: of several processes that want it only one can create `metrics.jsonl`.
+    """Claim a folder by creating `metrics.jsonl`, in which only one process can succeed.
 
     Raises:
-        FileExistsError: A run or a file is there.
+        FileExistsError: The folder has a run, or the path is a file.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -305,11 +298,11 @@ def _begin(folder: Path) -> LineFile:
     try:
         return LineFile(folder / METRICS_NAME)
     except FileNotFoundError:
-        raise FileExistsError from None  # another process had claimed the folder, and just removed its empty run
+        raise FileExistsError from None  # another process has just deleted its empty run
 
 
 def to_json(value: object, indent: int | None = None) -> bytes:
-    """Write JSON that every reader takes: a non-finite number is null, an unknown object its `str`."""
+    """Encode strict JSON: a non-finite number becomes null, another object its `str`."""
     text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
     return text.encode("utf-8", "replace")
 
@@ -326,50 +319,50 @@ def _plain(value: object) -> object:
     return str(value)
 
 
-def unit_line(unit: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> dict[str, object]:
-    """Describe a step or an evaluation: duration, phases, what was logged, norms; times are in seconds."""
+def record_line(record: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> dict[str, object]:
+    """Return the line of a step or an evaluation: duration, phases, logged values and norms; times in seconds."""
     line: dict[str, object] = {
-        "kind": unit.kind,
-        "number": unit.number,
-        "time_unix_nano": str(unit.start_ns + unit.unix_offset_ns),
-        "duration_s": (unit.end_ns - unit.start_ns) / 1e9,
-        "phases": phase_times_s(unit),
-        "detailed": unit.detailed,
-        "folded": unit.folded,
+        "kind": record.kind,
+        "number": record.number,
+        "time_unix_nano": str(record.start_ns + record.unix_offset_ns),
+        "duration_s": (record.end_ns - record.start_ns) / 1e9,
+        "phases": phase_times_s(record),
+        "detailed": record.detailed,
+        "folded": record.folded,
         "trace_id": f"{trace_id:032x}",
-        "error": _error(unit),
+        "error": _error(record),
     }
-    if unit.folded:
-        line["folded_s"] = unit.folded_ns / 1e9
-    if unit.gap_ns:
-        line["gap_s"] = unit.gap_ns / 1e9
-    if unit.kind == "evaluation":
-        line["grad"], line["training"] = unit.grad, unit.training
-    if unit.values:
-        line["values"] = unit.values
-    if unit.gradients is not None:
-        line["gradient_norm"] = unit.gradients.total
-        line["gradient_norms"] = _by_model(unit.gradients)
-    if unit.tensor_gradients:
-        line["tensor_gradient_norms"] = {gradient.name: gradient.norm for gradient in unit.tensor_gradients}
-    if unit.memory:
-        line["memory"] = [memory._asdict() for memory in unit.memory]
+    if record.folded:
+        line["folded_s"] = record.folded_ns / 1e9
+    if record.gap_ns:
+        line["gap_s"] = record.gap_ns / 1e9
+    if record.kind == "evaluation":
+        line["grad"], line["training"] = record.grad, record.training
+    if record.values:
+        line["values"] = record.values
+    if record.gradients is not None:
+        line["gradient_norm"] = record.gradients.total
+        line["gradient_norms"] = _by_model(record.gradients)
+    if record.tensor_gradients:
+        line["tensor_gradient_norms"] = {gradient.name: gradient.norm for gradient in record.tensor_gradients}
+    if record.memory:
+        line["memory"] = [memory._asdict() for memory in record.memory]
     if nonfinite:
         line["nonfinite"] = nonfinite
     return line
 
 
 def log_line(log: Log) -> dict[str, object]:
-    """Describe what was logged when its step had been handed over."""
+    """Return the line of values that were logged after their step was recorded."""
     return {"kind": "log", "number": log.step, "time_unix_nano": str(log.unix_ns), "values": log.values}
 
 
-def _error(unit: StepRecord) -> dict[str, object] | None:
-    """Describe what the unit failed with, and the innermost phase that raised it; None for unknown."""
-    if unit.error is None:
+def _error(record: StepRecord) -> dict[str, object] | None:
+    """Return the error of a record and the innermost phase that raised it; phase None: unknown."""
+    if record.error is None:
         return None
-    phase = next((phase.kind for phase in reversed(unit.phases) if phase.error == unit.error), None)
-    return {**unit.error._asdict(), "phase": phase}
+    phase = next((phase.kind for phase in reversed(record.phases) if phase.error == record.error), None)
+    return {**record.error._asdict(), "phase": phase}
 
 
 def _by_model(gradients: GradientNorms) -> dict[str, dict[str, float]]:

@@ -12,15 +12,15 @@ from torchotel.tracing.span import Attributes, AttributeValue, Dropped, Span, Sp
 
 
 def is_int64(number: int) -> bool:
-    """Tell whether OTLP can say a whole number; others go as text, which loses nothing.
+    """Return whether OTLP can encode an integer; others are exported as strings.
 
-    Not by a range: it looks for what only derives from `int`, as an enum's member, one number after the other.
+    A comparison and not `in range(…)`, which is a linear search for subclasses of `int` such as members of an enum.
     """
     return -(2**63) <= number < 2**63
 
 
 def own_attributes(span: Span) -> Attributes:
-    """Give the span's own attributes, with the error's type where it failed."""
+    """Return the span's own attributes, with the error's type if the span failed."""
     own = span.attributes or {}
     if span.error is None or span.dropped is not None:
         return own
@@ -28,7 +28,7 @@ def own_attributes(span: Span) -> Attributes:
 
 
 def own_events(span: Span) -> tuple[SpanEvent, ...]:
-    """Give the span's events, with the exception where it failed."""
+    """Return the span's events, with the exception if the span failed."""
     if span.error is None or span.dropped is not None:
         return span.events
     attributes = {_semconv.EXCEPTION_TYPE: span.error.type}
@@ -38,7 +38,7 @@ def own_events(span: Span) -> tuple[SpanEvent, ...]:
 
 
 def drop_nonfinite(attributes: Attributes) -> Attributes:
-    """Leave non-finite numbers out: one of them makes Jaeger's search fail for every trace on the page."""
+    """Return attributes without non-finite numbers, one of which makes Jaeger's search fail for a whole page."""
     for value in attributes.values():
         if isinstance(value, float) and not isfinite(value):
             return {k: v for k, v in attributes.items() if not isinstance(v, float) or isfinite(v)}
@@ -46,12 +46,12 @@ def drop_nonfinite(attributes: Attributes) -> Attributes:
 
 
 def otlp_safe(attributes: Attributes) -> dict[str, AttributeValue]:
-    """Give attributes as the SDK can encode them: what OTLP can't say as it is becomes text, or is left out."""
+    """Return attributes that the SDK can encode: other values become strings or are left out."""
     return {otlp_safe_text(key): _otlp_safe(value) for key, value in drop_nonfinite(attributes).items()}
 
 
 def otlp_safe_text(text: str) -> str:
-    """Replace what UTF-8 cannot say (a lone surrogate) by a question mark."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -67,7 +67,7 @@ DEFAULT_COUNT = 128
 
 
 class SpanLimits(NamedTuple):
-    """How many of each a span carries, and how long a text may be."""
+    """Limits of a span."""
 
     attributes: int = DEFAULT_COUNT
     events: int = DEFAULT_COUNT
@@ -75,98 +75,101 @@ class SpanLimits(NamedTuple):
     event_attributes: int = DEFAULT_COUNT
     link_attributes: int = DEFAULT_COUNT
     value_length: int | None = None
-    """Characters of a text, also of each in an array; None: no limit."""
+    """Characters of a string, also in an array; None: no limit."""
     event_value_length: int | None = None
-    """The same for attributes of events and links."""
+    """Characters of a string in attributes of events and links."""
 
 
 DEFAULT_LIMITS = SpanLimits()
 
 
-class _Cut(NamedTuple):
+class _Truncated(NamedTuple):
     template: SpanTemplate
-    lost: int
+    dropped: int
 
 
 class Limiter:
-    """Hold traces to limits; on one thread. Those within them come out as they went in.
+    """Apply limits to traces. An object is used by one thread.
 
     Args:
-        limits: What a span may carry.
-        sliced: Works through spans.
+        limits: Limits of a span.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    def __init__(self, limits: SpanLimits, sliced: GilYielder) -> None:
-        self._limits, self._sliced = limits, sliced
+    def __init__(self, limits: SpanLimits, yielder: GilYielder) -> None:
+        self._limits, self._yielder = limits, yielder
         self._room = limits.attributes
-        """Attributes that a span has room for besides those of its trace; nearly all traces of a run have the same."""
-        self._known = TemplateCache(self._cut_template)
+        """Attributes of a span in addition to those of its trace; the same for nearly all traces of a run."""
+        self._templates = TemplateCache(self._truncate_template)
 
-    def hold(self, trace: Trace) -> Trace:
-        """Leave out what is too much: attributes of the trace come before those of the template and the span's own."""
-        common, lost = _cut(trace.attributes, self._limits.attributes, self._limits.value_length)
+    def apply(self, trace: Trace) -> Trace:
+        """Return the trace within the limits; attributes of the trace precede those of template and span."""
+        common, dropped = _truncate_attributes(trace.attributes, self._limits.attributes, self._limits.value_length)
         room = self._limits.attributes - len(common)
         if room != self._room:
             self._room = room
-            self._known.clear()
-        known, spans, same = self._known, list[Span](), common is trace.attributes
-        for span in self._sliced(trace.spans):
+            self._templates.clear()
+        templates, spans, same = self._templates, list[Span](), common is trace.attributes
+        for span in self._yielder(trace.spans):
             template, _, _, _, _, own, error, events, links, _ = span
-            cut = known[template]
+            truncated = templates[template]
             plain = own is None and error is None and not events and not links
-            if lost or cut.lost or not (plain or self._fits(span, cut)):
-                spans.append(self._hold(span, cut, lost))
+            if dropped or truncated.dropped or not (plain or self._fits(span, truncated)):
+                spans.append(self._truncate(span, truncated, dropped))
                 same = False
-            elif cut.template is template:
+            elif truncated.template is template:
                 spans.append(span)
             else:
-                spans.append(span._replace(template=cut.template))
+                spans.append(span._replace(template=truncated.template))
                 same = False
         return trace if same else replace(trace, spans=spans, attributes=common)
 
-    def _fits(self, span: Span, cut: _Cut) -> bool:
-        """Tell whether what a span has of its own may stay as it is.
-
-        False is always right, and said of what is rare without a closer look: `_hold` then looks.
-        """
+    def _fits(self, span: Span, truncated: _Truncated) -> bool:
+        """Return False if a span's own attributes, events or links may exceed limits; `_truncate` then checks."""
         if span.error is not None or span.events or self._limits.value_length is not None:
             return False
         if span.links and (len(span.links) > self._limits.links or any(link.attributes for link in span.links)):
             return False
-        return span.attributes is None or len(span.attributes) + len(cut.template.attributes) <= self._room
+        return span.attributes is None or len(span.attributes) + len(truncated.template.attributes) <= self._room
 
-    def _hold(self, span: Span, cut: _Cut, lost: int) -> Span:
+    def _truncate(self, span: Span, truncated: _Truncated, dropped: int) -> Span:
         limits = self._limits
-        own, lost_of_own = _cut(own_attributes(span), self._room - len(cut.template.attributes), limits.value_length)
+        own, dropped_of_own = _truncate_attributes(
+            own_attributes(span), self._room - len(truncated.template.attributes), limits.value_length
+        )
         events, links = own_events(span), span.links
         return span._replace(
-            template=cut.template,
+            template=truncated.template,
             attributes=own,
-            events=tuple(map(self._hold_event, events[: limits.events])),
-            links=tuple(map(self._hold_link, links[: limits.links])),
+            events=tuple(map(self._truncate_event, events[: limits.events])),
+            links=tuple(map(self._truncate_link, links[: limits.links])),
             dropped=Dropped(
-                lost + cut.lost + lost_of_own,
+                dropped + truncated.dropped + dropped_of_own,
                 max(0, len(events) - limits.events),
                 max(0, len(links) - limits.links),
             ),
         )
 
-    def _hold_event(self, event: SpanEvent) -> SpanEvent:
-        attributes, lost = _cut(event.attributes, self._limits.event_attributes, self._limits.event_value_length)
-        return event._replace(attributes=attributes, dropped=lost)
+    def _truncate_event(self, event: SpanEvent) -> SpanEvent:
+        attributes, dropped = _truncate_attributes(
+            event.attributes, self._limits.event_attributes, self._limits.event_value_length
+        )
+        return event._replace(attributes=attributes, dropped=dropped)
 
-    def _hold_link(self, link: SpanLink) -> SpanLink:
-        attributes, lost = _cut(link.attributes, self._limits.link_attributes, self._limits.event_value_length)
-        return link._replace(attributes=attributes, dropped=lost)
+    def _truncate_link(self, link: SpanLink) -> SpanLink:
+        attributes, dropped = _truncate_attributes(
+            link.attributes, self._limits.link_attributes, self._limits.event_value_length
+        )
+        return link._replace(attributes=attributes, dropped=dropped)
 
-    def _cut_template(self, template: SpanTemplate) -> _Cut:
-        attributes, lost = _cut(template.attributes, self._room, self._limits.value_length)
+    def _truncate_template(self, template: SpanTemplate) -> _Truncated:
+        attributes, dropped = _truncate_attributes(template.attributes, self._room, self._limits.value_length)
         same = attributes is template.attributes
-        return _Cut(template if same else SpanTemplate(template.name, attributes), lost)
+        return _Truncated(template if same else SpanTemplate(template.name, attributes), dropped)
 
 
-def _cut(attributes: Attributes, room: int, length: int | None) -> tuple[Attributes, int]:
-    """Give the first of some attributes, and how many are left out; all of them as they are where they fit."""
+def _truncate_attributes(attributes: Attributes, room: int, length: int | None) -> tuple[Attributes, int]:
+    """Return the first attributes within the limits, and the number of those that are left out."""
     attributes = drop_nonfinite(attributes)
     if len(attributes) <= room and length is None:
         return attributes, 0

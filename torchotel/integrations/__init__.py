@@ -1,1 +1,1 @@
-"""What training frameworks know of a step, heard through their own hooks where the program has imported them."""
+"""Adapters to training frameworks, which publish epoch, step number, loss and logged values of a step."""

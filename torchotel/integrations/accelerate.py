@@ -1,4 +1,4 @@
-"""Accelerate knows of a step what the program gives to `Accelerator.log`, whether a tracker takes it or none."""
+"""Publish the values that a program passes to Accelerate's `Accelerator.log`, with or without a tracker."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchotel.integrations.registry import publish
 
 
 def connect(accelerator: ModuleType) -> Undo:
-    """Hear what is logged from now on; return what ends that."""
-    return replace(accelerator.Accelerator, "log", _heard)
+    """Wrap `Accelerator.log` of the module `accelerate.accelerator`; return the function that restores it."""
+    return replace(accelerator.Accelerator, "log", _publishing)
 
 
-def _heard(original: Callable[..., Any]) -> Callable[..., Any]:
+def _publishing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def log(self: Any, values: Mapping[str, object], step: int | None = None, *args: Any, **kwargs: Any) -> Any:
         publish(lambda: {**values, **({} if step is None else {"global_step": step})})

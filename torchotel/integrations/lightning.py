@@ -1,67 +1,79 @@
-"""Lightning: epoch, step, loss and logged values of a Trainer."""
+"""Publish epoch, step, loss and logged values of a Lightning Trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
-from torchotel.capture.logged_values import NUMBERS
-from torchotel.integrations.registry import publish, subscriber
+from torchotel._semconv import LOGGED_NAMES
+from torchotel.integrations.registry import current_subscriber, publish
 
 
 class LightningEvents:
-    """Tell of each step of a Trainer's, and of what an epoch and a validation have found when they are over."""
+    """Publish the values of each training step, and the results of each epoch and validation at their end.
+
+    A class for `lightning` or `pytorch_lightning` also inherits from that framework's `Callback`.
+    """
+
+    framework: str
+    """Module with the `Callback` class."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: set[str] = set()
+        self._published_names: set[str] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by framework: the class is created when it is needed, so pickle cannot find it by its name."""
+        return _make_callback, (self.framework,)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Tell what is known of the step."""
+        """Publish epoch, step number, loss and logged values of the step."""
         publish(lambda: {"epoch": trainer.current_epoch, "global_step": trainer.global_step})
         publish(lambda: {**self._logged(trainer, on_step=True), **_loss(trainer, pl_module, outputs)})
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell what a validation has found."""
-        publish(lambda: {} if trainer.sanity_checking else _named("val", self._logged(trainer, on_step=False)))
+        """Publish the results of a validation, except Lightning's sanity check."""
+        publish(lambda: {} if trainer.sanity_checking else _prefixed("val", self._logged(trainer, on_step=False)))
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tell what the epoch before has found: only now is it computed."""
-        publish(lambda: self._of_epoch(trainer))
+        """Publish the results of the previous epoch; Lightning computes them after that epoch's last hook."""
+        publish(lambda: self._epoch_results(trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Tell what the last epoch has found."""
-        publish(lambda: self._of_epoch(trainer))
+        """Publish the results of the last epoch."""
+        publish(lambda: self._epoch_results(trainer))
 
     def _logged(self, trainer: Any, *, on_step: bool) -> dict[str, object]:
         values = _logged(trainer, on_step=on_step)
-        self._told |= values.keys()
+        self._published_names |= values.keys()
         return values
 
-    def _of_epoch(self, trainer: Any) -> dict[str, object]:
-        return _named("epoch", {n: value for n, value in trainer.logged_metrics.items() if n not in self._told})
+    def _epoch_results(self, trainer: Any) -> dict[str, object]:
+        metrics = trainer.logged_metrics.items()
+        return _prefixed("epoch", {name: value for name, value in metrics if name not in self._published_names})
 
 
-def _named(whose: str, values: Mapping[str, object]) -> dict[str, object]:
-    """Keep what is a whole validation's or epoch's apart from what a step has under the same name."""
-    return {f"{whose}_{name}" if name in NUMBERS else name: value for name, value in values.items()}
+def _prefixed(prefix: str, values: Mapping[str, object]) -> dict[str, object]:
+    """Add a prefix to the names of step values, so that results of a validation or an epoch do not overwrite them."""
+    return {f"{prefix}_{name}" if name in LOGGED_NAMES else name: value for name, value in values.items()}
 
 
 def _logged(trainer: Any, *, on_step: bool) -> dict[str, object]:
-    """Return what was logged; Lightning's own way to it waits for the device, where the progress bar shows a value."""
+    """Return logged values. `Trainer.logged_metrics` would wait for the device if the progress bar shows a value."""
     values = {}
-    for _, result in trainer._results.valid_items():  # noqa: SLF001  # the public way waits
+    for _, result in trainer._results.valid_items():  # noqa: SLF001  # the public property waits for the device
         meta = result.meta
         if meta.logger and (meta.on_step if on_step else meta.on_epoch):
-            values[meta.forked_name(on_step)] = result._forward_cache if on_step else result._computed  # noqa: SLF001  # as above
+            values[meta.forked_name(on_step)] = result._forward_cache if on_step else result._computed  # noqa: SLF001  # see above
     return values
 
 
 def _loss(trainer: Any, pl_module: Any, outputs: Any) -> dict[str, Tensor]:
-    """Return the loss of the batch, which Lightning has divided where it accumulates."""
+    """Return the loss of the batch. Lightning divides the loss by the number of accumulated batches; this is undone."""
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
     if not isinstance(loss, Tensor):
         return {}
@@ -70,15 +82,25 @@ def _loss(trainer: Any, pl_module: Any, outputs: Any) -> dict[str, Tensor]:
 
 
 def lightning() -> list[object]:
-    """Give the callback for `lightning`; none where nobody hears it."""
-    return _callbacks("torchotel.integrations.lightning_callback")
+    """Return the callback for a Trainer of `lightning`; empty if torchotel is not running."""
+    return _callbacks("lightning.pytorch")
 
 
 def pytorch_lightning() -> list[object]:
-    """Give the callback for `pytorch_lightning`; none where nobody hears it."""
-    return _callbacks("torchotel.integrations.pytorch_lightning_callback")
+    """Return the callback for a Trainer of `pytorch_lightning`; empty if torchotel is not running."""
+    return _callbacks("pytorch_lightning")
 
 
-def _callbacks(name: str) -> list[object]:
-    heard = subscriber()
-    return [] if heard is None else heard.guard.guarded(lambda: [import_module(name).TorchotelCallback()])() or []
+def _callbacks(framework: str) -> list[object]:
+    subscriber = current_subscriber()
+    return [] if subscriber is None else subscriber.guard.guarded(lambda: [_make_callback(framework)])() or []
+
+
+def _make_callback(framework: str) -> object:
+    return _callback_class(framework)()
+
+
+@cache
+def _callback_class(framework: str) -> type[LightningEvents]:
+    callback = import_module(framework).Callback
+    return type("TorchotelCallback", (LightningEvents, callback), {"framework": framework})

@@ -1,4 +1,4 @@
-"""Connect to the training frameworks that the program imports."""
+"""Connect to the training frameworks that the program imports, and pass on their values."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Read = Callable[[], Mapping[str, object]]
 
 
 class Subscriber:
-    """Hand on what is told; where a framework's interface is not what we know, that is counted, and nothing is heard.
+    """Receives published values. A framework with an unknown interface is counted as a fault and publishes nothing.
 
     Args:
-        offer: Gets values by name, for the step that is current.
+        offer: Receives values by name, for the current step.
     """
 
     def __init__(self, offer: Callable[[Mapping[str, object]], object]) -> None:
         self._offer = offer
-        self.guard = Guard("frameworks", level=logging.DEBUG)  # nothing that the user could do
+        self.guard = Guard("frameworks", level=logging.DEBUG)  # DEBUG, since the user cannot correct such a fault
 
-    def hear(self, read: Read) -> None:
-        """Take in what `read` gives."""
+    def receive(self, read: Read) -> None:
+        """Pass on the values that `read` returns; raises nothing."""
         if self.guard.is_off:
             return
         try:
             self._offer(read())
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's loop
+        except Exception:  # noqa: BLE001  # no exception of torchotel may reach the user's loop
             self.guard.fault()
 
 
@@ -39,8 +39,8 @@ _subscriber: Subscriber | None = None
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:
-    """Hear with this from now on; return what ends it."""
-    global _subscriber  # noqa: PLW0603  # what frameworks call knows no session
+    """Make this the subscriber of all frameworks; return the function that removes it."""
+    global _subscriber  # noqa: PLW0603  # the frameworks' callbacks have no reference to a session
     _subscriber = subscriber
 
     def undo() -> None:
@@ -52,47 +52,47 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
 
 
 def publish(read: Read) -> None:
-    """Hand on what `read` gives, if anybody hears it; raises nothing."""
+    """Pass the values that `read` returns to the subscriber, if there is one; raises nothing."""
     if _subscriber is not None:
-        _subscriber.hear(read)
+        _subscriber.receive(read)
 
 
-def subscriber() -> Subscriber | None:
-    """Return who hears, if anybody does."""
+def current_subscriber() -> Subscriber | None:
+    """Return the current subscriber; None if torchotel is not running."""
     return _subscriber
 
 
-CONNECTED = {
+ADAPTERS = {
     "transformers.trainer": "torchotel.integrations.transformers",
     "accelerate.accelerator": "torchotel.integrations.accelerate",
 }
-"""Modules of frameworks, and ours that connect to them once they are imported; Lightning asks for its callback."""
+"""Adapters by the framework module that they connect to. Lightning calls torchotel's entry point instead."""
 
 
 class Frameworks:
-    """Hear what the frameworks that the program imports know of its steps.
+    """Connect the frameworks that the program imports, now or later.
 
     Args:
-        offer: Gets values by name, for the step that is current.
+        offer: Receives values by name, for the current step.
     """
 
     def __init__(self, offer: Callable[[Mapping[str, object]], object]) -> None:
-        self._ear = Subscriber(offer)
-        self.guard = self._ear.guard
+        self._subscriber = Subscriber(offer)
+        self.guard = self._subscriber.guard
         self._undos = ExitStack()
 
     def install(self) -> None:
-        """Begin to listen."""
-        self._undos.callback(subscribe(self._ear))
-        for name, ours in CONNECTED.items():
-            self._undos.callback(after_import(name, self.guard.guarded(self._connector(ours))))
+        """Subscribe, and connect each framework when the program imports it."""
+        self._undos.callback(subscribe(self._subscriber))
+        for name, adapter in ADAPTERS.items():
+            self._undos.callback(after_import(name, self.guard.guarded(self._connector(adapter))))
 
     def uninstall(self) -> None:
-        """Listen no more, and leave nothing in the frameworks but callbacks of trainers that are there."""
+        """Unsubscribe and disconnect the frameworks; callbacks of existing trainers stay, and publish nothing."""
         self._undos.close()
 
-    def _connector(self, ours: str) -> Callable[[ModuleType], None]:
+    def _connector(self, adapter: str) -> Callable[[ModuleType], None]:
         def connect(module: ModuleType) -> None:
-            self._undos.callback(self.guard.guarded(import_module(ours).connect(module)))
+            self._undos.callback(self.guard.guarded(import_module(adapter).connect(module)))
 
         return connect

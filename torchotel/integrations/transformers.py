@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer tells its callbacks the epoch, the step, and what it logs."""
+"""Publish epoch, step number and logged values of Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from torchotel.integrations.registry import publish
 
-NOT_OF_THE_STEP = frozenset({"epoch", "learning_rate"})
-"""As they are after the step, in what is logged: the epoch is told as it was before, and the optimizer has its rate."""
+AFTER_STEP_NAMES = frozenset({"epoch", "learning_rate"})
+"""Logged values that belong to the state after the step: the epoch is published as it was before the step, and the
+learning rate is read from the optimizer."""
 
 
 class TorchotelCallback(TrainerCallback):
-    """Tell of each step."""
+    """Publish the values of each step."""
 
     _epoch: float | None = None
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note the epoch: after the last step of one, the next counts."""
+        """Store the epoch before the step: after the last step of an epoch, the state has the next one."""
         self._epoch = getattr(state, "epoch", None)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Tell the epoch and the step."""
+        """Publish the epoch and the step number."""
         publish(lambda: {"epoch": self._epoch, "global_step": state.global_step})
 
     def on_log(
@@ -37,12 +38,12 @@ class TorchotelCallback(TrainerCallback):
         logs: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Tell what is logged: the loss since the last time, the metrics of an evaluation."""
-        publish(lambda: {name: value for name, value in (logs or {}).items() if name not in NOT_OF_THE_STEP})
+        """Publish logged values: the mean loss since the last log, the metrics of an evaluation."""
+        publish(lambda: {name: value for name, value in (logs or {}).items() if name not in AFTER_STEP_NAMES})
 
 
 def connect(trainer: ModuleType) -> Callable[[], None]:
-    """Have each Trainer that is made from now on call back; return what ends that."""
+    """Add the callback to each Trainer that is created from now on; return the function that ends this."""
     defaults = trainer.DEFAULT_CALLBACKS
     defaults.append(TorchotelCallback)
     return lambda: defaults.remove(TorchotelCallback)

@@ -1,1 +1,1 @@
-"""Metrics: from records to numbers by instrument; knows nothing of torch."""
+"""Metrics: aggregate records by instrument, without torch."""

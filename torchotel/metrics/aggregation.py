@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import NamedTuple, TypeAlias
 
+from torchotel._limits import MAX_LABEL
 from torchotel.metrics.instruments import Instrument
 
-MAX_PENDING = 4096  # steps that wait for their trace; those of dropped traces never come
+MAX_PENDING = 4096
+"""Steps whose trace is not exported yet; dropped traces never are."""
 
 
 class Exemplar(NamedTuple):
-    """One observation, and the span that it was of."""
+    """One observation and its span."""
 
     value: float
     unix_s: float
@@ -24,21 +26,21 @@ class Exemplar(NamedTuple):
 
 
 class Exemplars:
-    """Keep the last step of each bucket whose trace arrived; one that was dropped would lead nowhere."""
+    """Keep the last exported step of each bucket; a link to a dropped trace would be useless."""
 
     def __init__(self) -> None:
-        # A plain dictionary takes ever longer to find the first of its entries, once those before it are gone.
+        # Removing the first entry of a plain dictionary again and again takes ever longer.
         self._pending: OrderedDict[int, tuple[int, Exemplar]] = OrderedDict()
         self._arrived: dict[int, Exemplar] = {}
 
     def expect(self, bucket: int, exemplar: Exemplar) -> None:
-        """Take note of a step whose trace is about to be sent."""
+        """Add a step whose trace is about to be exported."""
         if len(self._pending) >= MAX_PENDING:
             self._pending.popitem(last=False)
         self._pending[exemplar.trace_id] = bucket, exemplar
 
     def arrive(self, traces: Iterable[int]) -> None:
-        """Take note of traces that reached their destination."""
+        """Make exemplars of the steps of traces that were exported."""
         for trace_id in traces:
             found = self._pending.pop(trace_id, None)
             if found is not None:
@@ -46,15 +48,14 @@ class Exemplars:
                 self._arrived[bucket] = exemplar
 
     def read(self) -> dict[int, Exemplar]:
-        """Return one for each bucket that has one."""
+        """Return the exemplars by bucket."""
         return dict(self._arrived)
 
 
 Labels: TypeAlias = tuple[str, ...]
-"""Values of an instrument's labels, in their order."""
+"""Values of an instrument's labels, in the order of `Instrument.labels`."""
 
 NO_LABELS: Labels = ()
-MAX_CHARACTERS = 256
 
 
 class NumberDataPoint(NamedTuple):
@@ -69,18 +70,18 @@ class HistogramDataPoint(NamedTuple):
 
     labels: Labels
     counts: Sequence[int]
-    """Observations in each bucket, not in those below it; one bucket more than there are bounds."""
+    """Observations of each bucket, not cumulative; the last bucket has no bound."""
     sum: float
     exemplars: Mapping[int, Exemplar]
-    """By bucket."""
+    """Exemplars by bucket."""
 
 
 class MetricData(NamedTuple):
-    """All that is known of one instrument at one moment; a histogram has distributions, all others points."""
+    """The data of one instrument at one moment: `histograms` of a histogram, else `points`."""
 
     instrument: Instrument
     points: Sequence[NumberDataPoint] = ()
-    distributions: Sequence[HistogramDataPoint] = ()
+    histograms: Sequence[HistogramDataPoint] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -91,17 +92,17 @@ class _Buckets:
 
 @dataclass(slots=True, eq=False)
 class Aggregations:
-    """Counters, gauges and histograms; whoever shares them between threads holds a lock."""
+    """Counters, gauges and histograms. Threads that share an object hold a lock."""
 
     _values: dict[Instrument, dict[Labels, float]] = field(default_factory=dict)
     _buckets: dict[Instrument, dict[Labels, _Buckets]] = field(default_factory=dict)
 
     def of(self, instrument: Instrument) -> dict[Labels, float]:
-        """Return the values of a counter or a gauge, to be changed in place."""
+        """Return the values of a counter or a gauge, which the caller may change."""
         return self._values.setdefault(instrument, {})
 
     def add(self, instrument: Instrument, amount: float, labels: Labels = NO_LABELS) -> None:
-        """Add to a counter; what would make it smaller, or no number, is left out."""
+        """Add to a counter; a negative or non-finite amount is ignored."""
         if amount >= 0 and isfinite(amount):
             values = self.of(instrument)
             values[labels] = values.get(labels, 0.0) + amount
@@ -109,13 +110,13 @@ class Aggregations:
     def set(
         self, instrument: Instrument, value: float, labels: Labels = NO_LABELS, *, limit: int | None = None
     ) -> None:
-        """Set a gauge; beyond `limit` series no further one is begun."""
+        """Set a gauge, unless this would be more than `limit` series."""
         values = self.of(instrument)
         if limit is None or labels in values or len(values) < limit:
             values[labels] = value
 
     def observe(self, instrument: Instrument, value: float, labels: Labels = NO_LABELS) -> int:
-        """Count into a histogram and return the bucket."""
+        """Add a value to a histogram and return its bucket."""
         buckets = self.buckets(instrument, labels)
         bucket = bisect_left(instrument.bounds, value)
         buckets.counts[bucket] += 1
@@ -123,12 +124,12 @@ class Aggregations:
         return bucket
 
     def has_room(self, histogram: Instrument, labels: Labels, limit: int) -> bool:
-        """Tell whether a series is there already, or fewer than `limit` are."""
+        """Return whether a series exists or may be added, with at most `limit` series."""
         series = self._buckets.get(histogram, {})
         return labels in series or len(series) < limit
 
     def buckets(self, instrument: Instrument, labels: Labels = NO_LABELS) -> _Buckets:
-        """Return a histogram's series, which begins empty."""
+        """Return the buckets of a series; create them if it is new."""
         series = self._buckets.setdefault(instrument, {})
         found = series.get(labels)
         if found is None:
@@ -136,15 +137,15 @@ class Aggregations:
         return found
 
     def points(self, instrument: Instrument) -> list[NumberDataPoint]:
-        """Read a counter or a gauge; what is not finite is left out."""
+        """Return the finite values of a counter or a gauge."""
         return [NumberDataPoint(*item) for item in self._values.get(instrument, {}).items() if isfinite(item[1])]
 
-    def distributions(self, instrument: Instrument) -> list[HistogramDataPoint]:
-        """Read a histogram, without exemplars."""
+    def histograms(self, instrument: Instrument) -> list[HistogramDataPoint]:
+        """Return the series of a histogram, without exemplars."""
         series = self._buckets.get(instrument, {})
         return [HistogramDataPoint(labels, tuple(one.counts), one.sum, {}) for labels, one in series.items()]
 
 
 def label(text: str) -> str:
-    """Return a label's value that every format can carry, of a sane length."""
-    return text[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
+    """Return a label value of bounded length that every format can encode."""
+    return text[:MAX_LABEL].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The table of all metrics, whichever way they leave."""
+"""The table of all metrics, for every exporter."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Instrument:
     """One metric. Compared by identity."""
 
     name: str
-    """OpenTelemetry's."""
+    """Name in OpenTelemetry."""
     kind: Literal["counter", "gauge", "histogram"]
     unit: str
-    """UCUM; empty for a plain number."""
+    """UCUM unit; empty for a plain number."""
     labels: tuple[str, ...]
     description: str
     bounds: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets; the last one is infinite."""
+    """Upper bounds of a histogram's buckets, without the infinite one."""
 
     @property
     def prometheus_unit(self) -> str:
-        """Return Prometheus's word for the unit; an annotation like {step} has none."""
+        """Return the unit's name in Prometheus; empty for an annotation like {step}."""
         return _SUFFIXES.get(self.unit, "")
 
     @property
     def prometheus_name(self) -> str:
-        """Return the name of the family, as the conversion from OTLP gives it; a counter's samples add `_total`."""
+        """Return the name of the metric family in Prometheus; a counter's samples add `_total`."""
         name, unit = self.name.replace(".", "_"), self.prometheus_unit
         return name if not unit or name.endswith(f"_{unit}") else f"{name}_{unit}"
 
@@ -81,12 +81,12 @@ STEP_NONFINITE = Instrument(
     "counter",
     "{step}",
     (names.NONFINITE_KIND,),
-    "Steps with a NaN or infinite loss or gradient, of those looked at.",
+    "Steps with a NaN or infinite loss or gradient, of those that were checked.",
 )
 STEPS = Instrument(names.METRIC_STEPS, "counter", "{step}", (), "Training steps.")
 SAMPLES = Instrument(names.METRIC_SAMPLES, "counter", "{sample}", (), "Samples, as logged.")
 EVALUATIONS = Instrument(
-    names.METRIC_EVALUATIONS, "counter", "{evaluation}", (), "Batches forwarded that no training step claims."
+    names.METRIC_EVALUATIONS, "counter", "{evaluation}", (), "Batches that were forwarded outside of training steps."
 )
 LOSS = Instrument(names.METRIC_LOSS, "gauge", "", (), "Loss, as logged.")
 LEARNING_RATE = Instrument(
@@ -111,15 +111,19 @@ MEMORY_ALLOCATED = Instrument(
 MEMORY_RESERVED = Instrument(
     names.METRIC_MEMORY_RESERVED, "gauge", "By", (names.DEVICE,), "Device memory of the allocator at the end of a step."
 )
-MEMORY_PEAK = Instrument(names.METRIC_MEMORY_PEAK, "gauge", "By", (names.DEVICE,), "Most device memory of tensors.")
-SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", (names.OUTCOME,), "Spans by what became of them.")
+MEMORY_PEAK = Instrument(names.METRIC_MEMORY_PEAK, "gauge", "By", (names.DEVICE,), "Peak device memory of tensors.")
+SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", (names.OUTCOME,), "Spans by outcome.")
 EXPORT_ERRORS = Instrument(
     names.METRIC_EXPORT_ERRORS, "counter", "{error}", (names.ERROR_TYPE,), "Failed attempts to export."
 )
 OVERHEAD_RATIO = Instrument(
-    names.METRIC_OVERHEAD_RATIO, "gauge", "1", (), "Share of step time that detail costs, against steps without."
+    names.METRIC_OVERHEAD_RATIO,
+    "gauge",
+    "1",
+    (),
+    "Share of step time that detail costs.",
 )
-DETAIL_RATIO = Instrument(names.METRIC_DETAIL_RATIO, "gauge", "1", (), "Detailed steps among all training steps.")
+DETAIL_RATIO = Instrument(names.METRIC_DETAIL_RATIO, "gauge", "1", (), "Share of detailed steps among training steps.")
 
 TABLE = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))
-"""All of them, in the order of this file."""
+"""All instruments, in the order of this file."""

@@ -1,8 +1,7 @@
-"""Count steps, evaluations, module calls and logged values; every exporter reads from here."""
+"""Aggregate steps, evaluations, module calls and logged values for all metric exporters."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +9,10 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from torchotel._limits import MAX_METRIC_MODULES
 from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s
+from torchotel._semconv import LOGGED_NAMES
+from torchotel._utils.faults import Warn
 from torchotel._utils.gil import GilYielder
 from torchotel.metrics import instruments as table
 from torchotel.metrics.aggregation import (
@@ -27,10 +29,7 @@ from torchotel.metrics.aggregation import (
 from torchotel.metrics.instruments import Instrument
 
 if TYPE_CHECKING:
-    from torchotel.tracing.call_tree import Timed
-
-
-MAX_MODULES = 2048  # each has a forward and a backward
+    from torchotel.tracing.call_tree import CallTree
 
 
 @dataclass(slots=True, eq=False)
@@ -38,19 +37,17 @@ class _Sum:
     time_ns: int = 0
     calls: int = 0
     device_ns: int | None = None
-    """None where no call was timed on a device."""
+    """None: no call was timed on a device."""
 
 
 _Sums: TypeAlias = dict[ModuleInfo, _Sum]
 
-_logger = logging.getLogger("torchotel")
-
 
 class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
-    """Give a module's labels, of its forward and of its backward."""
+    """Map a module to the labels of its forward and of its backward."""
 
     def __missing__(self, module: ModuleInfo) -> tuple[Labels, Labels]:
-        if len(self) >= MAX_MODULES:  # models that come and go
+        if len(self) >= MAX_METRIC_MODULES:  # the program creates ever new models
             self.clear()
         shared = label(module.model), label(module.path), label(module.type)
         found = self[module] = (*shared, "forward"), (*shared, "backward")
@@ -58,56 +55,54 @@ class ModuleLabels(dict[ModuleInfo, tuple[Labels, Labels]]):
 
 
 class ModuleTimes:
-    """Add calls up by module, and by labels only when somebody reads: four strings are a costly key.
+    """Sum calls by module, and by labels only when they are read: a key of four strings is slow.
 
-    Whoever shares them between threads holds a lock.
+    Threads that share an object hold a lock.
 
     Args:
-        labels: Those of modules.
-        sliced: Works through calls.
+        labels: Labels of modules.
+        yielder: Counts calls, to yield the GIL.
     """
 
-    def __init__(self, labels: ModuleLabels, sliced: GilYielder) -> None:
-        self._labels, self._sliced = labels, sliced
+    def __init__(self, labels: ModuleLabels, yielder: GilYielder) -> None:
+        self._labels, self._yielder = labels, yielder
         self._sums: tuple[_Sums, _Sums] = {}, {}
-        """Since the last reading, forward and backward."""
-        self._full = False
+        """Forward and backward sums since they were last folded into the counters."""
+        self._warn = Warn()
 
-    def add(self, timed: Timed, numbers: Aggregations) -> None:
-        """Take the calls of a step; `numbers` get what there is of modules that come and go."""
+    def add(self, timed: CallTree, aggregations: Aggregations) -> None:
+        """Add the calls of a step; fold all sums into `aggregations` if there are too many modules."""
         forward, backward = self._sums
-        calls, hidden, sliced = timed.calls, timed.hidden, self._sliced
-        for index in sliced(range(timed.own, len(calls))):
+        calls, hidden, yielder = timed.calls, timed.hidden, self._yielder
+        for index in yielder(range(timed.first_own, len(calls))):
             if not hidden[index]:
                 call = calls[index]
                 _add(forward, call.site.module, call.end_ns - call.start_ns, timed.device_ns.get(index))
-        for run in sliced(timed.runs):
+        for run in yielder(timed.backwards):
             if not hidden[run.call]:
                 _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
-        if len(forward) + len(backward) > 2 * MAX_MODULES:
-            self.settle(numbers)
+        if len(forward) + len(backward) > 2 * MAX_METRIC_MODULES:
+            self.fold_into_counters(aggregations)
 
-    def settle(self, numbers: Aggregations) -> None:
-        """Bring what was added into the counters; beyond `MAX_MODULES` no further module is begun."""
-        times, calls = numbers.of(table.MODULE_TIME), numbers.of(table.MODULE_CALLS)
-        device_times = numbers.of(table.MODULE_DEVICE_TIME)
+    def fold_into_counters(self, aggregations: Aggregations) -> None:
+        """Add the sums to the counters; beyond `MAX_METRIC_MODULES` modules, further ones are left out."""
+        times, calls = aggregations.of(table.MODULE_TIME), aggregations.of(table.MODULE_CALLS)
+        device_times = aggregations.of(table.MODULE_DEVICE_TIME)
         for direction, sums in enumerate(self._sums):
-            taken = sums.copy()
-            sums.clear()  # first: a handler may read in the midst of it
-            for module, total in self._sliced(taken.items()):
+            pending = sums.copy()
+            sums.clear()  # before the loop: a signal handler may read meanwhile
+            for module, total in self._yielder(pending.items()):
                 labels = self._labels[module][direction]
-                if labels not in times and len(times) >= 2 * MAX_MODULES:
-                    self._tell_full()
+                if labels not in times and len(times) >= 2 * MAX_METRIC_MODULES:
+                    self._warn(
+                        "Metrics of more than %d modules are left out; spans are not",
+                        MAX_METRIC_MODULES,
+                    )
                     continue
                 times[labels] = times.get(labels, 0.0) + total.time_ns / 1e9
                 calls[labels] = calls.get(labels, 0.0) + total.calls
                 if total.device_ns is not None:
                     device_times[labels] = device_times.get(labels, 0.0) + total.device_ns / 1e9
-
-    def _tell_full(self) -> None:
-        if not self._full:
-            self._full = True
-            _logger.warning("Metrics of more than %d modules are left out; spans and totals are not", MAX_MODULES)
 
 
 def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | None) -> None:
@@ -121,35 +116,34 @@ def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | Non
 
 
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
-GAUGES = {"loss": table.LOSS, "lr": table.LEARNING_RATE}
-COUNTERS = {"samples": table.SAMPLES, "tokens": table.TOKENS}
 ALL_PARAMETERS = "all"
-"""The scope of gradient norms."""
+"""Value of `torch.gradient.scope`."""
 _LOSS_KIND, _GRADIENT_KIND = ("loss",), ("gradient",)
-LATER = frozenset({"epoch"})
-"""Known values that are no metric."""
+_BY_NAME = {instrument.name: instrument for instrument in table.TABLE}
+LOGGED = {name: _BY_NAME.get(known.metric or "") for name, known in LOGGED_NAMES.items()}
+"""The instrument of each known name of `log()`; None: the name has none."""
 
 
 class Observation(NamedTuple):
-    """One value that a histogram counted."""
+    """One value that was added to a histogram."""
 
     instrument: Instrument
     value: float
     labels: Labels
     span: SpanReference | None
-    """The root of the trace that shows it; None: no such trace is sent."""
+    """Root of the trace of the value; None: the trace is not exported."""
 
 
 class Metrics:
-    """Count steps, evaluations, module calls and what was logged; any thread may read at any time.
+    """Aggregate records; any thread may read at any time.
 
     Args:
-        outcomes: Reads how many spans met each of `OUTCOMES`.
-        errors: Reads how often exports failed, by type.
-        overhead_ratio: Reads what detail costs.
-        module_histograms: Whether the durations of module calls are kept as a histogram too.
+        outcomes: Returns the number of spans of each of `OUTCOMES`.
+        errors: Returns the number of failed exports by type.
+        overhead_ratio: Returns the share of step time that detail costs.
+        module_histograms: Whether durations of module calls are a histogram, too.
         exemplars: Whether the histogram of steps has exemplars.
-        sliced: Works through calls and norms, by whoever has the lock.
+        yielder: Counts calls and norms, to yield the GIL; used by the thread that holds the lock.
     """
 
     def __init__(
@@ -160,68 +154,70 @@ class Metrics:
         *,
         module_histograms: bool = False,
         exemplars: bool = True,
-        sliced: GilYielder,
+        yielder: GilYielder | None = None,
     ) -> None:
         self.start_ns = time.time_ns()
-        """The unix time from which on it counts."""
+        """Unix time at which all counters were 0."""
         self._outcomes, self._errors, self._overhead_ratio = outcomes, errors, overhead_ratio
-        self._module_histograms, self._sliced = module_histograms, sliced
-        self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
-        self._numbers = Aggregations()
+        self._module_histograms, self._yielder = module_histograms, yielder or GilYielder()
+        self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
+        self._aggregations = Aggregations()
         self._exemplars, self._has_exemplars = Exemplars(), exemplars
         self._labels = ModuleLabels()
-        self._module_times = ModuleTimes(self._labels, sliced)
+        self._module_times = ModuleTimes(self._labels, self._yielder)
         self._steps = self._detailed = 0
         self._bad_loss = -1
-        """The last step whose loss was not finite: a later log of the same step counts no second time."""
+        """The last step with a NaN or infinite loss: a later log of this step is not counted again."""
         self._observers: list[Callable[[Observation], None]] = []
         self._begin()
 
     def observe_with(self, observer: Callable[[Observation], None]) -> None:
-        """Hand every value that a histogram counts from now on to `observer`, on the worker."""
+        """Call `observer` on the worker thread with every later value of a histogram."""
         self._observers.append(observer)
 
-    def add(self, unit: StepRecord, timed: Timed, span: SpanReference | None) -> None:
-        """Count a step or an evaluation.
+    def add(self, record: StepRecord, timed: CallTree, span: SpanReference | None) -> None:
+        """Add a step or an evaluation.
 
         Args:
-            unit: The record.
-            timed: Its module calls.
-            span: The root of its trace, where that is about to be sent.
+            record: The step or the evaluation.
+            timed: The module calls of the record.
+            span: Root of the record's trace if the trace is about to be exported.
         """
         observed: list[Observation] = []
         with self._lock:
-            if unit.kind == "step":
-                self._add_step(unit, span, observed)
-                self._module_times.add(timed, self._numbers)
+            if record.kind == "step":
+                self._add_step(record, span, observed)
+                self._module_times.add(timed, self._aggregations)
                 if self._module_histograms:
                     self._observe_calls(timed, span, observed)
-            elif unit.counts_as_evaluation:
-                self._numbers.add(table.EVALUATIONS, unit.folded or 1)
-                self._numbers.add(table.EVALUATION_TIME, (unit.folded_ns or unit.end_ns - unit.start_ns) / 1e9)
-            self._add_values(unit.values, unit.number)
-            self._add_readings(unit)
-        for observation in observed:  # without the lock: a reader of theirs may be at our numbers
+            elif record.counts_as_evaluation:
+                self._aggregations.add(table.EVALUATIONS, record.folded or 1)
+                self._aggregations.add(
+                    table.EVALUATION_TIME, (record.folded_ns or record.end_ns - record.start_ns) / 1e9
+                )
+            self._add_values(record.values, record.number)
+            self._add_norms_and_memory(record)
+        for observation in observed:  # without the lock: an observer's reader may read these metrics
             for observer in self._observers:
                 observer(observation)
 
     def log(self, record: Log) -> None:
-        """Count what was logged when its step had been handed over."""
+        """Add values that were logged after their step was recorded."""
         with self._lock:
             self._add_values(record.values, record.step)
 
     def exported(self, traces: Iterable[int]) -> None:
-        """Take note of traces that arrived; from any thread."""
+        """Make exemplars of exported traces; from any thread."""
         with self._lock:
             self._exemplars.arrive(traces)
 
     def finish(self) -> None:
-        """Take note of a normal end."""
+        """Record the normal end of the run."""
         with self._lock:
-            self._numbers.set(table.RUN_FINISHED, 1)
+            self._aggregations.set(table.RUN_FINISHED, 1)
 
     def points(self, instrument: Instrument) -> Sequence[NumberDataPoint]:
-        """Read a counter or a gauge."""
+        """Return the values of a counter or a gauge."""
         if instrument is table.SPANS:
             counts = self._outcomes()
             return [NumberDataPoint((outcome,), counts.get(outcome, 0)) for outcome in OUTCOMES]
@@ -231,60 +227,60 @@ class Metrics:
             ratio = self._overhead_ratio()
             return [] if ratio is None else [NumberDataPoint(NO_LABELS, ratio)]
         with self._lock:
-            self._module_times.settle(self._numbers)
-            return self._numbers.points(instrument)
+            self._module_times.fold_into_counters(self._aggregations)
+            return self._aggregations.points(instrument)
 
-    def distributions(self, instrument: Instrument) -> Sequence[HistogramDataPoint]:
-        """Read a histogram."""
+    def histograms(self, instrument: Instrument) -> Sequence[HistogramDataPoint]:
+        """Return the series of a histogram."""
         with self._lock:
-            read = self._numbers.distributions(instrument)
+            read = self._aggregations.histograms(instrument)
             if instrument is table.STEP_DURATION:
                 return [one._replace(exemplars=self._exemplars.read()) for one in read]
             return read
 
     def collect(self) -> list[MetricData]:
-        """Read all that there is, as of one moment but for what exporters count."""
+        """Return all metrics at one moment; counts of exporters may be newer."""
         with self._lock:
-            return [MetricData(one, self.points(one), self.distributions(one)) for one in table.TABLE]
+            return [MetricData(one, self.points(one), self.histograms(one)) for one in table.TABLE]
 
     def _begin(self) -> None:
         for instrument in table.TABLE:
             if instrument.kind == "counter" and not instrument.labels:
-                self._numbers.add(instrument, 0)
-        for phase in (*PHASES, "other"):
-            self._numbers.add(table.PHASE_TIME, 0, (phase,))
+                self._aggregations.add(instrument, 0)
+        for phase in PHASES:
+            self._aggregations.add(table.PHASE_TIME, 0, (phase,))
         for kind in (_LOSS_KIND, _GRADIENT_KIND):
-            self._numbers.add(table.STEP_NONFINITE, 0, kind)
-        self._numbers.buckets(table.STEP_DURATION)
-        self._numbers.set(table.RUN_FINISHED, 0)
+            self._aggregations.add(table.STEP_NONFINITE, 0, kind)
+        self._aggregations.buckets(table.STEP_DURATION)
+        self._aggregations.set(table.RUN_FINISHED, 0)
 
-    def _add_step(self, unit: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
-        duration_s = (unit.end_ns - unit.start_ns) / 1e9
-        end_s = (unit.end_ns + unit.unix_offset_ns) / 1e9
-        self._numbers.add(table.STEPS, 1)
-        bucket = self._numbers.observe(table.STEP_DURATION, duration_s)
+    def _add_step(self, record: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
+        duration_s = (record.end_ns - record.start_ns) / 1e9
+        end_s = (record.end_ns + record.unix_offset_ns) / 1e9
+        self._aggregations.add(table.STEPS, 1)
+        bucket = self._aggregations.observe(table.STEP_DURATION, duration_s)
         observed.append(Observation(table.STEP_DURATION, duration_s, NO_LABELS, span))
         if span is not None and self._has_exemplars:
             self._exemplars.expect(bucket, Exemplar(duration_s, end_s, span.trace_id, span.span_id))
-        for phase, time_s in phase_times_s(unit).items():
-            self._numbers.add(table.PHASE_TIME, time_s, (phase,))
-        if unit.gap_ns:
-            self._numbers.add(table.PHASE_TIME, unit.gap_ns / 1e9, ("between",))
-        ends = self._numbers.of(table.STEP_LAST_END_TIME)
-        ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads come in any order
+        for phase, time_s in phase_times_s(record).items():
+            self._aggregations.add(table.PHASE_TIME, time_s, (phase,))
+        if record.gap_ns:
+            self._aggregations.add(table.PHASE_TIME, record.gap_ns / 1e9, ("between",))
+        ends = self._aggregations.of(table.STEP_LAST_END_TIME)
+        ends[NO_LABELS] = max(end_s, ends.get(NO_LABELS, 0.0))  # steps of several threads arrive in any order
         self._steps += 1
-        self._detailed += unit.detailed
-        self._numbers.set(table.DETAIL_RATIO, self._detailed / self._steps)
+        self._detailed += record.detailed
+        self._aggregations.set(table.DETAIL_RATIO, self._detailed / self._steps)
 
-    def _observe_calls(self, timed: Timed, span: SpanReference | None, observed: list[Observation]) -> None:
-        own = range(timed.own, len(timed.calls))
+    def _observe_calls(self, timed: CallTree, span: SpanReference | None, observed: list[Observation]) -> None:
+        own = range(timed.first_own, len(timed.calls))
         lengths = [(index, 0, timed.calls[index].end_ns - timed.calls[index].start_ns) for index in own]
-        lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.runs]
-        for index, direction, duration_ns in self._sliced(lengths):
+        lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.backwards]
+        for index, direction, duration_ns in self._yielder(lengths):
             labels = self._labels[timed.calls[index].site.module][direction]
-            room = self._numbers.has_room(table.MODULE_DURATION, labels, 2 * MAX_MODULES)
+            room = self._aggregations.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)
             if room and not timed.hidden[index]:
-                self._numbers.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
+                self._aggregations.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
                 observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
 
     def _add_values(self, values: Mapping[str, LogValue], step: int) -> None:
@@ -292,39 +288,38 @@ class Metrics:
             if isinstance(value, str):
                 continue
             number = _number(value)
-            if name in GAUGES:
-                self._numbers.set(GAUGES[name], number)
-            elif name in COUNTERS:
-                self._numbers.add(COUNTERS[name], number)
-            elif name not in LATER:
-                self._numbers.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
+            instrument = LOGGED.get(name)
+            if name not in LOGGED:
+                self._aggregations.set(table.LOG, number, (label(name),))  # `log` bounds the number of names
+            elif instrument is not None:
+                (self._aggregations.add if instrument.kind == "counter" else self._aggregations.set)(instrument, number)
             if name == "loss" and not isfinite(number) and step != self._bad_loss:
                 self._bad_loss = step
-                self._numbers.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
+                self._aggregations.add(table.STEP_NONFINITE, 1, _LOSS_KIND)
 
-    def _add_readings(self, unit: StepRecord) -> None:
-        """Take gradient norms and memory, which are as they were at the end of the step."""
-        if (norms := unit.gradients) is not None:
-            self._numbers.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
+    def _add_norms_and_memory(self, record: StepRecord) -> None:
+        """Set gradient norms and memory, which were read at the end of the step."""
+        if (norms := record.gradients) is not None:
+            self._aggregations.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
             finite = isfinite(norms.total)
-            for module, norm in self._sliced(norms.modules):
+            for module, norm in self._yielder(norms.modules):
                 labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
-                self._numbers.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_MODULES)
+                self._aggregations.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_METRIC_MODULES)
                 finite = finite and isfinite(norm)
             if not finite:
-                self._numbers.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)
-        for tensor in unit.tensor_gradients:
+                self._aggregations.add(table.STEP_NONFINITE, 1, _GRADIENT_KIND)
+        for tensor in record.tensor_gradients:  # `watch` bounds the number of names
             if tensor.norm is not None:
-                self._numbers.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))  # so does `watch`
-        for memory in unit.memory:
+                self._aggregations.set(table.TENSOR_GRADIENT_NORM, tensor.norm, (label(tensor.name),))
+        for memory in record.memory:
             device = (label(memory.device),)
-            self._numbers.set(table.MEMORY_ALLOCATED, memory.allocated, device)
-            self._numbers.set(table.MEMORY_RESERVED, memory.reserved, device)
-            self._numbers.set(table.MEMORY_PEAK, memory.peak, device)
+            self._aggregations.set(table.MEMORY_ALLOCATED, memory.allocated, device)
+            self._aggregations.set(table.MEMORY_RESERVED, memory.reserved, device)
+            self._aggregations.set(table.MEMORY_PEAK, memory.peak, device)
 
 
 def _number(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number may be larger than any float
+    except OverflowError:  # an int may be larger than any float
         return inf if value > 0 else -inf

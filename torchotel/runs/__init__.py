@@ -1,12 +1,11 @@
-"""Read back a recorded run; needs neither torch nor OpenTelemetry."""
+"""Read and summarise recorded runs, without torch and OpenTelemetry."""
 
 from torchotel.runs.reader import RecordLine, RequestLine, Run, RunError, SpanLine, open_run
-from torchotel.runs.summary import Failure, LayerTime, PhaseTime, Summary, ending, summarise
-from torchotel.runs.summary_table import describe, render
-from torchotel.runs.value_ranges import At, Onset, Track, Tracked
+from torchotel.runs.summary import Failure, LayerTime, PhaseTime, Summary, run_failure, summarise
+from torchotel.runs.tables import describe, render
+from torchotel.runs.value_ranges import Onset, StepValue, ValueRange, ValueRanges
 
 __all__ = [
-    "At",
     "Failure",
     "LayerTime",
     "Onset",
@@ -16,12 +15,13 @@ __all__ = [
     "Run",
     "RunError",
     "SpanLine",
+    "StepValue",
     "Summary",
-    "Track",
-    "Tracked",
+    "ValueRange",
+    "ValueRanges",
     "describe",
-    "ending",
     "open_run",
     "render",
+    "run_failure",
     "summarise",
 ]

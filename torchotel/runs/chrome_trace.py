@@ -11,71 +11,71 @@ from torchotel import _semconv as names
 from torchotel.runs.reader import RecordLine, Run, SpanLine, Value
 
 MAX_TRACKS = 256
-"""More than that run at once in no program, but in a stranger's file they might."""
+"""Largest number of tracks; spans of a damaged file that would need more are left out."""
 MAX_DEPTH = 1000
 
 
-class Placed(NamedTuple):
-    """A span with its track's number."""
+class PlacedSpan(NamedTuple):
+    """A span and the number of its track."""
 
     span: SpanLine
     track: int
 
 
 class Interval(NamedTuple):
-    """When a track is taken, in ns."""
+    """A time in nanoseconds during which a track is occupied."""
 
     start_ns: int
     end_ns: int
 
 
 @dataclass
-class Tracks:
-    """Choose tracks for one trace after another; times are kept for each trace, spans are not.
+class TrackAllocator:
+    """Allocate tracks to one trace after another. Times are kept for each trace; spans are not.
 
-    A trace begins on the first track on which nothing else runs then, so the steps of one thread stand on one track.
-    What overlaps in it (calls on several devices or threads) goes to further ones.
+    A trace starts on the first free track of its thread, so the steps of one thread share a track. Spans that overlap
+    within a trace (calls on several devices or threads) are placed on further tracks.
     """
 
     threads: list[Hashable] = field(default_factory=list)
     """The thread of each track."""
-    _taken: list[list[Interval]] = field(default_factory=list)
-    """In order."""
+    _occupied: list[list[Interval]] = field(default_factory=list)
+    """Occupied intervals of each track, in order."""
 
-    def place(self, trace: Sequence[SpanLine], thread: Hashable) -> Sequence[Placed]:
-        """Give the spans of a trace in the order of their starts, but for those that found no track.
+    def index(self, trace: Sequence[SpanLine], thread: Hashable) -> Sequence[PlacedSpan]:
+        """Return the spans of a trace with their tracks, sorted by start; spans without a free track are left out.
 
         Args:
-            trace: All its spans.
-            thread: What ran it; traces of different threads never share a track.
+            trace: All spans of the trace.
+            thread: The thread of the trace; traces of different threads never share a track.
         """
         lanes = _lanes(trace)
         tracks: dict[int, int] = {}
         placed = []
         for number, lane in enumerate(lanes):
-            track = self._find(Interval(lane[0].start_ns, max(_end_ns(span) for span in lane)), thread)
+            track = self._allocate(Interval(lane[0].start_ns, max(_end_ns(span) for span in lane)), thread)
             if track is not None:
                 tracks[number] = track
-                placed += [Placed(span, track) for span in lane]
-        placed.sort(key=lambda one: (one.span.start_ns, -_end_ns(one.span)))
+                placed += [PlacedSpan(span, track) for span in lane]
+        placed.sort(key=lambda placed_span: (placed_span.span.start_ns, -_end_ns(placed_span.span)))
         return placed
 
-    def _find(self, wanted: Interval, thread: Hashable) -> int | None:
-        for track, taken in enumerate(self._taken):
-            if self.threads[track] == thread and _is_free(taken, wanted):
-                insort(taken, wanted)
+    def _allocate(self, interval: Interval, thread: Hashable) -> int | None:
+        for track, occupied in enumerate(self._occupied):
+            if self.threads[track] == thread and _is_free(occupied, interval):
+                insort(occupied, interval)
                 return track
         if len(self.threads) >= MAX_TRACKS:
             return None
         self.threads.append(thread)
-        self._taken.append([wanted])
+        self._occupied.append([interval])
         return len(self.threads) - 1
 
 
-def _is_free(taken: Sequence[Interval], wanted: Interval) -> bool:
-    place = bisect_right(taken, wanted)
-    before = place == 0 or taken[place - 1].end_ns <= wanted.start_ns
-    return before and (place == len(taken) or wanted.end_ns <= taken[place].start_ns)
+def _is_free(occupied: Sequence[Interval], interval: Interval) -> bool:
+    index = bisect_right(occupied, interval)
+    before = index == 0 or occupied[index - 1].end_ns <= interval.start_ns
+    return before and (index == len(occupied) or interval.end_ns <= occupied[index].start_ns)
 
 
 @dataclass
@@ -83,8 +83,8 @@ class _Lane:
     spans: list[SpanLine] = field(default_factory=list)
     open: list[SpanLine] = field(default_factory=list)
 
-    def takes(self, span: SpanLine, parents: Mapping[str, str]) -> bool:
-        """Whether the span follows all that is here, or lies inside of an ancestor."""
+    def accepts(self, span: SpanLine, parents: Mapping[str, str]) -> bool:
+        """Return whether the span starts after all open spans of the lane have ended, or lies inside an ancestor."""
         while self.open and _end_ns(self.open[-1]) <= span.start_ns:
             self.open.pop()
         if not self.open:
@@ -98,28 +98,30 @@ class _Lane:
 
 
 def _lanes(trace: Sequence[SpanLine]) -> Sequence[Sequence[SpanLine]]:
-    """Part a trace into lanes; a span stands on its parent's where it can. What is beyond `MAX_TRACKS` is left out."""
+    """Distribute a trace over at most `MAX_TRACKS` lanes; a span shares its parent's lane if possible."""
     parents = {span.span_id: span.parent_id for span in trace}
     lanes: list[_Lane] = []
     lane_of: dict[str, int] = {}
-    # Sorting keeps the order of equals, and parents stand before their children.
+    # The sort is stable, and parents come before their children.
     for span in sorted(trace, key=lambda span: (span.start_ns, -_end_ns(span))):
         preferred = lane_of.get(span.parent_id, 0)
         order = [preferred, *(number for number in range(len(lanes)) if number != preferred)]
-        found = next((number for number in order if number < len(lanes) and lanes[number].takes(span, parents)), None)
-        if found is None:
+        number = next(
+            (number for number in order if number < len(lanes) and lanes[number].accepts(span, parents)), None
+        )
+        if number is None:
             if len(lanes) >= MAX_TRACKS:
                 continue
-            found = len(lanes)
+            number = len(lanes)
             lanes.append(_Lane())
-        lanes[found].add(span)
-        lane_of[span.span_id] = found
+        lanes[number].add(span)
+        lane_of[span.span_id] = number
     return [lane.spans for lane in lanes]
 
 
 def _is_ancestor(span_id: str, span: SpanLine, parents: Mapping[str, str]) -> bool:
     parent = span.parent_id
-    for _ in range(MAX_DEPTH):  # in a stranger's file they may run in a circle
+    for _ in range(MAX_DEPTH):  # the parents in a damaged file can form a cycle
         if parent == span_id:
             return True
         if parent not in parents:
@@ -137,28 +139,26 @@ Event: TypeAlias = dict[str, Any]
 MAX_TEXT = 1000
 """Characters of a name or a value."""
 MAX_PID = 2**22
-"""Linux's largest: what is beyond it is none."""
-COUNTERS = ("loss", "lr")
-"""Logged values that are drawn as curves."""
+"""The largest process id of Linux; a larger number is not used."""
 _RUN = "run"
-"""Where the span of the run stands."""
+"""Name of the track with the run's span."""
 
 
 @dataclass
 class ChromeTrace:
-    """The trace events of a run, made while it is read."""
+    """Convert a run to trace events while it is read."""
 
     run: Run
     spans: int = 0
-    """Written so far."""
+    """Spans written so far."""
     left_out: int = 0
-    """Spans that began before the run, or ran with more others than there are tracks. Our own files have none."""
+    """Spans that began before the run, or that would need more than `MAX_TRACKS` tracks."""
     _base_ns: int = 0
     _pid: int = 1
-    _tracks: Tracks = field(default_factory=Tracks)
+    _tracks: TrackAllocator = field(default_factory=TrackAllocator)
 
     def chunks(self) -> Iterator[bytes]:
-        """Give the file piece by piece; what is kept grows with the traces, by two numbers each."""
+        """Yield the file in pieces. Memory grows by two numbers for each trace."""
         self._base_ns, self._pid = _start_ns(self.run), _pid(self.run.info)
         head = {"displayTimeUnit": "ms", "otherData": _about(self.run.info, self._base_ns)}
         yield _json(head)[:-1] + b',"traceEvents":[\n' + _json(self._named("process_name", 0, _process(self.run.info)))
@@ -169,11 +169,11 @@ class ChromeTrace:
 
     def _span_events(self) -> Iterator[Event]:
         named = 0
-        # A trace is written whole, as one line.
+        # The run file writes a trace as one line, so its spans are consecutive.
         for _, spans in groupby(self.run.spans(), key=lambda span: span.trace_id):
             trace = list(spans)
             timely = [span for span in trace if span.start_ns >= self._base_ns]
-            placed = self._tracks.place(timely, _thread(trace))
+            placed = self._tracks.index(timely, _thread(trace))
             self.left_out += len(trace) - len(placed)
             self.spans += len(placed)
             for track in range(named, len(self._tracks.threads)):
@@ -182,9 +182,9 @@ class ChromeTrace:
             named = len(self._tracks.threads)
             yield from map(self._span, placed)
 
-    def _span(self, placed: Placed) -> Event:
+    def _span(self, placed: PlacedSpan) -> Event:
         span = placed.span
-        parts = {name: _plain(value) for name, value in span.attributes.items()}
+        attributes = {name: _plain(value) for name, value in span.attributes.items()}
         return {
             "ph": "X",
             "name": _cut(span.name),
@@ -193,41 +193,41 @@ class ChromeTrace:
             "dur": max(0, span.end_ns - span.start_ns) / 1000,
             "pid": self._pid,
             "tid": placed.track,
-            "args": parts if span.parent_id else {**parts, "trace_id": _cut(span.trace_id)},
+            "args": attributes if span.parent_id else {**attributes, "trace_id": _cut(span.trace_id)},
         }
 
     def _counter_events(self) -> Iterator[Event]:
-        for unit in self.run.units():
-            end_ns = unit.start_unix_ns + round(unit.duration_s * 1e9)
-            if unit.kind == "step" and end_ns >= self._base_ns:
-                for name, value in _curves(unit).items():
+        for record in self.run.records():
+            end_ns = record.start_unix_ns + round(record.duration_s * 1e9)
+            if record.kind == "step" and end_ns >= self._base_ns:
+                for name, value in _curves(record).items():
                     event = {"ph": "C", "name": name, "ts": self._us(end_ns), "pid": self._pid, "tid": 0}
                     yield {**event, "args": {name: value}}
 
     def _named(self, kind: str, track: int, name: str) -> Event:
         return self._metadata(kind, track, {"name": name})
 
-    def _metadata(self, kind: str, track: int, parts: Mapping[str, object]) -> Event:
-        return {"ph": "M", "name": kind, "ts": 0, "pid": self._pid, "tid": track, "args": parts}
+    def _metadata(self, kind: str, track: int, attributes: Mapping[str, object]) -> Event:
+        return {"ph": "M", "name": kind, "ts": 0, "pid": self._pid, "tid": track, "args": attributes}
 
     def _us(self, time_ns: int) -> float:
         return (time_ns - self._base_ns) / 1000
 
 
 def _start_ns(run: Run) -> int:
-    """Find when the run began, where `run.json` does not say it by its steps and its first span."""
+    """Return the start of the run in Unix nanoseconds: from `run.json`, else from its steps and its first span."""
     started = run.info.get("started_unix_nano")
     if isinstance(started, str) and started.isdecimal() and len(started) < len(str(2**63)):
         return int(started)
     first_span = next(run.spans(), None)
-    starts = [unit.start_unix_ns for unit in run.units()]
+    starts = [record.start_unix_ns for record in run.records()]
     starts += [first_span.start_ns] if first_span is not None else []
     return max(0, min(starts, default=0))
 
 
 def _about(info: Mapping[str, Any], start_ns: int) -> dict[str, str]:
-    said = {name: info.get(name) for name in ("run_id", "service_name", "torchotel.version")}
-    about = {name: _cut(value) for name, value in said.items() if isinstance(value, str)}
+    texts = {name: info.get(name) for name in ("run_id", "service_name", "torchotel.version")}
+    about = {name: _cut(value) for name, value in texts.items() if isinstance(value, str)}
     return {**about, "start_unix_nano": str(start_ns)}
 
 
@@ -254,19 +254,19 @@ def _thread(trace: Sequence[SpanLine]) -> Hashable:
 
 
 def _track_name(threads: Sequence[Hashable], track: int) -> str:
-    thread, beside = threads[track], threads[:track].count(threads[track])
-    known = [known for known in dict.fromkeys(threads) if known != _RUN]
-    name = _RUN if thread == _RUN else f"thread {known.index(thread) + 1}"
-    return f"{name}, overlapping {beside}" if beside else name
+    thread, overlapping = threads[track], threads[:track].count(threads[track])
+    without_run = [name for name in dict.fromkeys(threads) if name != _RUN]
+    name = _RUN if thread == _RUN else f"thread {without_run.index(thread) + 1}"
+    return f"{name}, overlapping {overlapping}" if overlapping else name
 
 
 def _category(span: SpanLine) -> str:
     return "module" if names.MODULE_TYPE in span.attributes else "phase" if span.parent_id else "step"
 
 
-def _curves(unit: RecordLine) -> dict[str, float]:
-    values = {name: unit.values.get(name) for name in COUNTERS}
-    values["gradient norm"] = unit.gradient_norm
+def _curves(record: RecordLine) -> dict[str, float]:
+    values = {name: record.values.get(name) for name in names.LOGGED_GAUGES}
+    values["gradient norm"] = record.gradient_norm
     return {
         name: value for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }

@@ -6,17 +6,18 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torchotel import _semconv as names
-from torchotel.runs.reader import Run, RunError, SpanLine
-from torchotel.runs.statistics import FEWEST, Ratio, ratio, ratio_of_runs, typical
-from torchotel.runs.summary import PHASES, quantile
+from torchotel._records import PHASES
+from torchotel.runs.reader import LayerKey, Run, RunError, SpanLine, calls_by_trace
+from torchotel.runs.statistics import MIN_STEPS, Ratio, ratio, ratio_of_runs, typical
+from torchotel.runs.summary import quantile
 
-Conditions: TypeAlias = Mapping[str, str]
-"""By name; what a run does not say is not there."""
+RunEnvironment: TypeAlias = Mapping[str, str]
+"""Texts by name; names without a value are left out."""
 
 _RESOURCE = {
     "host": "host.name",
@@ -38,43 +39,43 @@ _SETTINGS = (
     "traces_exporter",
     "tracer_provider",
 )
-"""Those that change what a step costs, or which layers it has."""
+"""Settings that change the cost of a step, or its set of layers."""
 _ENDS = {True: "finished", False: "not ended, or cut short"}
 
 
 class Difference(NamedTuple):
-    """One thing that two sides do not share."""
+    """A property of the runs that differs between the two sides."""
 
     name: str
     before: str
     after: str
 
 
-def conditions(info: Mapping[str, Any], devices: Iterable[str]) -> Conditions:
-    """Read them off `run.json`, which may be a stranger's, and the devices of the modules."""
+def run_environment(info: Mapping[str, Any], devices: Iterable[str]) -> RunEnvironment:
+    """Return the program, machine, versions and settings of a run, from its `run.json` and the modules' devices."""
     resource, settings, model = (info.get(part) or {} for part in ("resource", "config", "model"))
-    found = {
+    texts = {
         "program": _text(info.get("service_name")),
         "model": _model(model) if model else "",
         "device": ", ".join(sorted(devices)),
         "torchotel": _text(info.get("torchotel.version")),
         **{name: _text(resource.get(key)) for name, key in _RESOURCE.items()},
-        # A setting that is None is not written down.
+        # A setting that is None is not in `run.json`.
         **({name: _text(settings.get(name)) or "None" for name in _SETTINGS} if settings else {}),
         "end": _end(info),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in texts.items() if text}
 
 
-def differences(before: Sequence[Conditions], after: Sequence[Conditions]) -> Sequence[Difference]:
-    """Find what is known of both sides and not the same; several runs of a side may differ among themselves."""
-    known = dict.fromkeys(name for run in (*before, *after) for name in run)
-    found = []
-    for name in known:
+def differences(before: Sequence[RunEnvironment], after: Sequence[RunEnvironment]) -> Sequence[Difference]:
+    """Return the names that both sides have with different values. A side of several runs can have several values."""
+    all_names = dict.fromkeys(name for run in (*before, *after) for name in run)
+    result = []
+    for name in all_names:
         values = [sorted({run[name] for run in side if name in run}) for side in (before, after)]
         if all(values) and values[0] != values[1]:
-            found.append(Difference(name, *map(", ".join, values)))
-    return found
+            result.append(Difference(name, *map(", ".join, values)))
+    return result
 
 
 def _end(info: Mapping[str, Any]) -> str:
@@ -87,170 +88,146 @@ def _model(model: Mapping[str, Any]) -> str:
 
 
 def _text(value: object) -> str:
-    """Write a plain value, or a list of them; what else a stranger has put there is left out."""
+    """Return a plain value, or a list of plain values, as text; other values are left out."""
     values = value if isinstance(value, list) else [value]
     return ", ".join(str(value) for value in values if isinstance(value, str | int | float))
 
 
 WARM_UP_STEPS = 10
-"""As many as are recorded in detail for being the first."""
+"""Largest number of warm-up steps, as many as are detailed at the start of a run."""
 WARM_UP_SHARE = 0.2
-"""Of a series that is short."""
-
-
-class LayerKey(NamedTuple):
-    """One module in one direction."""
-
-    model: str
-    path: str
-    direction: str
+"""Share of warm-up steps in a short series."""
 
 
 @dataclass
 class StepTimes:
-    """Seconds of steps in their order: of the whole step, and of each phase."""
+    """Seconds of steps in their order: the whole steps, and each phase."""
 
     whole_s: array[float] = field(default_factory=lambda: array("d"))
     phases_s: Mapping[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in PHASES})
     detailed: bytearray = field(default_factory=bytearray)
-    """Whether modules were recorded, which takes time."""
+    """Whether modules were recorded in the step, which takes time."""
 
     def of_kind(self, *, detailed: bool) -> StepTimes:
-        """Choose the steps with detail, or those without."""
+        """Return the steps with detail, or the steps without."""
 
-        def chosen(series: array[float]) -> array[float]:
+        def select(series: array[float]) -> array[float]:
             return array("d", (time_s for time_s, kind in zip(series, self.detailed, strict=True) if kind == detailed))
 
-        phases = {name: chosen(series) for name, series in self.phases_s.items()}
-        return StepTimes(chosen(self.whole_s), phases)
+        phases = {name: select(series) for name, series in self.phases_s.items()}
+        return StepTimes(select(self.whole_s), phases)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """The times of a run; steps that failed are left out, since they ended early."""
+    """The times of a run's steps, except failed steps, which ended early."""
 
     steps: StepTimes
     layers_s: Mapping[LayerKey, array[float]]
-    """Self time of all calls in a step, of the detailed ones."""
-    conditions: Conditions = field(default_factory=dict)
+    """Seconds of self time of all calls in a detailed step, one value a step."""
+    run_environment: RunEnvironment = field(default_factory=dict)
 
 
 def read_times(run: Run) -> RunTimes:
-    """Read a run once; what is kept is a number for each phase of a step and each layer of a detailed one."""
+    """Read the times of a run once. Memory: one number for each phase of a step and layer of a detailed step."""
     steps, failed = StepTimes(), set()
-    for unit in run.units():
-        if unit.kind != "step":
+    for record in run.records():
+        if record.kind != "step":
             continue
-        if unit.error_type:
-            failed.add(unit.trace_id)
+        if record.error_type:
+            failed.add(record.trace_id)
             continue
-        steps.whole_s.append(unit.duration_s)
-        steps.detailed.append(unit.detailed)
+        steps.whole_s.append(record.duration_s)
+        steps.detailed.append(record.detailed)
         for name, series in steps.phases_s.items():
-            series.append(unit.phases.get(name, 0.0))
+            series.append(record.phases.get(name, 0.0))
     layers, devices = _layer_times(run.spans(), failed)
-    return RunTimes(steps=steps, layers_s=layers, conditions=conditions(run.info, devices))
+    return RunTimes(steps=steps, layers_s=layers, run_environment=run_environment(run.info, devices))
 
 
 def warm(series: Sequence[float]) -> Sequence[float]:
-    """Leave out the steps that warm up: the first fifth, ten at most, one at least."""
+    """Return a series without its warm-up: the first fifth of the steps, at least one and at most ten."""
     return series[min(WARM_UP_STEPS, max(1, int(WARM_UP_SHARE * len(series)))) :]
 
 
 def _layer_times(spans: Iterable[SpanLine], failed: set[str]) -> tuple[Mapping[LayerKey, array[float]], set[str]]:
-    """Read the layers' times, and the devices that they ran on."""
+    """Return the layers' times, and the devices that the layers ran on."""
     layers: dict[LayerKey, array[float]] = defaultdict(lambda: array("d"))
     devices: set[str] = set()
-    # A trace is written whole, as one line.
-    for trace_id, trace in groupby(spans, key=lambda span: span.trace_id):
-        # A module's span without a step's number is part of an evaluation.
-        calls = [
-            span for span in trace if names.MODULE_TYPE in span.attributes and names.STEP_NUMBER in span.attributes
-        ]
-        devices |= {device for span in calls if isinstance(device := span.attributes.get(names.DEVICE), str)}
+    # A module's span without a step number belongs to an evaluation.
+    in_steps = (span for span in spans if names.STEP_NUMBER in span.attributes)
+    for trace_id, calls in calls_by_trace(in_steps):
+        devices |= {device for call in calls if isinstance(device := call.span.attributes.get(names.DEVICE), str)}
         if trace_id not in failed:
-            for key, self_ns in _self_times_ns(calls).items():
-                # A child may stick out of its parent where an end is an upper bound.
-                layers[key].append(max(0, self_ns) / 1e9)
+            times_ns: Counter[LayerKey] = Counter()
+            for span, layer, outer in calls:
+                times_ns[layer] += span.duration_ns
+                if outer is not None:
+                    times_ns[outer] -= span.duration_ns
+            for layer, self_ns in times_ns.items():
+                # A child can end after its parent if its end is an upper bound.
+                layers[layer].append(max(0, self_ns) / 1e9)
     return layers, devices
 
 
-def _self_times_ns(calls: Sequence[SpanLine]) -> Mapping[LayerKey, int]:
-    keys = {span.span_id: _key(span) for span in calls}
-    times: Counter[LayerKey] = Counter()
-    for span in calls:
-        duration_ns = max(0, span.end_ns - span.start_ns)
-        times[keys[span.span_id]] += duration_ns
-        parent = keys.get(span.parent_id)
-        if parent is not None:
-            times[parent] -= duration_ns
-    return times
-
-
-def _key(span: SpanLine) -> LayerKey:
-    read = span.attributes.get
-    path = str(read(names.MODULE_PATH, ""))
-    return LayerKey(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
-
-
 Series: TypeAlias = Sequence[Sequence[float]]
-"""The same times of each run of a side, in seconds, without those that warmed up."""
+"""The same times, in seconds, of each run of a side, without warm-up."""
 Pair: TypeAlias = tuple[Series, Series]
 Gate: TypeAlias = Literal["step", "phases", "all"]
-"""What can fail: the step | its phases as well | the layers as well."""
+"""Times that can fail: the step | the step and its phases | all including layers."""
 
 Kind: TypeAlias = Literal["step", "phase", "layer"]
 
 GATES: tuple[Gate, ...] = get_args(Gate)
 CONFIDENCE = 0.98
-"""That all intervals hold, of those that can fail: a little less does where a short run's steps are alike, and 95 % is
-what is meant to be left."""
+"""Probability that all intervals of times that can fail hold together. For autocorrelated steps of a short run the
+actual probability is a little lower; 95 % is the aim."""
 SMALL = 0.01
-"""Share of the step's time on both sides below which a phase or a layer is shown but not judged."""
+"""Share of the step's time, on both sides, below which a phase or a layer is shown but does not fail."""
 CANNOT_TELL = "can't tell"
 TOO_FEW = "too few steps"
 
 
 class Spread(NamedTuple):
-    """Where the middle of one side lies, and how wide it is: of a run's steps, or of several runs' medians."""
+    """The median of one side and its spread: of a run's steps, or of several runs' medians."""
 
     steps: int
-    """Of the shortest run."""
+    """Steps of the shortest run."""
     median_s: float
     half_width: float
-    """Half of the distance between the quartiles, as a share of the middle."""
+    """Half of the interquartile range, as a share of the median."""
 
 
 class Row(NamedTuple):
-    """One thing on both sides."""
+    """One time on both sides: of the step, a phase or a layer."""
 
     name: str
     kind: Kind
     before: Spread
     after: Spread
     is_judged: bool
-    """Whether it can fail: it is asked for, and not too little of the step."""
+    """Whether the row can fail: `--fail-on` includes it, and it is not small."""
     is_small: bool
-    """Too little of the step to be judged."""
+    """Whether the time is less than the share `SMALL` of the step."""
     change: Ratio | None = None
-    """None: too few steps to tell."""
+    """None: too few steps for an interval."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are steps enough to tell noise."""
-        return min(self.before.steps, self.after.steps) >= FEWEST
+        """Whether both sides have enough steps for an interval."""
+        return min(self.before.steps, self.after.steps) >= MIN_STEPS
 
     @property
     def added_s(self) -> float:
-        """What a step takes longer by it."""
+        """Seconds by which a step is longer on the second side."""
         return self.after.median_s - self.before.median_s
 
     def verdict(self, limit: float) -> str:
-        """Say what to make of it; REGRESSION is what fails."""
+        """Return the verdict in words; REGRESSION fails."""
         if self.change is None:
             return TOO_FEW
         if self.change.is_noise:
-            # A regression could hide in it.
+            # The interval may contain a regression.
             return CANNOT_TELL if self.change.high > 1 + limit and not self.is_small else "noise"
         if self.change.value < 1:
             return "faster"
@@ -261,47 +238,47 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """What two sides have in common, compared, and what only one of them has."""
+    """The comparison of two sides: common times, and layers that only one side has."""
 
     runs: tuple[int, int]
     compared: str
-    """Which steps: plain | detailed | all."""
+    """Kind of steps that are compared: plain | detailed | all."""
     steps: Sequence[Row]
     """The whole step, then its phases."""
     layers: Sequence[Row]
-    """Those that cost a step the most more than before first."""
+    """Layers on both sides, the largest change first."""
     only_before: Sequence[str]
     only_after: Sequence[str]
     differences: Sequence[Difference]
-    """What else is not the same."""
+    """Differences of machine, versions and settings."""
 
     @property
     def judged(self) -> Sequence[Row]:
-        """What can fail."""
+        """The rows that can fail."""
         return [row for row in (*self.steps, *self.layers) if row.is_judged]
 
     def regressions(self, limit: float) -> Sequence[Row]:
-        """Give what got slower by more than `limit`, noise and trifles aside."""
+        """Return the rows that are slower by more than `limit` beyond noise."""
         return [row for row in self.judged if row.verdict(limit) == "REGRESSION"]
 
-    def untold(self, limit: float) -> Sequence[Row]:
-        """Give what can fail and may have got slower by more than `limit`, or not: too little was recorded to tell."""
+    def undecided(self, limit: float) -> Sequence[Row]:
+        """Return the rows that can fail and whose interval neither shows nor excludes a regression of `limit`."""
         return [row for row in self.judged if row.verdict(limit) in {CANNOT_TELL, TOO_FEW}]
 
 
 def compare(before: Sequence[RunTimes], after: Sequence[RunTimes], gate: Gate = "all") -> Diff:
-    """Compare the second side with the first, of one run or more each.
+    """Compare the second side with the first; each side has one run or more.
 
     Raises:
-        RunError: a run has too few steps.
+        RunError: A run has too few steps.
     """
     compared, sides = _comparable(before, after)
     step = _pair([run.whole_s for run in side] for side in sides)
     fewest = [min(map(len, series)) for series in step]
-    if min(fewest) < FEWEST:
+    if min(fewest) < MIN_STEPS:
         raise RunError(
             f"{fewest[0]} and {fewest[1]} steps are left to compare when failed ones and the warm-up are "
-            f"left out, and it takes {FEWEST} of each run: record longer runs"
+            f"left out, and it takes {MIN_STEPS} of each run: record longer runs"
         )
     phases = {name: _pair([run.phases_s[name] for run in side] for side in sides) for name in PHASES}
     parts = {"step": step, **{name: pair for name, pair in phases.items() if any(map(any, chain(*pair)))}}
@@ -316,14 +293,14 @@ def compare(before: Sequence[RunTimes], after: Sequence[RunTimes], gate: Gate = 
         layers=sorted(rows[len(parts) :], key=lambda row: (-abs(row.added_s), row.name)),
         only_before=only[0],
         only_after=only[1],
-        differences=differences([run.conditions for run in before], [run.conditions for run in after]),
+        differences=differences([run.run_environment for run in before], [run.run_environment for run in after]),
     )
 
 
 def _comparable(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[str, tuple[Sequence[StepTimes], Sequence[StepTimes]]]:
-    """Choose like for like: detail costs time, so its steps are not set against those without."""
+    """Choose steps of one kind on both sides: steps with detail take longer than steps without."""
     pairs = {
         kind: (
             [run.steps.of_kind(detailed=detailed) for run in before],
@@ -333,7 +310,7 @@ def _comparable(
     }
     fewest = {kind: min(len(warm(run.whole_s)) for run in chain(*pair)) for kind, pair in pairs.items()}
     kind = max(fewest, key=lambda kind: fewest[kind])
-    if fewest[kind] >= FEWEST:
+    if fewest[kind] >= MIN_STEPS:
         return kind, pairs[kind]
     return "all", ([run.steps for run in before], [run.steps for run in after])
 
@@ -346,7 +323,7 @@ def _pair(sides: Iterable[Iterable[Sequence[float]]]) -> Pair:
 def _layers(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[Mapping[str, Pair], Sequence[Sequence[str]]]:
-    """Give the layers of both sides, and the names of those that only one has."""
+    """Return the common layers, and the names of the layers that only one side has."""
     keys = [{key for run in side for key in run.layers_s} for side in (before, after)]
     several = len({key.model for key in chain(*keys)}) > 1
     layers = {
@@ -366,7 +343,9 @@ def _rows(pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], can_fail: Collec
     rows = []
     for name, pair in pairs.items():
         before, after = map(_spread, pair)
-        shares = (side.median_s / whole if whole else 0.0 for side, whole in zip((before, after), whole_s, strict=True))
+        shares = (
+            side.median_s / step_s if step_s else 0.0 for side, step_s in zip((before, after), whole_s, strict=True)
+        )
         is_small = max(shares) < SMALL
         rows.append(Row(name, kinds[name], before, after, name in can_fail and not is_small, is_small))
     shown = Counter(row.kind for row in rows if row.is_enough and not row.is_small)
@@ -399,8 +378,8 @@ def _spread(series: Series) -> Spread:
     medians = [median(run) for run in series if run]
     if not medians:
         return Spread(steps, 0.0, 0.0)
-    ordered, middle = sorted(medians), typical(medians)
+    ordered, center = sorted(medians), typical(medians)
     if len(series) == 1:
-        ordered, middle = sorted(series[0]), medians[0]
+        ordered, center = sorted(series[0]), medians[0]
     width = quantile(ordered, 0.75) - quantile(ordered, 0.25)
-    return Spread(steps, middle, width / 2 / middle if middle else 0.0)
+    return Spread(steps, center, width / 2 / center if center else 0.0)

@@ -1,4 +1,4 @@
-"""Read a run folder: steps, spans, logged values and what is known of the run."""
+"""Read a run folder: step records, spans, logged values and the run's own description (`run.json`)."""
 
 import contextlib
 import json
@@ -6,18 +6,18 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torchotel import _semconv as names
-
-MAX_INFO_BYTES = 4 * 1024 * 1024
-"""Settings, a resource and a few numbers take some kilobytes."""
+from torchotel._limits import MAX_INFO_BYTES, MAX_LINE_BYTES
 
 MAX_NAMED_RANKS = 2
-"""Folders in the message on a missing one."""
-_MOST = 2**63
-_FORM: Mapping[str, type | Mapping[str, type]] = {
+"""Rank folders that the error message on a missing run folder names."""
+_MAX_INT = 2**63
+_TYPES: Mapping[str, type | Mapping[str, type]] = {
     "torchotel.version": str,
     "run_id": str,
     "service_name": str,
@@ -32,16 +32,18 @@ _FORM: Mapping[str, type | Mapping[str, type]] = {
 
 
 class RunError(Exception):
-    """Say which folder or file cannot be read as a run, and why."""
+    """A folder or file cannot be read as a run; the message says which, and why."""
 
 
 def read_info(path: Path) -> Mapping[str, Any]:
-    """Read what a run says of itself; empty where the run ended before that was whole.
+    """Return the content of `run.json`, without values of another type than torchotel writes.
+
+    Returns an empty mapping if the file is missing or is not complete JSON, as after a crash.
 
     Raises:
-        RunError: The file cannot be read, or is too large to be looked at.
+        RunError: The file cannot be read, or is larger than `MAX_INFO_BYTES`.
     """
-    if not path.is_file():  # a pipe would let us wait for ever
+    if not path.is_file():  # opening a named pipe would block for ever
         return {}
     try:
         with path.open("rb") as file:
@@ -56,39 +58,37 @@ def read_info(path: Path) -> Mapping[str, Any]:
         info = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return _formed(info, _FORM) if isinstance(info, dict) else {}
+    return _select_valid(info, _TYPES) if isinstance(info, dict) else {}
 
 
-def _formed(values: Mapping[str, Any], form: Mapping[str, type | Mapping[str, type]]) -> dict[str, Any]:
-    formed = {}
+def _select_valid(values: Mapping[str, Any], types: Mapping[str, type | Mapping[str, type]]) -> dict[str, Any]:
+    valid = {}
     for name, value in values.items():
-        kind = form.get(name)
+        kind = types.get(name)
         if isinstance(kind, Mapping):
             if isinstance(value, dict):
-                formed[name] = _formed(value, kind)
-        elif kind is None or (type(value) is kind and not (isinstance(value, int) and abs(value) > _MOST)):
-            formed[name] = value
-    return formed
+                valid[name] = _select_valid(value, kind)
+        elif kind is None or (type(value) is kind and not (isinstance(value, int) and abs(value) > _MAX_INT)):
+            valid[name] = value
+    return valid
 
 
 Value: TypeAlias = str | bool | int | float | tuple[Any, ...] | None
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line, some 100,000 spans, is skipped with a warning: to parse it would take gigabytes."""
 
 _logger = logging.getLogger("torchotel")
 _STATUS_ERROR = 2
-_LARGEST = 2**63 - 1
-_MAX_S = _LARGEST / 1e9
-"""What can be said in nanoseconds, some 300 years."""
-_FOREIGN = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
-"""What a line raises that is JSON and yet not what torchotel writes."""
+_MAX_INT64 = 2**63 - 1
+_MAX_S = _MAX_INT64 / 1e9
+"""The longest time that fits into 64 bits of nanoseconds, some 300 years."""
+_UNEXPECTED = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
+"""Exceptions that a line raises if it is JSON but not what torchotel writes."""
 
 Line = TypeVar("Line")
 
 
 class RecordLine(NamedTuple):
-    """One line of `metrics.jsonl`: a step, an evaluation, or what was logged when its step was gone."""
+    """One line of `metrics.jsonl`: a step, an evaluation, or values that were logged after their step had ended."""
 
     kind: str
     """step | evaluation | data | log; data is a fetch that no step followed."""
@@ -104,22 +104,30 @@ class RecordLine(NamedTuple):
     error_path: str = ""
     """Path of the module that raised; empty: unknown."""
     grad: bool = False
-    """Of an evaluation: whether it ran with gradients, as a training step's forward does."""
+    """Evaluations: whether the evaluation ran with gradients, as a training step's forward does."""
     training: bool = True
-    """Of an evaluation: whether its model was in training mode; unknown in older runs."""
+    """Evaluations: whether the model was in training mode; always true in runs of earlier versions."""
     values: Mapping[str, Value] = {}
-    """What was logged; a number that was not finite is None."""
+    """Logged values by name; None for a number that was not finite."""
     gradient_norm: float | None = None
     gradient_norms: Mapping[str, Mapping[str, float | None]] = {}
-    """By model and path."""
+    """L2 norms by model and module path; None for a norm that was not finite."""
     nonfinite: Sequence[str] = ()
-    """What was NaN or infinite."""
+    """Names of the values that were NaN or infinite."""
     error_phase: str = ""
     """Phase that raised the error; empty: unknown."""
     folded: int = 0
-    """How many evaluations it stands for; 0: for itself."""
+    """Evaluations that this line stands for; 0: the line is a single evaluation."""
     folded_s: float = 0.0
-    """Their time."""
+    """Seconds of all evaluations that this line stands for."""
+
+
+class LayerKey(NamedTuple):
+    """A module in one direction."""
+
+    model: str
+    path: str
+    direction: str
 
 
 class SpanLine(NamedTuple):
@@ -128,16 +136,47 @@ class SpanLine(NamedTuple):
     trace_id: str
     span_id: str
     parent_id: str
-    """Empty: a root."""
+    """Empty: the span is a root."""
     name: str
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Value]
     error: bool
 
+    @property
+    def duration_ns(self) -> int:
+        """Return the duration, at least 0."""
+        return max(0, self.end_ns - self.start_ns)
+
+    @property
+    def layer(self) -> LayerKey | None:
+        """Return the module and direction of a module call; None: the span is no module call."""
+        path = self.attributes.get(names.MODULE_PATH)
+        if path is None or names.MODULE_TYPE not in self.attributes:  # a failed root has the path of what raised
+            return None
+        model, direction = self.attributes.get(names.MODEL, ""), self.attributes.get(names.DIRECTION, "forward")
+        return LayerKey(str(model), str(path), str(direction))
+
+
+class Call(NamedTuple):
+    """A module call of a trace."""
+
+    span: SpanLine
+    layer: LayerKey
+    outer: LayerKey | None
+    """The module call around it; the self time of `outer` is less by the duration of this call."""
+
+
+def calls_by_trace(spans: Iterable[SpanLine]) -> Iterator[tuple[str, Sequence[Call]]]:
+    """Yield the module calls of each trace, with the trace id; the lines of a trace follow each other."""
+    for trace_id, trace in groupby(spans, key=attrgetter("trace_id")):
+        layers = [(span, layer) for span in trace if (layer := span.layer) is not None]
+        by_id = {span.span_id: layer for span, layer in layers}
+        yield trace_id, [Call(span, layer, by_id.get(span.parent_id)) for span, layer in layers]
+
 
 class RequestLine(NamedTuple):
-    """One line of the trace files: an `ExportTraceServiceRequest` as OTLP/JSON has it."""
+    """One line of the trace files: an `ExportTraceServiceRequest` in OTLP/JSON."""
 
     request: Mapping[str, Any]
     trace_ids: frozenset[str]
@@ -146,28 +185,28 @@ class RequestLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. Its files are read anew by each call, so a run that still goes on can be looked at."""
+    """A run folder. Each method reads the files again, so that a run can be read while it is being recorded."""
 
     folder: Path
     info: Mapping[str, Any]
-    """`run.json`: configuration, resource, model; empty where the run ended before it was whole."""
+    """Content of `run.json`: configuration, resource, model; empty if the file is missing or not complete."""
     on_read: Callable[[int], object] = int
-    """Called with the bytes of each line as it is read, for those who show how far they are."""
+    """Called with the bytes of each line that is read, for a progress display."""
 
     @property
     def size_bytes(self) -> int:
-        """How much there is to read: the steps and all spans."""
+        """Bytes of the step records and of all spans."""
         size = 0
         for path in (self.folder / "metrics.jsonl", *_segments(self.folder)):
             with contextlib.suppress(FileNotFoundError):
                 size += path.stat().st_size
         return size
 
-    def units(self) -> Iterator[RecordLine]:
+    def records(self) -> Iterator[RecordLine]:
         """Read the steps and evaluations in the order in which they ended."""
         path = self.folder / "metrics.jsonl"
         if path.is_file():
-            yield from _converted(path, _objects(path, self.on_read), lambda line: (_unit(line),))
+            yield from _converted(path, _objects(path, self.on_read), lambda line: (_record(line),))
 
     def spans(self) -> Iterator[SpanLine]:
         """Read all spans, oldest segment first."""
@@ -179,7 +218,7 @@ class Run:
 
     def _traces(self, convert: Callable[[dict[str, Any]], Iterable[Line]]) -> Iterator[Line]:
         for path in _segments(self.folder):
-            # A run that still goes on deletes its oldest segment where it would grow too large.
+            # A run that is being recorded deletes its oldest segment at the size limit.
             with contextlib.suppress(FileNotFoundError):
                 yield from _converted(path, _objects(path, self.on_read), convert)
 
@@ -188,19 +227,19 @@ def open_run(folder: Path) -> Run:
     """Open a run folder.
 
     Raises:
-        RunError: there is no such folder, or it holds no run.
+        RunError: The folder does not exist, or holds no run.
     """
     if not folder.is_dir():
-        what = "is a file, not a run folder" if folder.exists() else f"no such folder{_ranks_of(folder)}"
-        raise RunError(f"{folder}: {what}")
+        reason = "is a file, not a run folder" if folder.exists() else f"no such folder{_list_rank_folders(folder)}"
+        raise RunError(f"{folder}: {reason}")
     path = folder / "run.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
         raise RunError(f"{folder}: no run in it (run.json, metrics.jsonl and trace-*.jsonl are missing)")
     return Run(folder, read_info(path))
 
 
-def _ranks_of(folder: Path) -> str:
-    """Name the folders of a run's ranks, which have the rank's number behind the folder's name."""
+def _list_rank_folders(folder: Path) -> str:
+    """Return the end of an error message, which names the folders `<folder>-rank<N>` of the run's ranks."""
     ranks = sorted(
         (path for path in folder.parent.glob("*-rank*") if path.name.rpartition("-rank")[0] == folder.name),
         key=lambda path: (len(path.name), path.name),
@@ -211,8 +250,8 @@ def _ranks_of(folder: Path) -> str:
 
 
 def _segments(folder: Path) -> list[Path]:
-    # By length first: the number behind trace- has five digits, and more once they are used up.
-    paths = (path for path in folder.glob("trace-*.jsonl") if path.is_file())  # a pipe would let us wait for ever
+    # By length first: segment numbers have five digits, or more after 99,999 segments.
+    paths = (path for path in folder.glob("trace-*.jsonl") if path.is_file())  # a named pipe would block for ever
     return sorted(paths, key=lambda path: (len(path.name), path.name))
 
 
@@ -222,12 +261,12 @@ def _converted(
     for value in objects:
         try:
             yield from convert(value)
-        except _FOREIGN as error:
+        except _UNEXPECTED as error:
             raise RunError(f"{path}: holds a line that torchotel does not write ({error})") from error
 
 
 def _objects(path: Path, on_read: Callable[[int], object]) -> Iterator[dict[str, Any]]:
-    """Read a JSON object a line; a crash cuts only the last one, so a bad line before it is an error."""
+    """Yield a JSON object a line. A crash cuts only the last line, so a bad line before it raises RunError."""
     bad = 0
     for number, line in enumerate(_lines(path), 1):
         on_read(len(line))
@@ -255,19 +294,19 @@ def _lines(path: Path) -> Iterator[bytes]:
                 while line and not line.endswith(b"\n"):
                     line = lines.readline(MAX_LINE_BYTES)
                 _logger.warning("%s: skipped a line of more than %s bytes", path, f"{MAX_LINE_BYTES:,}")
-                yield b"\n"  # so that error messages count lines as the file has them
+                yield b"\n"  # so that error messages count lines as the file does
     except FileNotFoundError:
         raise
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _unit(line: Mapping[str, Any]) -> RecordLine:
+def _record(line: Mapping[str, Any]) -> RecordLine:
     error = line.get("error") or {}
     return RecordLine(
         kind=str(line.get("kind", "step")),
-        number=_whole(line.get("number", 0)),
-        start_unix_ns=_whole(line.get("time_unix_nano", 0)),
+        number=_integer(line.get("number", 0)),
+        start_unix_ns=_integer(line.get("time_unix_nano", 0)),
         duration_s=_seconds(line.get("duration_s")),
         phases={name: _seconds(seconds) for name, seconds in (line.get("phases") or {}).items()},
         detailed=bool(line.get("detailed", False)),
@@ -285,7 +324,7 @@ def _unit(line: Mapping[str, Any]) -> RecordLine:
         },
         nonfinite=tuple(map(str, line.get("nonfinite") or ())),
         error_phase=str(error.get("phase") or ""),
-        folded=_whole(line.get("folded", 0)),
+        folded=_integer(line.get("folded", 0)),
         folded_s=_seconds(line.get("folded_s")),
     )
 
@@ -294,13 +333,13 @@ def _seconds(value: Any) -> float:
     return min(max(0.0, _number(value) or 0.0), _MAX_S)
 
 
-def _whole(value: Any) -> int:
-    """Read an integer, a string in OTLP/JSON where it has 64 bits, and more it may not have."""
-    return max(-_LARGEST, min(int(value), _LARGEST))
+def _integer(value: Any) -> int:
+    """Read an integer, which OTLP/JSON writes as a string, and clamp it to 64 bits."""
+    return max(-_MAX_INT64, min(int(value), _MAX_INT64))
 
 
 def _number(value: Any) -> float | None:
-    """Take a number that a float can hold as it is; anything else is none."""
+    """Return a finite number unchanged, and None for any other value."""
     return value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
 
 
@@ -326,8 +365,8 @@ def _spans(request: Mapping[str, Any]) -> Iterator[SpanLine]:
             span_id=str(span.get("spanId", "")),
             parent_id=str(span.get("parentSpanId", "")),
             name=str(span.get("name", "")),
-            start_ns=_whole(span.get("startTimeUnixNano", 0)),
-            end_ns=_whole(span.get("endTimeUnixNano", 0)),
+            start_ns=_integer(span.get("startTimeUnixNano", 0)),
+            end_ns=_integer(span.get("endTimeUnixNano", 0)),
             attributes=_attributes(span.get("attributes", ())),
             error=span.get("status", {}).get("code") in (_STATUS_ERROR, "STATUS_CODE_ERROR"),
         )
@@ -340,7 +379,7 @@ def _attributes(pairs: Any) -> dict[str, Value]:
 def _value(value: Mapping[str, Any]) -> Value:
     for kind, content in value.items():
         if kind == "intValue":
-            return _whole(content)
+            return _integer(content)
         if kind == "doubleValue":
             return _number(float(content))
         if kind == "arrayValue":
@@ -351,10 +390,10 @@ def _value(value: Mapping[str, Any]) -> Value:
 
 
 def open_runs(folder: Path) -> Sequence[Run]:
-    """Open a run folder, or all that lie in a folder; ranks of one run are not several, so rank 0 stands for them.
+    """Open a run folder, or all runs in a folder. Of a run with several ranks, only rank 0 is opened.
 
     Raises:
-        RunError: There is no such folder, or no run of a rank 0.
+        RunError: The folder does not exist, or holds no run of a rank 0.
     """
     inner = () if (folder / "metrics.jsonl").exists() else sorted(folder.glob("*/metrics.jsonl"))
     runs = [open_run(path.parent) for path in inner]

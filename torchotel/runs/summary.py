@@ -1,19 +1,15 @@
-"""From the lines of a run to the few numbers that people ask for; pure."""
+"""Compute the summary of a run from its step records and spans; pure functions."""
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
-from torchotel.runs.reader import RecordLine, SpanLine
-from torchotel.runs.value_ranges import Tracked, Tracks
-
-PHASES = ("between", "data", "forward", "backward", "optimizer", "other")
-
-_OPEN_TRACES = 64
-"""Traces whose spans may still come; a trace is written whole, so few are open at a time."""
+from torchotel._records import PHASES
+from torchotel.runs.reader import Call, LayerKey, RecordLine, SpanLine, calls_by_trace
+from torchotel.runs.value_ranges import ValueRangeCollector, ValueRanges
 
 
 class PhaseTime(NamedTuple):
@@ -24,7 +20,7 @@ class PhaseTime(NamedTuple):
     p50_s: float
     p95_s: float
     share: float
-    """Of the time of all steps."""
+    """Share of the time of all steps."""
 
 
 class LayerTime(NamedTuple):
@@ -35,17 +31,17 @@ class LayerTime(NamedTuple):
     type: str
     calls: int
     self_s: float
-    """Without the module calls inside it."""
+    """Seconds, without the module calls inside this module's calls."""
     total_s: float
     mean_s: float
     share: float
-    """Of the self time of all layers in this direction, so shares add up to 1."""
+    """Share of the self time of all layers in this direction; the shares add up to 1."""
     longest_s: float = 0.0
-    """Of one call."""
+    """Seconds of the longest call."""
     inner_calls: int = 0
-    """Module calls directly inside it."""
+    """Module calls directly inside calls of this module."""
     is_root: bool = False
-    """Whether it is the model itself."""
+    """Whether the layer is the model itself."""
 
     def name(self, *, several: bool) -> str:
         """Return the path, with the model's name before it if the run has several; a root is named as its model."""
@@ -55,38 +51,39 @@ class LayerTime(NamedTuple):
 
 
 class ModuleStep(NamedTuple):
-    """What a training step took whose module calls were recorded."""
+    """Times of one training step whose module calls were recorded."""
 
     forward_s: float
-    """Of the phase."""
+    """Seconds of the forward phase."""
     backward_s: float
-    """Of the phase."""
-    outermost_s: float
-    """Of the forward calls that are in no other module call."""
-    outermost_calls: int
+    """Seconds of the backward phase."""
+    root_calls_s: float
+    """Seconds of the forward calls that no other module call contains."""
+    root_calls: int
+    """Number of the forward calls that no other module call contains."""
 
 
 _IN_PHASE = {"backward": ", in the backward", "optimizer": ", in the optimizer's step"}
 
 
 class Failure(NamedTuple):
-    """A step or an evaluation that an exception left, or the exception that ended the program."""
+    """A step or an evaluation that ended with an exception, or the exception that ended the program."""
 
     type: str
     message: str
     path: str
-    """Path of the module that raised; empty: unknown, or no module's call raised."""
+    """Path of the module that raised; empty: unknown, or the exception was raised outside module calls."""
     kind: str
-    """step | evaluation | data: fetching a batch; empty: none of them, an exception of the program's own code."""
+    """step | evaluation | data (fetching a batch); empty: raised by the program's own code, outside all of these."""
     number: int
     last_step: int | None
-    """The last whole step before it."""
+    """The last completed step before the failure."""
     phase: str = ""
     """Phase that raised the error; empty: unknown."""
 
     @property
     def place(self) -> str:
-        """Name the step and its backward or optimizer's step, the evaluation or the fetch, with its preposition."""
+        """Return where the failure happened, as a phrase with its preposition: "at step 3, in the backward"."""
         before = "before the first step" if self.last_step is None else f"after step {self.last_step:,}"
         if self.kind == "step":
             return f"at step {self.number:,}" + _IN_PHASE.get(self.phase, "")
@@ -96,13 +93,13 @@ class Failure(NamedTuple):
 
 
 def has_several_models(layers: Iterable[LayerTime]) -> bool:
-    """Tell whether paths are ambiguous; a loss is a model too, but has no paths."""
+    """Return whether layers need their model's name. A loss counts as a model, but has no layers."""
     return len({layer.model for layer in layers if not layer.is_root}) > 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run did, and where its time went."""
+    """Counts, times, failures and value ranges of a run."""
 
     steps: int
     evaluations: int
@@ -111,52 +108,52 @@ class Summary:
     """Failed steps and evaluations by type of the exception."""
     first_failure: Failure | None
     last_failure: Failure | None
-    """The one after which nothing more was recorded; None if the run went on."""
+    """The failure after which no further record was written; None if the run continued."""
     last_step: int | None
-    """The last whole step."""
+    """The last completed step."""
     phases: Sequence[PhaseTime]
-    """The whole step first; empty where there was no step."""
+    """The whole step first, then its phases; empty if the run has no step."""
     forward: Sequence[LayerTime]
-    """In training steps, or in evaluations if there was no step. Slowest by self time first: by total time the root
-    would always win."""
+    """Layers of training steps, or of evaluations if the run has no step. Sorted by self time, largest first: by total
+    time the root would always be first."""
     backward: Sequence[LayerTime]
-    tracked: Tracked
-    """What was logged, and the norms of gradients."""
+    value_ranges: ValueRanges
+    """Ranges of logged values and of gradient norms."""
     steps_per_second: float | None = None
-    """By the wall clock, from the first step's start to the last step's end, as all rates; None: there was no step."""
+    """By wall-clock time from the first step's start to the last step's end, like all rates; None: no step."""
     unfinished_step: Failure | None = None
-    """The last step, if no optimizer stepped in it, as in others, and nothing followed: the place of an exception."""
+    """The last step, if it had no optimizer step although earlier steps had, and no record followed."""
     module_steps: Sequence[ModuleStep] = ()
-    """The steps that `forward` and `backward` are of."""
+    """The training steps whose layers `forward` and `backward` contain."""
     samples_per_second: float | None = None
     """None: no samples were logged."""
     tokens_per_second: float | None = None
     """None: no tokens were logged."""
     evaluation_s: float = 0.0
-    """Time of all evaluations."""
+    """Seconds of all evaluations."""
     folded_calls: int = 0
-    """Module calls beyond `max_spans`, which have no span; their time is in the spans above them."""
+    """Module calls beyond `max_spans`, which have no span; their time is part of their callers' self time."""
 
 
 def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary:
-    """Add up the lines of a run; spans are looked at one by one and not kept."""
+    """Add up the lines of a run; the spans of one trace are kept at a time."""
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     failures = _Failures()
     steps, evaluation_s = [], 0.0
-    tracks = Tracks()
-    for unit in units:
-        counts[_kind(unit)] += max(1, unit.folded)
-        tracks.add(unit)
-        failures.add(unit)
-        if unit.error_type:
-            errors[unit.error_type] += 1
-        if _kind(unit) == "evaluation":
-            evaluation_s += unit.folded_s or unit.duration_s
-        if unit.kind == "step":
-            # What the tracks have taken in is not kept: norms of many layers would be most of the memory.
-            steps.append(unit._replace(values={}, gradient_norms={}, nonfinite=()))
-    tracked, wall_s = tracks.result(), _wall_s(steps)
+    tracks = ValueRangeCollector()
+    for record in units:
+        counts[_kind(record)] += max(1, record.folded)
+        tracks.add(record)
+        failures.add(record)
+        if record.error_type:
+            errors[record.error_type] += 1
+        if _kind(record) == "evaluation":
+            evaluation_s += record.folded_s or record.duration_s
+        if record.kind == "step":
+            # The collector has read these values; norms of many layers would take most of the memory.
+            steps.append(record._replace(values={}, gradient_norms={}, nonfinite=()))
+    value_ranges, wall_s = tracks.result(), _wall_s(steps)
     in_steps, in_evaluations = _read_layers(spans)
     layers = in_steps if counts["step"] else in_evaluations
     return Summary(
@@ -171,21 +168,32 @@ def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary
         phases=_phases(steps),
         forward=layers.slowest("forward"),
         backward=layers.slowest("backward"),
-        tracked=tracked,
+        value_ranges=value_ranges,
         module_steps=_module_steps(steps, in_steps),
         steps_per_second=len(steps) / wall_s if wall_s else None,
-        samples_per_second=_rate(tracked.totals.get("samples"), wall_s),
-        tokens_per_second=_rate(tracked.totals.get("tokens"), wall_s),
+        samples_per_second=_rate(value_ranges.totals.get("samples"), wall_s),
+        tokens_per_second=_rate(value_ranges.totals.get("tokens"), wall_s),
         evaluation_s=evaluation_s,
         folded_calls=layers.folded_calls,
     )
 
 
 def _read_layers(spans: Iterable[SpanLine]) -> tuple["_Layers", "_Layers"]:
-    """Return the layers of training steps, and those of evaluations."""
+    """Return the layers of training steps, and the layers of evaluations."""
     in_steps, in_evaluations = _Layers(), _Layers()
-    for span in spans:
-        (in_steps if names.STEP_NUMBER in span.attributes else in_evaluations).add(span)
+
+    def layers_of(span: SpanLine) -> _Layers:
+        return in_steps if names.STEP_NUMBER in span.attributes else in_evaluations
+
+    def counted() -> Iterator[SpanLine]:
+        for span in spans:
+            folded = span.attributes.get(names.FOLDED_CALLS)
+            layers_of(span).folded_calls += folded if isinstance(folded, int) else 0
+            yield span
+
+    for _, calls in calls_by_trace(counted()):
+        for call in calls:
+            layers_of(call.span).add(call)
     return in_steps, in_evaluations
 
 
@@ -194,16 +202,16 @@ def _module_steps(steps: Sequence[RecordLine], layers: "_Layers") -> Sequence[Mo
         ModuleStep(
             step.phases.get("forward", 0.0),
             step.phases.get("backward", 0.0),
-            layers.outermost_ns[step.trace_id] / 1e9,
-            layers.outermost_calls[step.trace_id],
+            layers.root_calls_ns[step.trace_id] / 1e9,
+            layers.root_calls[step.trace_id],
         )
         for step in steps
-        if step.trace_id in layers.outermost_calls
+        if step.trace_id in layers.root_calls
     ]
 
 
 def _wall_s(steps: Sequence[RecordLine]) -> float:
-    """Return the time from the first step's start to the last step's end, by the wall clock."""
+    """Return seconds of wall-clock time from the first step's start to the last step's end."""
     if not steps:
         return 0.0
     began_ns = min(step.start_unix_ns for step in steps)
@@ -214,24 +222,24 @@ def _rate(total: float | None, wall_s: float) -> float | None:
     return total / wall_s if total is not None and wall_s else None
 
 
-def ending(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
-    """Return what ended the run: the exception that left the program, at the last failed step if none followed."""
+def run_failure(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
+    """Return the failure that ended the run: the program's last exception, at the last failed step if none followed."""
     failure, error = summary.last_failure, info.get("error") or {}
     if "type" not in error:
         return None if info.get("finished") else failure
-    found = failure or summary.unfinished_step or Failure("", "", "", "", 0, summary.last_step)
-    return found._replace(type=error["type"], message=error.get("message", ""))
+    failure = failure or summary.unfinished_step or Failure("", "", "", "", 0, summary.last_step)
+    return failure._replace(type=error["type"], message=error.get("message", ""))
 
 
-def _kind(unit: RecordLine) -> str:
-    """Return what a line counts as: a failed forward in training mode was no evaluation, but a training step's."""
-    trains = unit.kind == "evaluation" and unit.grad and unit.training
-    return "forward" if trains and unit.error_type else unit.kind
+def _kind(record: RecordLine) -> str:
+    """Return the kind that a line counts as; a failed forward in training mode counts as part of a training step."""
+    trains = record.kind == "evaluation" and record.grad and record.training
+    return "forward" if trains and record.error_type else record.kind
 
 
 @dataclass(slots=True)
 class _Failures:
-    """Find the first failure, and the last; a step may be written after evaluations that followed it."""
+    """Find the first and the last failure. A step may be written after evaluations that followed it."""
 
     first: Failure | None = None
     last: Failure | None = None
@@ -247,42 +255,42 @@ class _Failures:
     def unfinished_step(self) -> Failure | None:
         return self._unfinished if self._unfinished_ns == self._latest_ns else None
 
-    def add(self, unit: RecordLine) -> None:
-        if unit.kind == "log":
+    def add(self, record: RecordLine) -> None:
+        if record.kind == "log":
             return
-        failure = self._failure(unit) if unit.error_type else None
-        end_ns = unit.start_unix_ns + int(unit.duration_s * 1e9)
+        failure = self._failure(record) if record.error_type else None
+        end_ns = record.start_unix_ns + int(record.duration_s * 1e9)
         if end_ns >= self._latest_ns:
             self._latest_ns, self.last = end_ns, failure
         if failure is not None and self.first is None:
             self.first, self._first_ns = failure, end_ns
-        if unit.kind == "step":
-            self._next = unit.number + 1
-        if failure is None and unit.kind == "step":
-            stepped = unit.phases.get("optimizer", 0.0) > 0
+        if record.kind == "step":
+            self._next = record.number + 1
+        if failure is None and record.kind == "step":
+            stepped = record.phases.get("optimizer", 0.0) > 0
             self._unfinished_ns, self._unfinished = end_ns, None
             if self._has_optimizer and not stepped:
-                self._unfinished = Failure("", "", "", "step", unit.number, self.last_step)
+                self._unfinished = Failure("", "", "", "step", record.number, self.last_step)
             self._has_optimizer |= stepped
-            self.last_step = unit.number
+            self.last_step = record.number
             if self.first is not None and end_ns < self._first_ns:
-                self.first = self.first._replace(last_step=unit.number)
+                self.first = self.first._replace(last_step=record.number)
             if self.last is not None:
-                self.last = self.last._replace(last_step=unit.number)
+                self.last = self.last._replace(last_step=record.number)
 
-    def _failure(self, unit: RecordLine) -> Failure:
-        kind, number = unit.kind, unit.number
-        if _kind(unit) == "forward":  # the step that it would have been
+    def _failure(self, record: RecordLine) -> Failure:
+        kind, number = record.kind, record.number
+        if _kind(record) == "forward":  # part of the next step, which has no record
             kind, number = "step", self._next
-        text, last = unit.error_message or "", self.last_step
-        return Failure(unit.error_type or "", text, unit.error_path, kind, number, last, unit.error_phase)
+        text, last = record.error_message or "", self.last_step
+        return Failure(record.error_type or "", text, record.error_path, kind, number, last, record.error_phase)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Read the quantile of sorted numbers, between two of them where it falls there."""
-    place = share * (len(ordered) - 1)
-    low, high = math.floor(place), math.ceil(place)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    """Return the quantile of sorted numbers, interpolated linearly."""
+    position = share * (len(ordered) - 1)
+    low, high = math.floor(position), math.ceil(position)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def _phases(steps: Sequence[RecordLine]) -> Sequence[PhaseTime]:
@@ -290,8 +298,8 @@ def _phases(steps: Sequence[RecordLine]) -> Sequence[PhaseTime]:
         return ()
     whole = sum(step.duration_s for step in steps)
     rows = [("step", sorted(step.duration_s for step in steps))]
-    known = set().union(*(step.phases for step in steps))  # runs of earlier versions have no "between"
-    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES if name in known]
+    phases_in_run = set().union(*(step.phases for step in steps))  # runs of earlier versions have no "between"
+    rows += [(name, sorted(step.phases.get(name, 0.0) for step in steps)) for name in PHASES if name in phases_in_run]
     return [
         PhaseTime(
             name=name,
@@ -304,16 +312,9 @@ def _phases(steps: Sequence[RecordLine]) -> Sequence[PhaseTime]:
     ]
 
 
-class _Key(NamedTuple):
-    model: str
-    path: str
-    direction: str
-
-
 @dataclass(slots=True)
 class _Tally:
-    key: _Key
-    type: str
+    type: str = ""
     calls: int = 0
     total_ns: int = 0
     inner_ns: int = 0
@@ -321,73 +322,47 @@ class _Tally:
     inner_calls: int = 0
 
 
-@dataclass(slots=True)
-class _OpenTrace:
-    tallies: dict[str, _Tally] = field(default_factory=dict)
-    """By span id."""
-    early: dict[str, list[tuple[_Tally, int]]] = field(default_factory=dict)
-    """Calls whose parent has not come yet, with their nanoseconds, by the parent's span id."""
-
-
 class _Layers:
-    """Times of module calls, without keeping the spans."""
+    """Aggregate the times of module calls by layer, without keeping the spans."""
 
     def __init__(self) -> None:
         self.folded_calls = 0
-        self.outermost_ns: Counter[str] = Counter()
+        self.root_calls_ns: Counter[str] = Counter()
         """Time of the forward calls that are in no other module call, by trace id."""
-        self.outermost_calls: Counter[str] = Counter()
-        self._tallies: dict[_Key, _Tally] = {}
-        self._traces: OrderedDict[str, _OpenTrace] = OrderedDict()
+        self.root_calls: Counter[str] = Counter()
+        self._tallies: defaultdict[LayerKey, _Tally] = defaultdict(_Tally)
         self._inner: set[tuple[str, str]] = set()
-        """Models and paths of the modules that another module of their model called."""
+        """Models and paths of modules that another module of the same model called."""
 
-    def add(self, span: SpanLine) -> None:
-        folded = span.attributes.get(names.FOLDED_CALLS)
-        self.folded_calls += folded if isinstance(folded, int) else 0
-        path = span.attributes.get(names.MODULE_PATH)
-        if path is None or names.MODULE_TYPE not in span.attributes:  # a failed root names the module that raised
-            return
-        duration_ns = max(0, span.end_ns - span.start_ns)
-        tally = self._tally(span, str(path))
+    def add(self, call: Call) -> None:
+        span, layer, outer = call
+        tally = self._tallies[layer]
+        tally.type = tally.type or str(span.attributes.get(names.MODULE_TYPE, ""))
         tally.calls += 1
-        tally.total_ns += duration_ns
-        tally.longest_ns = max(tally.longest_ns, duration_ns)
-        if tally.key.direction == "forward":
-            self.outermost_ns[span.trace_id] += duration_ns
-            self.outermost_calls[span.trace_id] += 1
-        trace = self._trace(span.trace_id)
-        trace.tallies[span.span_id] = tally
-        for inner, inner_ns in trace.early.pop(span.span_id, ()):
-            self._add_inner(span.trace_id, tally, inner, inner_ns)
-        parent = trace.tallies.get(span.parent_id)
-        if parent is not None:
-            self._add_inner(span.trace_id, parent, tally, duration_ns)
-        else:
-            trace.early.setdefault(span.parent_id, []).append((tally, duration_ns))
+        tally.total_ns += span.duration_ns
+        tally.longest_ns = max(tally.longest_ns, span.duration_ns)
+        if outer is not None:
+            self._tallies[outer].inner_ns += span.duration_ns
+            self._tallies[outer].inner_calls += 1
+            # The calls of a wrapper (DistributedDataParallel) and of the module in it have the same path.
+            if outer.model == layer.model and outer.path != layer.path:
+                self._inner.add((layer.model, layer.path))
+        elif layer.direction == "forward":
+            self.root_calls_ns[span.trace_id] += span.duration_ns
+            self.root_calls[span.trace_id] += 1
 
-    def _add_inner(self, trace_id: str, outer: _Tally, inner: _Tally, duration_ns: int) -> None:
-        outer.inner_ns += duration_ns
-        outer.inner_calls += 1
-        if inner.key.direction == "forward":
-            self.outermost_ns[trace_id] -= duration_ns
-            self.outermost_calls[trace_id] -= 1
-        # The calls of a wrapper (DistributedDataParallel) and of the module in it have the same path.
-        if outer.key.model == inner.key.model and outer.key.path != inner.key.path:
-            self._inner.add((inner.key.model, inner.key.path))
-
-    def _is_root(self, tally: _Tally) -> bool:
+    def _is_root(self, layer: LayerKey, kind: str) -> bool:
         """Tell a model from its layers: its path is its class, which a layer's path can be as well."""
-        model, path, _ = tally.key
-        is_class = path in {tally.type, model} or model.startswith(f"{path}-")
+        model, path, _ = layer
+        is_class = path in {kind, model} or model.startswith(f"{path}-")
         return is_class and (model, path) not in self._inner
 
     def slowest(self, direction: str) -> Sequence[LayerTime]:
-        chosen = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
-        whole = sum(max(0, tally.total_ns - tally.inner_ns) for _, tally in chosen)
+        tallies = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
+        whole = sum(max(0, tally.total_ns - tally.inner_ns) for _, tally in tallies)
         rows = []
-        for key, tally in chosen:
-            # A child may stick out of its parent where an end is an upper bound.
+        for key, tally in tallies:
+            # A child can end after its parent if its end is an upper bound.
             self_ns = max(0, tally.total_ns - tally.inner_ns)
             rows.append(
                 LayerTime(
@@ -401,22 +376,7 @@ class _Layers:
                     share=self_ns / whole if whole else 0.0,
                     longest_s=tally.longest_ns / 1e9,
                     inner_calls=tally.inner_calls,
-                    is_root=self._is_root(tally),
+                    is_root=self._is_root(key, tally.type),
                 )
             )
         return sorted(rows, key=lambda row: (-row.self_s, row.path))
-
-    def _tally(self, span: SpanLine, path: str) -> _Tally:
-        read = span.attributes.get
-        key = _Key(str(read(names.MODEL, "")), path, str(read(names.DIRECTION, "forward")))
-        if key not in self._tallies:
-            self._tallies[key] = _Tally(key, str(read(names.MODULE_TYPE, "")))
-        return self._tallies[key]
-
-    def _trace(self, trace_id: str) -> _OpenTrace:
-        trace = self._traces.get(trace_id)
-        if trace is None:
-            trace = self._traces[trace_id] = _OpenTrace()
-            if len(self._traces) > _OPEN_TRACES:
-                self._traces.popitem(last=False)
-        return trace

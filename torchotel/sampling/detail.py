@@ -1,4 +1,4 @@
-"""Choose the steps that are recorded in detail, by what detail costs."""
+"""Choose the steps that are recorded in detail, by the measured overhead of detail."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from torchotel._records import StepRecord
 
 FIRST_STEPS = 10
 WHILE_MEASURING = 8
-"""One step of so many is detailed until it is known what that costs."""
+"""Sampling interval until the overhead of detail is measured."""
 EVALUATIONS_EVERY = 64
 
 # Odd constants whose multiples spread over 64 bits: Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -18,36 +18,36 @@ SPREAD_64 = 0xBF58476D1CE4E5B9
 
 
 class Detail:
-    """Decide by a step's number.
+    """Decide, by its number, whether a step is recorded in detail.
 
     Args:
-        setting: "auto" (the first ten steps, then one of each `every`), "all", "off", or n for every n-th.
+        setting: "auto": the first ten steps, then one in each block of `every`; "all"; "off"; n: every n-th.
     """
 
     def __init__(self, setting: str | int) -> None:
         self.always = setting in {"all", 1}
         self.steered = setting == "auto"
-        """Whether somebody measures what detail costs and sets `every`."""
+        """Whether the session sets `every` by the measured overhead."""
         self.every = setting if isinstance(setting, int) else {"auto": WHILE_MEASURING, "all": 1}.get(setting, 0)
-        """0: none; of steps, and unless it is steered of evaluations too."""
+        """The sampling interval of steps and, unless `steered`, of evaluations; 0: none is detailed."""
         self._first = FIRST_STEPS if self.steered else 0
         self._asked = range(0)
 
     def ask(self, first: int, steps: int) -> None:
-        """Record these steps too, whatever the setting."""
+        """Record these steps in detail, too, whatever the setting."""
         last = max(first + steps, self._asked.stop if first in self._asked else 0)
         self._asked = range(first, last)
 
     def of_step(self, number: int) -> bool:
-        """Tell whether the step with this number is detailed."""
+        """Return whether the step with this number is detailed."""
         return number in self._asked or self._is_due(number, self.every)
 
     def of_evaluation(self, number: int) -> bool:
-        """Tell whether the evaluation with this number is: nobody measures what that costs, so they stay rare."""
+        """Return whether the evaluation with this number is detailed; with "auto" rarely: its cost is not measured."""
         return self._is_due(number, max(self.every, EVALUATIONS_EVERY) if self.steered else self.every)
 
     def reason(self, number: int) -> str:
-        """Say why a detailed step is kept."""
+        """Return why a detailed step is kept, as `torch.kept.reason`."""
         return "first" if number < self._first else "sampled"
 
     def _is_due(self, number: int, every: int) -> bool:
@@ -57,109 +57,113 @@ class Detail:
 
 
 def is_chosen(number: int, every: int) -> bool:
-    """Tell whether a number is the one that is chosen of its block of `every`, a power of two.
+    """Return whether a number is the chosen one of its block of `every` numbers, a power of two.
 
-    Where in the block it stands changes from block to block: what a program does every 8th or 100th step would
-    otherwise come with detail always or never, and be taken for its cost. The same numbers are chosen on every rank,
-    and what is chosen of a larger block is chosen of the smaller ones too: each takes that of one of its halves.
+    The position in the block varies from block to block. Otherwise all or none of a program's every 8th or 100th steps
+    would be detailed, and their extra time would count as overhead. All ranks choose the same numbers. A block chooses
+    the number of one of its halves, so the chosen numbers of a longer interval are also those of a shorter one.
     """
     half = 1
     while half < every:
         block = number // (2 * half)
-        takes_second = (block * GOLDEN_64 + half * SPREAD_64) >> 63 & 1
-        if (number // half) % 2 != takes_second:
+        chosen_half = (block * GOLDEN_64 + half * SPREAD_64) >> 63 & 1
+        if (number // half) % 2 != chosen_half:
             return False
         half *= 2
     return True
 
 
-MAX_OFTEN = 2
-"""The others are what detail is measured against."""
-LEAST_OFTEN = 4096
+MIN_INTERVAL = 2
+"""At least every other step has no detail, since the overhead is measured against these steps."""
+MAX_INTERVAL = 4096
 
 
-def sampling_interval(budget: float, longer: float, now: int) -> int:
-    """Return n such that detail in every n-th step stays within a budget.
+def sampling_interval(budget: float, slowdown: float, current: int) -> int:
+    """Return the interval at which detail stays within the overhead budget.
 
-    It is a power of two, so that ranks which chose differently still share the rarer steps. What is too dear becomes
-    rarer at once; what is cheap doubles at each call, since the next measurement may think otherwise.
+    The interval is a power of two, so that the steps of a long interval are detailed on ranks with a shorter one, too.
+    It grows to the needed value at once, and shrinks by half at a time, since a measurement is uncertain.
 
     Args:
         budget: Share of step time that detail may cost.
-        longer: By what share a detailed step is longer.
-        now: What n was.
+        slowdown: Relative slowdown of a detailed step.
+        current: The present interval.
     """
-    rarer = ceil(log2(max(1.0, longer / budget)))
-    return min(max(1 << rarer, now // 2, MAX_OFTEN), LEAST_OFTEN)
+    exponent = ceil(log2(max(1.0, slowdown / budget)))
+    return min(max(1 << exponent, current // 2, MIN_INTERVAL), MAX_INTERVAL)
 
 
-COMPARED = 16  # detailed steps that count
-FEWEST = 5  # before which a median says little
-BEFORE = 8  # plain steps that a detailed one is compared with
-WINDOW = 1 << 13  # steps whose share of detailed ones counts
+MAX_COMPARED = 16
+"""Detailed steps whose slowdown counts: the last ones."""
+MIN_COMPARED = 5
+"""Detailed steps before the first estimate."""
+MAX_PLAIN = 8
+"""Steps without detail that a detailed step is compared with: the last ones before it."""
+MAX_RECENT = 1 << 13
+"""Steps in which the share of detailed steps is counted."""
 
-# Of the normal distribution: https://en.wikipedia.org/wiki/Median_absolute_deviation and, for the median's own error,
-# https://en.wikipedia.org/wiki/Median#Efficiency.
-SIGMAS_IN_DEVIATION = 1.4826
-MEDIANS_ERROR = 1.2533
+# https://en.wikipedia.org/wiki/Median_absolute_deviation (ratio of sigma to the deviation of a normal distribution) and
+# https://en.wikipedia.org/wiki/Median#Efficiency (ratio of the standard errors of median and mean).
+SIGMA_PER_DEVIATION = 1.4826
+MEDIAN_ERROR = 1.2533
 ONE_SIDED_95 = 1.645
 
 
 class Overhead:
-    """Compare steps with detail to those without, as they end; read from any thread, written by one."""
+    """Measure the overhead of detail by comparing steps; one thread adds steps, and any thread may read."""
 
     def __init__(self) -> None:
-        self._plain_ns: deque[int] = deque(maxlen=BEFORE)
-        self._longer: deque[float] = deque(maxlen=COMPARED)
-        self._usual = 0.0
-        """By what share a detailed step is longer: the median."""
-        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._plain_ns: deque[int] = deque(maxlen=MAX_PLAIN)
+        self._slowdowns: deque[float] = deque(maxlen=MAX_COMPARED)
+        self._slowdown = 0.0
+        """Median of the relative slowdowns of detailed steps."""
+        self._recent: deque[bool] = deque(maxlen=MAX_RECENT)
         self._recent_detailed = 0
         self._began = False
         self.ratio: float | None = None
-        """Share of step time that detail costs; None until enough steps of both kinds were seen."""
-        self.at_most: float | None = None
-        """By what share a detailed step is longer than a plain one, at most: 95 times of a hundred."""
+        """Share of step time that detail costs; None until enough steps with and without detail were compared."""
+        self.upper_bound: float | None = None
+        """One-sided 95 % upper bound of the relative slowdown of detailed steps."""
 
-    def add(self, step: StepRecord, worked_ns: int = 0) -> None:
-        """Take note of a step, but for those that warm up: they are slow, and most are detailed for being the first.
+    def add(self, step: StepRecord, worker_ns: int = 0) -> None:
+        """Add a step. The first steps do not count: they warm up, and most of them are detailed.
 
         Args:
-            step: As it is handed over.
-            worked_ns: What it took of the worker's time, for which a training that is bound by Python waits.
+            step: The step.
+            worker_ns: CPU time of the worker for the step: a training that is bound by Python waits for it.
         """
-        taken_ns = step.end_ns - step.start_ns - step.between_ns + worked_ns
+        cost_ns = step.end_ns - step.start_ns - step.between_ns + worker_ns
         if self._began and step.reason != "first":
-            self._take_note(detailed=step.detailed)
+            self._count(detailed=step.detailed)
             if not step.detailed:
-                self._plain_ns.append(taken_ns)
+                self._plain_ns.append(cost_ns)
             elif self._plain_ns:
-                self._compare(taken_ns / max(1.0, _median(self._plain_ns)) - 1)
+                self._compare(cost_ns / max(1.0, _median(self._plain_ns)) - 1)
         self._began = True
-        if len(self._longer) >= FEWEST:
-            self.ratio = max(0.0, self._recent_detailed / len(self._recent) * self._usual)
+        if len(self._slowdowns) >= MIN_COMPARED:
+            self.ratio = max(0.0, self._recent_detailed / len(self._recent) * self._slowdown)
 
-    def _take_note(self, *, detailed: bool) -> None:
-        if len(self._recent) == WINDOW:
+    def _count(self, *, detailed: bool) -> None:
+        if len(self._recent) == MAX_RECENT:
             self._recent_detailed -= self._recent[0]
         self._recent.append(detailed)
         self._recent_detailed += detailed
 
-    def _compare(self, longer: float) -> None:
-        self._longer.append(longer)
-        self._usual = _median(self._longer)
-        if len(self._longer) >= FEWEST:
-            self.at_most = _upper_bound(self._longer, self._usual)
+    def _compare(self, slowdown: float) -> None:
+        self._slowdowns.append(slowdown)
+        self._slowdown = _median(self._slowdowns)
+        if len(self._slowdowns) >= MIN_COMPARED:
+            self.upper_bound = _upper_bound(self._slowdowns, self._slowdown)
 
 
-def _upper_bound(values: Sequence[float], middle: float) -> float:
-    """Return the upper end of the one-sided interval of 95 % in which the median of such values lies."""
-    sigma = SIGMAS_IN_DEVIATION * _median(abs(value - middle) for value in values)
-    return middle + ONE_SIDED_95 * MEDIANS_ERROR * sigma / sqrt(len(values))
+def _upper_bound(values: Sequence[float], median: float) -> float:
+    """Return the upper end of the one-sided 95 % confidence interval of the median."""
+    sigma = SIGMA_PER_DEVIATION * _median(abs(value - median) for value in values)
+    return median + ONE_SIDED_95 * MEDIAN_ERROR * sigma / sqrt(len(values))
 
 
 def _median(values: Iterable[float]) -> float:
-    """As that of `statistics`, which brings in fractions and decimals."""
+    """Return the median; `statistics.median` would import fractions and decimal."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return (ordered[half] + ordered[~half]) / 2

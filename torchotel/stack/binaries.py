@@ -1,4 +1,4 @@
-"""Finds the binaries of the servers that `torchotel stack up --native` runs."""
+"""Find the binaries of the servers that `torchotel stack up --native` runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Backend:
     name: str
     version: str
     binaries: tuple[str, ...]
-    """Names in the cache folder; the first one is the server."""
+    """File names in the cache folder; the first one is the server."""
     on_path: str = ""
     """Name of the server on PATH."""
     releases: str = ""
-    """The binary of a release, with the address of the releases."""
+    """Instruction to copy the binary of a release, with the address of the releases."""
 
     @property
     def folder(self) -> Path:
@@ -31,7 +31,7 @@ class Backend:
         return cache() / f"{self.name}-{self.version}"
 
     @property
-    def is_there(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the cache has all its binaries."""
         return all(self.binary(name).is_file() for name in self.binaries)
 
@@ -72,25 +72,25 @@ BACKENDS = (JAEGER, COLLECTOR, PROMETHEUS)
 
 
 def cache() -> Path:
-    """Return the folder of the binaries: TORCHOTEL_BACKENDS, else one in the user's cache."""
+    """Return the folder of the binaries: TORCHOTEL_BACKENDS, by default ~/.cache/torchotel/backends."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get(BACKENDS_VARIABLE) or Path(home) / "torchotel" / "backends")
 
 
-def find_all(wanted: Iterable[Backend]) -> dict[Backend, Path]:
-    """Find the binaries of several servers.
+def find_all(backends: Iterable[Backend]) -> dict[Backend, Path]:
+    """Return the servers' binaries.
 
     Raises:
         StackError: Binaries are missing; the message names all of them.
     """
-    found = {backend: backend.find() for backend in wanted}
+    found = {backend: backend.find() for backend in backends}
     missing = [backend for backend, path in found.items() if path is None]
     if missing:
         raise StackError(
             "\n".join(
                 [
                     "these servers were not found, so nothing was started:",
-                    *(f"  {one.name} {one.version}: {one.advice}" for one in missing),
+                    *(f"  {server.name} {server.version}: {server.advice}" for server in missing),
                     "Then run this command again.",
                 ]
             )

@@ -1,4 +1,4 @@
-"""Start, stop and describe the local stack, whichever way it runs."""
+"""Start, stop and describe the local stack, in containers or as plain processes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from torchotel._utils.process import owner_of
 from torchotel._utils.state_dir import own_targets
 from torchotel.stack import compose, native, paths
 from torchotel.stack.compose import Engine
-from torchotel.stack.services import Ports, Server, StackError, answers, await_all, servers
+from torchotel.stack.services import Ports, Server, StackError, is_healthy, servers, wait_until_healthy
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Which stack it is."""
+    """The kind of stack: in containers or native, with or without the Collector."""
 
     native: bool = False
     small: bool = False
 
     @property
     def command(self) -> str:
-        """What brings it up."""
+        """The command that starts a stack of this kind."""
         return f"torchotel stack up{' --native' if self.native else ''}{' --small' if self.small else ''}"
 
     def __str__(self) -> str:
@@ -36,27 +36,27 @@ class Kind:
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack, where it listens and what runs it."""
+    """A stack, with its ports and its engine."""
 
     kind: Kind
     ports: Ports
     engine: Engine | None
     """None for plain processes."""
     targets: str
-    """The folder in which ranks name their endpoints to it."""
+    """The folder from which Prometheus reads the scrape endpoints of ranks."""
 
     @property
     def servers(self) -> list[Server]:
-        """Its servers, in the order of their start."""
+        """The stack's servers, in start order."""
         return servers(self.ports, small=self.kind.small, native=self.kind.native)
 
-    def keep(self) -> None:
-        """Remember it: neither its ports nor its engine can be found out later."""
+    def save(self) -> None:
+        """Save the stack for later commands, which cannot detect its ports and engine."""
         _file().write_text(json.dumps(asdict(self)))
 
 
-def kept() -> Stack | None:
-    """Give the stack that was brought up; None where none was."""
+def load_stack() -> Stack | None:
+    """Return the stack that was started; None if there is none."""
     if not _file().exists():
         return None
     read = json.loads(_file().read_text())
@@ -64,8 +64,8 @@ def kept() -> Stack | None:
     return Stack(Kind(**read["kind"]), Ports(**read["ports"]), engine, read["targets"])
 
 
-def forget() -> None:
-    """Say that no stack is up."""
+def delete_state() -> None:
+    """Delete the saved state, since no stack is up."""
     _file().unlink(missing_ok=True)
 
 
@@ -74,45 +74,47 @@ def _file() -> Path:
 
 
 def check_ports(stack: Stack, running: Collection[str]) -> None:
-    """Look whether every server can have its ports; those that run have theirs.
+    """Check that the ports of servers that are not running are free, and that all ports differ.
 
     Raises:
-        StackError: Two of them would have the same, or another program has one.
+        StackError: Two servers have the same port, or another program listens on one.
     """
     variables = {variable: int(port) for variable, port in stack.ports.variables().items()}
     times = Counter(port for server in stack.servers for port in server.ports)
-    twice = [
+    duplicates = [
         f"  {port}: {', '.join(variable for variable, chosen in variables.items() if chosen == port)}"
         for port in times
         if times[port] > 1
     ]
-    if twice:
+    if duplicates:
         raise StackError(
-            "\n".join(["these ports are set more than once, so nothing was started:", *twice, "Set different ports."])
+            "\n".join(
+                ["these ports are set more than once, so nothing was started:", *duplicates, "Set different ports."]
+            )
         )
     chosen_by = {port: variable for variable, port in variables.items()}
     needed = [(server.name, port) for server in stack.servers if server.name not in running for port in server.ports]
-    taken = [
+    in_use = [
         f"  {port} of {name}: {owner}; {chosen_by[port]} sets another port"
         for name, port in needed
-        if (owner := _owner(port))
+        if (owner := _find_owner(port))
     ]
-    if taken:
+    if in_use:
         raise StackError(
             "\n".join(
                 [
                     "these ports of 127.0.0.1 are taken, so nothing was started:",
-                    *taken,
+                    *in_use,
                     "Stop the programs that listen there, or set other ports.",
                 ]
             )
         )
 
 
-def _owner(port: int) -> str | None:
-    """Name who has a port; None where it is free."""
+def _find_owner(port: int) -> str | None:
+    """Return a description of the program that listens on a port; None if the port is free."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers themselves do
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
@@ -120,120 +122,121 @@ def _owner(port: int) -> str | None:
     return None
 
 
-_PATIENCE_S = 180.0
-"""Until the servers answer: Jaeger opens what it stored first."""
+_START_TIMEOUT_S = 180.0
+"""Seconds until the servers must answer; Jaeger first opens its stored traces."""
 _PUSH_MS = "5000"
-"""Grafana reckons with a point as often as Prometheus scrapes."""
+"""Milliseconds between exports: dashboards expect as many points as from a scrape every 5 s."""
 
 _NO_STACK = "no stack is up; torchotel stack up starts one"
 
 
 @dataclass(frozen=True)
 class State:
-    """How a server is."""
+    """The state of a server."""
 
     server: Server
     runs: bool
-    """As a process or a container of the stack."""
-    answers: bool
+    """Whether a process or a container of the stack is running."""
+    responds: bool
     pid: int | None
-    """Of a plain process that runs."""
+    """Process id, of a plain process that is running."""
     log: Path | None
-    """Of a plain process that ought to run."""
+    """Log file, of a plain process."""
 
     @property
     def healthy(self) -> bool:
-        """Whether it can be used, and is no other that answers in its place."""
-        return self.runs and self.answers
+        """Whether the server of the stack answers, and not another program on its port."""
+        return self.runs and self.responds
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a program needs to know to be seen."""
+    """The stack after its start, and the variables that a program needs to use it."""
 
     servers: list[Server]
     variables: dict[str, str]
-    """For its environment."""
-    pageless: dict[str, str]
-    """Servers that should show pages and have none, with what to do."""
+    """Environment variables for programs."""
+    without_web_ui: dict[str, str]
+    """Advice by server, for servers without their web pages."""
 
 
-def bring_up(kind: Kind, say: Callable[[str], None]) -> Ready:
-    """Start what does not run, and wait until all of it answers.
+def bring_up(kind: Kind, report: Callable[[str], None]) -> Ready:
+    """Start the servers that are not running, and wait until all servers answer.
 
     Raises:
-        StackError: Something is missing, or a port is taken.
+        StackError: A program is missing, a port is in use, or a server failed.
     """
-    stack = _same_or_new(kind)
-    before = _running(stack)
-    check_ports(stack, before)
+    stack = _select_stack(kind)
+    running_before = _running(stack)
+    check_ports(stack, running_before)
     binaries = native.find_binaries(stack.servers) if kind.native else {}
-    stack.keep()  # from here on there is something to take down
+    stack.save()  # from here on, `down` has servers to stop
     try:
         if stack.engine is None:
             native.start(binaries, stack.ports, stack.targets, small=kind.small)
         else:
             compose.up(stack.engine, stack.ports, stack.targets, small=kind.small)
-        say("waiting for the servers to answer")
-        await_all(stack.servers, _PATIENCE_S, lambda server: _last_words(stack, server))
+        report("waiting for the servers to answer")
+        wait_until_healthy(stack.servers, _START_TIMEOUT_S, lambda server: _log_tail(stack, server))
     except BaseException:
-        _clear_up(stack, before, say)
+        _stop_after_failure(stack, running_before, report)
         raise
-    pageless = native.pageless(stack.servers) if kind.native else {}
-    return Ready(stack.servers, _variables(stack), pageless)
+    without_web_ui = native.without_web_ui(stack.servers) if kind.native else {}
+    return Ready(stack.servers, _variables(stack), without_web_ui)
 
 
 def take_down() -> Kind:
-    """Stop the stack that is up, and give what it was; the data stay.
+    """Stop the stack and return its kind; the data are kept.
 
     Raises:
-        StackError: The container engine is gone, or no stack is up.
+        StackError: The container engine is missing, or no stack is up.
     """
-    stack = kept()
+    stack = load_stack()
     if stack is None:
         raise StackError(_NO_STACK)
     if stack.engine is None:
         native.stop()
     else:
         compose.down(stack.engine, stack.ports, stack.targets)
-    forget()
+    delete_state()
     return stack.kind
 
 
-def stack_that_runs() -> Stack | None:
-    """Give the stack that was brought up, if any server of it runs."""
-    stack = kept()
+def running_stack() -> Stack | None:
+    """Return the started stack, if any of its servers is running."""
+    stack = load_stack()
     return stack if stack is not None and _running(stack) else None
 
 
 def states() -> list[State]:
-    """Ask every server of the stack that is up.
+    """Return the state of each server of the stack.
 
     Raises:
-        StackError: No stack is up; it says what answers all the same.
+        StackError: No stack is up; the message names other programs that answer on its ports.
     """
-    stack = kept()
+    stack = load_stack()
     if stack is None:
-        others = [server for server in servers(Ports.read(), small=False, native=False) if answers(server)]
-        raise StackError("\n".join([_NO_STACK, *(f"  another program answers at {one.health}" for one in others)]))
+        foreign = [server for server in servers(Ports.read(), small=False, native=False) if is_healthy(server)]
+        lines = [f"  another program answers at {server.health}" for server in foreign]
+        raise StackError("\n".join([_NO_STACK, *lines]))
     if stack.engine is not None:
         running = compose.running(stack.engine)
-        return [State(server, server.name in running, answers(server), None, None) for server in stack.servers]
+        return [State(server, server.name in running, is_healthy(server), None, None) for server in stack.servers]
     pids = native.pids(stack.servers)
     return [
-        State(server, server.name in pids, answers(server), pids.get(server.name), native.log(server))
+        State(server, server.name in pids, is_healthy(server), pids.get(server.name), native.log(server))
         for server in stack.servers
     ]
 
 
-def _same_or_new(kind: Kind) -> Stack:
-    """Give the stack that is up, if it is the one that is wanted, else a new one."""
-    up = kept()
+def _select_stack(kind: Kind) -> Stack:
+    """Return the running stack if it is of this kind and has the same ports, or a new stack if none is running."""
+    up = load_stack()
     if up is not None and up.engine is None and not _running(up):
-        forget()  # it went with the machine, or was killed
+        delete_state()  # its processes were killed, or the machine was restarted
         up = None
     if up is None:
-        targets = paths.targets()  # where that can't be made nothing is started
+        targets = paths.targets()  # raises if the folder cannot be created, before anything is started
         return Stack(kind, Ports.read(), None if kind.native else compose.find_engine(), targets)
     if up.kind != kind:
         raise StackError(
@@ -241,7 +244,7 @@ def _same_or_new(kind: Kind) -> Stack:
             f"To start its stopped servers: {up.kind.command}\n"
             "To replace it, first run: torchotel stack down"
         )
-    if Ports.read(otherwise=up.ports) != up.ports:
+    if Ports.read(base=up.ports) != up.ports:
         raise StackError("the stack is up on other ports, so nothing was started: run torchotel stack down first")
     if paths.targets(up.targets) != up.targets:
         raise StackError(
@@ -251,29 +254,29 @@ def _same_or_new(kind: Kind) -> Stack:
     return up
 
 
-def _clear_up(stack: Stack, before: Collection[str], say: Callable[[str], None]) -> None:
-    """End what was started in vain; of containers only say so, since their logs would go with them."""
+def _stop_after_failure(stack: Stack, running_before: Collection[str], report: Callable[[str], None]) -> None:
+    """Stop servers after a failed start. Containers are left, since their logs would be deleted with them."""
     if stack.engine is not None:
-        say("some containers may still run: torchotel stack down stops them")
+        report("some containers may still run: torchotel stack down stops them")
         return
-    say("stopping the servers that were started")
-    native.stop(but=before)
-    if not before:
-        forget()
+    report("stopping the servers that were started")
+    native.stop(except_for=running_before)
+    if not running_before:
+        delete_state()
 
 
 def _running(stack: Stack) -> Collection[str]:
-    """Name the servers that run as processes or containers of the stack."""
+    """Return the names of the servers with a running process or container of the stack."""
     return native.pids(stack.servers) if stack.engine is None else compose.running(stack.engine)
 
 
-def _last_words(stack: Stack, server: Server) -> str | None:
-    """Give the end of the log of a server that does not run."""
-    return native.last_words(server) if stack.engine is None else compose.last_words(stack.engine, server)
+def _log_tail(stack: Stack, server: Server) -> str | None:
+    """Return the end of the log of a stopped server; None if the server is running."""
+    return native.log_tail(server) if stack.engine is None else compose.log_tail(stack.engine, server)
 
 
 def _variables(stack: Stack) -> dict[str, str]:
-    """Say to a program where the stack is, as far as that is not what it takes for granted."""
+    """Return the environment variables that a program needs, if the stack differs from torchotel's defaults."""
     ports, pushed = stack.ports, stack.engine is not None and not stack.engine.reaches_loopback
     found_unasked = pushed or stack.targets == str(own_targets(paths.state()))
     variables = {} if found_unasked else {"TORCHOTEL_DISCOVERY_DIR": stack.targets}

@@ -1,4 +1,4 @@
-"""Run the stack as plain processes with the configurations in `deploy/`."""
+"""Run the stack as plain processes, with the configurations in `deploy/`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 from torchotel.stack import binaries, paths
-from torchotel.stack.services import Ports, Server, shows_page
+from torchotel.stack.services import Ports, Server, serves_web_ui
 
 _STOP_S = 30.0
-"""For writing down what is in memory."""
-_EVERY_S = 0.05
+"""Seconds for a server to end, which includes writing its data."""
+_POLL_S = 0.05
 _TAIL_BYTES = 4000
 
 
 class Process:
-    """A server that runs on its own, with its log, the log before and the file of its pid in a folder.
+    """A server process in its own session, with a folder for its pid file, its log and the previous log.
 
-    It holds a lock on that file for as long as it lives, however it ends: a pid alone may be another's by now.
+    The process holds a lock on its pid file until it ends: a pid alone may have been reused by another process.
 
     Args:
-        folder: Made where it is not there.
+        folder: Folder of the files, which is created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,60 +37,60 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The process that runs; None where none does."""
+        """The process id; None if the process is not running."""
         with self._pid.open("a+b") as file:
-            if _lock(file, fcntl.LOCK_SH):  # several may ask at once
+            if _lock(file, fcntl.LOCK_SH):  # shared, so that several commands can check at once
                 return None
             file.seek(0)
             return int(file.read() or 0) or None
 
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start it; does nothing where it runs."""
+        """Start the process, unless it is running."""
         with self._pid.open("a+b") as file:
             while not _lock(file, fcntl.LOCK_EX):
                 if not _lock(file, fcntl.LOCK_SH):
                     return
                 fcntl.flock(file, fcntl.LOCK_UN)
-                time.sleep(_EVERY_S)  # somebody asked for the pid, and is done in a moment
+                time.sleep(_POLL_S)  # another command holds the shared lock while it reads the pid
             if self.log.exists():
-                self.log.replace(self.log.with_name("log.1"))  # it may say why the last one ended
-            file.truncate(0)  # nobody may take it for this one's
+                self.log.replace(self.log.with_name("log.1"))  # the log of a process that failed is kept
+            file.truncate(0)  # removes the previous process id
             with self.log.open("wb") as log:
-                started = subprocess.Popen(  # noqa: S603 - the caller says what is run
+                started = subprocess.Popen(  # noqa: S603 - a server's binary and its arguments
                     command,
                     env=dict(environ),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # a Ctrl-C in this terminal is not meant for it
-                    pass_fds=[file.fileno()],  # the lock goes with it
+                    start_new_session=True,  # so that Ctrl-C in this terminal does not reach it
+                    pass_fds=[file.fileno()],  # the process inherits the lock
                 )
             file.write(str(started.pid).encode())
             file.flush()
-            started.returncode = 0  # it is not ours to wait for; Popen would warn of it
+            started.returncode = 0  # prevents Popen's warning about a process that is still running
 
     def stop(self) -> None:
-        """End it and wait until it has ended."""
+        """Terminate the process and wait until it has ended; after 30 s it is killed."""
         pid = self.pid
-        for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
-            deadline_s = time.monotonic() + patience_s
+        for number, timeout_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+            deadline_s = time.monotonic() + timeout_s
             if pid is None:
                 return
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
             while self.pid is not None and time.monotonic() < deadline_s:
-                time.sleep(_EVERY_S)
+                time.sleep(_POLL_S)
             pid = self.pid
 
-    def last_words(self) -> str | None:
-        """Give the end of the log of a process that has ended; None while it runs."""
+    def log_tail(self) -> str | None:
+        """Return the end of the log of a process that has ended; None if it is running."""
         if self.pid is not None:
             return None
         return self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace") if self.log.exists() else ""
 
 
 def _lock(file: BinaryIO, kind: int) -> bool:
-    """Lock a file, or tell that another process has it."""
+    """Lock a file; return False if another process holds the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -105,54 +105,56 @@ FLAGS = (
     "--enable-feature=exemplar-storage",
     "--web.enable-otlp-receiver",
 )
-"""Prometheus's, as in compose.yaml."""
+"""Prometheus's arguments, as in compose.yaml."""
 
 
 def find_binaries(servers: list[Server]) -> dict[str, Path]:
-    """Find the servers' binaries in the cache or on PATH.
+    """Return the servers' binaries, from the cache or from PATH.
 
     Raises:
         StackError: Binaries are missing.
     """
-    found = binaries.find_all(_BACKENDS[server.name] for server in servers)
-    return {server.name: found[_BACKENDS[server.name]] for server in servers}
+    binaries_by_backend = binaries.find_all(_BACKENDS[server.name] for server in servers)
+    return {server.name: binaries_by_backend[_BACKENDS[server.name]] for server in servers}
 
 
 def start(binaries: Mapping[str, Path], ports: Ports, targets: str, *, small: bool) -> None:
-    """Start what does not run."""
+    """Start the processes that are not running."""
     environ = _environ(ports, small=small)
     for name, binary in binaries.items():
         _process(name).start([str(binary), *_arguments(name, ports, targets, small=small)], environ)
 
 
-def stop(but: Collection[str] = ()) -> None:
-    """Stop all but some, the Collector first: what it holds still goes to Jaeger."""
+def stop(except_for: Collection[str] = ()) -> None:
+    """Stop all processes but some; the Collector first, so that Jaeger receives its remaining spans."""
     for name in reversed(_BACKENDS):
-        if name not in but:
+        if name not in except_for:
             _process(name).stop()
 
 
 def pids(servers: list[Server]) -> dict[str, int]:
-    """Give the processes of the servers that run."""
-    asked = {server.name: _process(server.name).pid for server in servers}
-    return {name: pid for name, pid in asked.items() if pid is not None}
+    """Return the process ids of the servers that are running."""
+    all_pids = {server.name: _process(server.name).pid for server in servers}
+    return {name: pid for name, pid in all_pids.items() if pid is not None}
 
 
-def pageless(servers: list[Server]) -> dict[str, str]:
-    """Name the servers that should show pages and have none, and say where a release that has them goes."""
+def without_web_ui(servers: list[Server]) -> dict[str, str]:
+    """Return advice for servers that lack their web pages, by server."""
     return {
-        server.name: _BACKENDS[server.name].advice for server in servers if server.has_page and not shows_page(server)
+        server.name: _BACKENDS[server.name].advice
+        for server in servers
+        if server.has_web_ui and not serves_web_ui(server)
     }
 
 
 def log(server: Server) -> Path:
-    """Give the path of a server's log."""
+    """Return the path of a server's log."""
     return _process(server.name).log
 
 
-def last_words(server: Server) -> str | None:
-    """Give the end of the log of a server that has ended."""
-    return _process(server.name).last_words()
+def log_tail(server: Server) -> str | None:
+    """Return the end of the log of a server that has ended; None if it is running."""
+    return _process(server.name).log_tail()
 
 
 def _process(name: str) -> Process:
@@ -170,30 +172,30 @@ def _arguments(name: str, ports: Ports, targets: str, *, small: bool) -> list[st
 
 
 def _environ(ports: Ports, *, small: bool) -> dict[str, str]:
-    """Say to the configurations what differs from a container."""
-    chosen = {
+    """Return the environment of the servers, with the settings that differ from containers."""
+    variables = {
         **ports.variables(),
         "JAEGER_LISTEN_HOST": "127.0.0.1",
         "COLLECTOR_LISTEN_HOST": "127.0.0.1",
         "JAEGER_OTLP_ENDPOINT": f"127.0.0.1:{ports.jaeger_otlp_grpc}",
-        "JAEGER_UI_CONFIG": "",  # its links lead to Grafana, which is not among them
+        "JAEGER_UI_CONFIG": "",  # its links lead to Grafana, which a native stack does not have
         "JAEGER_STORAGE": str(_folder("jaeger") / "data"),
         "COLLECTOR_STORAGE": str(_folder("collector") / "data"),
     }
     if small:
-        chosen |= {"JAEGER_OTLP_GRPC_PORT": str(ports.otlp_grpc), "JAEGER_OTLP_HTTP_PORT": str(ports.otlp_http)}
-    # What OTEL_* says is meant for the training.
-    return {**{name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}, **chosen}
+        variables |= {"JAEGER_OTLP_GRPC_PORT": str(ports.otlp_grpc), "JAEGER_OTLP_HTTP_PORT": str(ports.otlp_http)}
+    # OTEL_* variables configure the training, not the servers.
+    return {**{name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}, **variables}
 
 
 def prometheus_arguments(folder: Path, targets: Path, ports: Ports, *, small: bool) -> list[str]:
-    """Lay out a folder as Prometheus's container has it, and give the arguments to run it there.
+    """Prepare a folder with Prometheus's configuration; return its arguments.
 
     Args:
-        folder: For its configuration, which is written anew, and its data.
-        targets: Where ranks name their endpoints.
-        ports: Where it and the Collector listen.
-        small: There is no Collector.
+        folder: Folder of the configuration, which is overwritten, and of the data.
+        targets: Folder with the scrape endpoints of ranks.
+        ports: Ports of Prometheus and of the Collector.
+        small: Whether the stack has no Collector.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(paths.shipped() / "prometheus" / "prometheus.yml", folder)

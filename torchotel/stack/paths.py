@@ -1,4 +1,4 @@
-"""Folders and files of the stack."""
+"""Folders and generated configuration files of the stack."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def shipped() -> Path:
 
 
 def state() -> Path:
-    """Make the folder of what outlives a command."""
+    """Return the folder of the stack's state, which is created if it is missing."""
     try:
-        return _made(stack_folder(), "XDG_STATE_HOME", mode=_PRIVATE)
+        return _create(stack_folder(), "XDG_STATE_HOME", mode=_PRIVATE)
     except RuntimeError as error:
         raise StackError(f"{error}: set XDG_STATE_HOME to a folder for the state of the stack") from error
 
 
-def targets(otherwise: str | None = None) -> str:
-    """Make the folder in which ranks name their endpoints.
+def targets(default: str | None = None) -> str:
+    """Return the folder with the scrape endpoints of ranks, which is created if it is missing.
 
     Args:
-        otherwise: The one where TORCHOTEL_DISCOVERY_DIR names none; None: that in which they do so unasked.
+        default: Folder to use if TORCHOTEL_DISCOVERY_DIR is not set; None: the folder that ranks use by default.
     """
-    chosen = os.environ.get("TORCHOTEL_DISCOVERY_DIR") or otherwise
-    folder = Path(chosen).absolute() if chosen else own_targets(state())
-    return str(_made(folder, "TORCHOTEL_DISCOVERY_DIR"))
+    path = os.environ.get("TORCHOTEL_DISCOVERY_DIR") or default
+    folder = Path(path).absolute() if path else own_targets(state())
+    return str(_create(folder, "TORCHOTEL_DISCOVERY_DIR"))
 
 
 def grafana_password() -> str:
-    """Give the password of Grafana's admin: GRAFANA_PASSWORD, else one of this machine's own."""
+    """Return the password of Grafana's admin: GRAFANA_PASSWORD, else a random one, which is saved."""
     file = state() / "grafana-password"
     if os.environ.get("GRAFANA_PASSWORD"):
         return os.environ["GRAFANA_PASSWORD"]
@@ -50,7 +50,7 @@ def grafana_password() -> str:
     return file.read_text()
 
 
-def _made(folder: Path, variable: str, mode: int = 0o777) -> Path:
+def _create(folder: Path, variable: str, mode: int = 0o777) -> Path:
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
@@ -59,12 +59,12 @@ def _made(folder: Path, variable: str, mode: int = 0o777) -> Path:
 
 
 def collector_targets(ports: Ports, *, small: bool) -> str:
-    """Write `prometheus/collector.json`: what was pushed to the Collector, and its own metrics."""
+    """Return `prometheus/collector.json`: scrape targets for pushed metrics and for the Collector's own metrics."""
     own = [f"127.0.0.1:{port}" for port in (ports.collector_metrics, ports.collector_telemetry)]
     return json.dumps([] if small else [{"targets": own}])
 
 
-def jaeger_page(grafana: int) -> str:
-    """Write `jaeger/ui.json`: its links lead to Grafana."""
-    shown = (shipped() / "jaeger" / "ui.json").read_text()
-    return shown.replace(f"//localhost:{Ports.grafana}/", f"//localhost:{grafana}/")
+def jaeger_ui_config(grafana: int) -> str:
+    """Return `jaeger/ui.json`, with links to Grafana at its port."""
+    template = (shipped() / "jaeger" / "ui.json").read_text()
+    return template.replace(f"//localhost:{Ports.grafana}/", f"//localhost:{grafana}/")

@@ -1,4 +1,4 @@
-"""The servers of the stack: ports, health checks and web pages."""
+"""Declare the servers of the stack: ports, health checks and web pages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from http.client import HTTPException
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
+from torchotel._utils.process import MAX_PORT
+
 
 class StackError(Exception):
-    """Something is missing, taken or broken; the message says what, and what to do."""
-
-
-_MOST = 65535
+    """The stack cannot be started, stopped or described; the message gives the reason and an action."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ports:
-    """Ports on 127.0.0.1; each has a variable, like JAEGER_PORT, that the files in `deploy/` read too."""
+    """Ports on 127.0.0.1. Each has a variable, such as JAEGER_PORT, which the files in `deploy/` read too."""
 
     otlp_grpc: int = 4317
     otlp_http: int = 4318
@@ -29,57 +28,61 @@ class Ports:
     grafana: int = 3000
     collector_health: int = 13133
     collector_metrics: int = 18889
-    """Pushed metrics; not the Collector's own 8889 and 8888, which is Jupyter's."""
+    """Pushed metrics. The Collector's default ports are not used, since Jupyter uses 8888."""
     collector_telemetry: int = 18888
     jaeger_grpc: int = 16685
-    """This one and those below: where Jaeger is a plain process."""
+    """This port and the following ones are used by a Jaeger that is a plain process."""
     jaeger_otlp_grpc: int = 14317
-    """Behind the Collector."""
+    """Port on which Jaeger receives spans from the Collector."""
     jaeger_otlp_http: int = 14318
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ, otherwise: Self | None = None) -> Self:
-        """Take those that the environment chooses, and else the given ones or the defaults.
+    def read(cls, environ: Mapping[str, str] = os.environ, base: Self | None = None) -> Self:
+        """Return the ports with the changes from environment variables.
+
+        Args:
+            environ: Environment variables.
+            base: Ports that variables can change; None: the defaults.
 
         Raises:
-            StackError: One is no port.
+            StackError: A variable is not a port.
         """
-        said = {
+        overrides = {
             field.name: environ[_variable(field.name)] for field in fields(cls) if environ.get(_variable(field.name))
         }
-        for name, text in said.items():
-            if not (text.isdecimal() and 0 < int(text) <= _MOST):
-                raise StackError(f"{_variable(name)}: got {text!r}, takes a port between 1 and {_MOST}")
-        return replace(otherwise or cls(), **{name: int(text) for name, text in said.items()})
+        for name, text in overrides.items():
+            if not (text.isdecimal() and 0 < int(text) <= MAX_PORT):
+                raise StackError(f"{_variable(name)}: got {text!r}, takes a port between 1 and {MAX_PORT}")
+        return replace(base or cls(), **{name: int(text) for name, text in overrides.items()})
 
     def variables(self) -> dict[str, str]:
-        """Give them as environment variables."""
+        """Return the ports as environment variables."""
         return {_variable(field.name): str(getattr(self, field.name)) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class Server:
-    """One server."""
+    """One server of the stack."""
 
     name: str
     ports: tuple[int, ...]
-    """All that it listens on."""
+    """All ports that the server listens on."""
     health: str
-    """Answers with 200 once it can be used."""
+    """URL that returns status 200 when the server is ready."""
     address: str
-    """Where it is looked at, or sent to."""
+    """URL that users open or send data to."""
     purpose: str
-    has_page: bool = True
-    """Whether the address is one for a browser."""
+    has_web_ui: bool = True
+    """Whether the address is a web page."""
 
 
 def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
-    """List the servers of a stack, in the order of their start."""
+    """Return the servers of a stack, in start order."""
     otlp = (ports.otlp_grpc, ports.otlp_http)
     behind = (ports.jaeger_grpc, *(() if small else (ports.jaeger_otlp_grpc, ports.jaeger_otlp_http))) if native else ()
     jaeger = _url(ports.jaeger)
     prometheus = _url(ports.prometheus)
-    found = [
+    server_list = [
         Server(
             "jaeger",
             (ports.jaeger, *behind, *(otlp if small else ())),
@@ -92,12 +95,13 @@ def servers(ports: Ports, *, small: bool, native: bool) -> list[Server]:
     if not small:
         own = (ports.collector_health, ports.collector_metrics, ports.collector_telemetry)
         health = _url(ports.collector_health)
-        found.append(Server("collector", (*otlp, *own), health, _url(ports.otlp_http), "OTLP receiver", has_page=False))
+        otlp_url = _url(ports.otlp_http)
+        server_list.append(Server("collector", (*otlp, *own), health, otlp_url, "OTLP receiver", has_web_ui=False))
     if not native:
         grafana = _url(ports.grafana)
         board = f"{grafana}/d/torchotel-training"
-        found.append(Server("grafana", (ports.grafana,), f"{grafana}/api/health", board, "dashboards"))
-    return found
+        server_list.append(Server("grafana", (ports.grafana,), f"{grafana}/api/health", board, "dashboards"))
+    return server_list
 
 
 def _url(port: int) -> str:
@@ -109,19 +113,19 @@ def _variable(name: str) -> str:
 
 
 _ANSWER_S = 3.0
-_EVERY_S = 0.2
+_POLL_S = 0.2
 _OK = 200
 
-_open = build_opener(ProxyHandler({})).open  # a proxy of the user's has no business on this machine
+_open = build_opener(ProxyHandler({})).open  # without the user's proxy, since the servers are on this machine
 
 
-def answers(server: Server) -> bool:
-    """Ask a server whether it can be used."""
-    return fetched(server.health) is not None
+def is_healthy(server: Server) -> bool:
+    """Return whether the server is ready."""
+    return fetch(server.health) is not None
 
 
-def fetched(address: str) -> bytes | None:
-    """Give what is said at an address on this machine; None where it is no good answer."""
+def fetch(address: str) -> bytes | None:
+    """Return the body of a response with status 200 from this machine; None for any other result."""
     try:
         with _open(address, timeout=_ANSWER_S) as answer:
             return bytes(answer.read()) if answer.status == _OK else None
@@ -129,38 +133,40 @@ def fetched(address: str) -> bytes | None:
         return None
 
 
-def await_all(servers: Sequence[Server], patience_s: float, gone: Callable[[Server], str | None]) -> None:
-    """Wait until all servers can be used: what answers in the place of one that has ended is another's.
+def wait_until_healthy(servers: Sequence[Server], timeout_s: float, log_tail: Callable[[Server], str | None]) -> None:
+    """Wait until all servers are ready.
+
+    At the end, each server's process is checked: another program may answer on the port of a server that has ended.
 
     Args:
-        servers: Whom to wait for.
-        patience_s: How long in all.
-        gone: Tells what a server said last, if it has ended.
+        servers: Servers to wait for.
+        timeout_s: Limit for all servers together.
+        log_tail: Returns the end of a server's log, or None if the server is running.
 
     Raises:
-        StackError: One has ended, or takes too long.
+        StackError: A server has ended, or is not ready in time.
     """
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     for server in servers:
-        while not answers(server):
-            _check_lives(server, gone)
+        while not is_healthy(server):
+            _check_running(server, log_tail)
             if time.monotonic() > deadline_s:
-                raise StackError(f"{server.name} did not answer at {server.health} within {patience_s:g} s")
-            time.sleep(_EVERY_S)
+                raise StackError(f"{server.name} did not answer at {server.health} within {timeout_s:g} s")
+            time.sleep(_POLL_S)
     for server in servers:
-        _check_lives(server, gone)
+        _check_running(server, log_tail)
 
 
-def _check_lives(server: Server, gone: Callable[[Server], str | None]) -> None:
-    last_words = gone(server)
-    if last_words is not None:
-        raise StackError(f"{server.name} ended at once. The end of its log:\n{last_words}")
+def _check_running(server: Server, log_tail: Callable[[Server], str | None]) -> None:
+    log = log_tail(server)
+    if log is not None:
+        raise StackError(f"{server.name} ended at once. The end of its log:\n{log}")
 
 
 _PLACEHOLDER = b"This is a placeholder for the Jaeger UI home page"
 
 
-def shows_page(server: Server) -> bool:
-    """Look at its page; Jaeger shows another in its place, and Prometheus fails."""
-    page = fetched(server.address)
+def serves_web_ui(server: Server) -> bool:
+    """Return whether the server has its web pages: a Jaeger built without them has a placeholder, Prometheus none."""
+    page = fetch(server.address)
     return page is not None and _PLACEHOLDER not in page

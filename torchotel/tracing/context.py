@@ -22,10 +22,11 @@ from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContex
 from torchotel._records import SUPPRESSED, Baggage, SpanReference
 from torchotel.tracing.ids import span_context_of
 
-Ask = Callable[[], SpanReference | None]
+Resolve = Callable[[], SpanReference | None]
+"""Returns the ids of the innermost open span of a step; None if there is none."""
 
 (SPAN,) = trace.set_span_in_context(INVALID_SPAN, Context())
-"""Where a context has its span: each step looks there twice, and asking the API is ten calls."""
+"""The key of the current span in a context. Each step reads it twice, and the API's function makes ten calls."""
 (_BAGGAGE,) = baggage.set_baggage("name", "value", Context())
 
 
@@ -35,14 +36,14 @@ def current_baggage() -> Baggage | None:
 
 
 def baggage_context(found: Baggage | None) -> Context:
-    """Return a context that has this baggage, and nothing else."""
+    """Return a context that has only this baggage."""
     return Context({_BAGGAGE: found}) if found else Context()
 
 
 def current_span() -> SpanReference | None:
-    """Return the user's span that is current on the calling thread; a step of this thread stands for what is below.
+    """Return the user's span that is current on the calling thread, below the proxies of this thread's steps.
 
-    `SUPPRESSED` if the program is in a block of `suppress_instrumentation()`.
+    In a block of `suppress_instrumentation()`, return `SUPPRESSED`.
     """
     context = get_current()
     if _is_suppressed(context):
@@ -54,7 +55,7 @@ def current_span() -> SpanReference | None:
 
 
 def _is_suppressed(context: Context) -> bool:
-    """Tell whether either key is set that opentelemetry.instrumentation.utils.suppress_instrumentation sets."""
+    """Return whether a key of `opentelemetry.instrumentation.utils.suppress_instrumentation` is set."""
     return bool(context.get(_SUPPRESS_INSTRUMENTATION_KEY) or context.get("suppress_instrumentation"))
 
 
@@ -64,7 +65,7 @@ def _span_of(context: Context) -> Span:
 
 
 def reference_of(context: SpanContext) -> SpanReference | None:
-    """Return the ids of a span context; None where it has none."""
+    """Return the ids of a span context; None if it is invalid."""
     if not context.is_valid:
         return None
     state = context.trace_state.to_header() if context.trace_state else ""
@@ -72,73 +73,73 @@ def reference_of(context: SpanContext) -> SpanReference | None:
 
 
 class ContextProxySpan(NonRecordingSpan):
-    """Stands for what is innermost at the moment that it is asked: a module call, a step, or what was there before.
+    """The current span while a step runs; its ids are those of the innermost open span at the time of each read.
 
     Args:
-        ask: Answers with the ids of what is innermost; None for nothing.
-        key: What it was made for.
-        outer: The span that was current before.
+        resolve: Returns the ids of the innermost open span; None if there is none.
+        key: The step or the call that it was attached for.
+        outer: The user's span that was current before.
     """
 
-    def __init__(self, ask: Ask, key: object, outer: Span) -> None:
+    def __init__(self, resolve: Resolve, key: object, outer: Span) -> None:
         super().__init__(trace.INVALID_SPAN_CONTEXT)
         self.key, self.thread = key, threading.get_ident()
-        self._ask, self._outer = ask, outer
+        self._resolve, self._outer = resolve, outer
         self._outer_recorded = outer is not INVALID_SPAN and outer.is_recording()
 
     @property
     def outer(self) -> Span:
-        """The span that was current before; none where it has ended since."""
+        """The user's span that was current before; an invalid span if it has ended since."""
         ended = self._outer_recorded and not self._outer.is_recording()
         return INVALID_SPAN if ended else self._outer
 
     def get_span_context(self) -> SpanContext:
-        """Return the ids of what is innermost, which are its own from now on."""
-        reference = self._ask()
+        """Return the ids of the innermost open span, which are fixed by that."""
+        reference = self._resolve()
         if reference is None:
             return self.outer.get_span_context()
         return span_context_of(reference)
 
-    def leave(self) -> None:
-        """Bring back what was current before, where this is current still."""
+    def detach(self) -> None:
+        """Restore the previous span, if this one is still current."""
         if trace.get_current_span() is self:
             attach(trace.set_span_in_context(self.outer))
 
-    # What users say of "the current span" is meant for theirs: ours has its say already.
+    # Programs change the current span, which they expect to be theirs.
 
     def is_recording(self) -> bool:
-        """Tell whether the user's span below records."""
+        """Return whether the user's span records."""
         return self.outer.is_recording()
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Set it on the user's span below."""
+        """Set an attribute on the user's span."""
         self.outer.set_attribute(key, value)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Set them on the user's span below."""
+        """Set attributes on the user's span."""
         self.outer.set_attributes(attributes)
 
     def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
-        """Add it to the user's span below."""
+        """Add an event to the user's span."""
         self.outer.add_event(name, attributes, timestamp)
 
     def record_exception(self, exception: BaseException, *args: Any, **kwargs: Any) -> None:
-        """Record it on the user's span below."""
+        """Record an exception on the user's span."""
         self.outer.record_exception(exception, *args, **kwargs)
 
     def set_status(self, status: Any, description: str | None = None) -> None:
-        """Set it on the user's span below."""
+        """Set the status of the user's span."""
         self.outer.set_status(status, description)
 
 
-def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
-    """Make a live span current on the calling thread; return what ends that.
+def attach_proxy(resolve: Resolve, key: object) -> Callable[[], None] | None:
+    """Attach a proxy span to the context of the calling thread; return the function that detaches it.
 
-    None if it is current already, or if the program has suppressed instrumentation.
+    Return None if a proxy for the same key is current, or if the program has suppressed instrumentation.
 
     Args:
-        ask: Answers with the ids of what is innermost.
-        key: What the span is made for; one that was made for something else makes room.
+        resolve: Returns the ids of the innermost open span.
+        key: The step or the call that the proxy is for; it replaces a proxy with another key.
     """
     context = get_current()
     if _is_suppressed(context):
@@ -148,14 +149,14 @@ def make_current(ask: Ask, key: object) -> Callable[[], None] | None:
         if outer.key is key:
             return None
         outer = outer.outer
-    live = ContextProxySpan(ask, key, outer)
-    attach(Context({**context, SPAN: live}))
-    return live.leave
+    proxy = ContextProxySpan(resolve, key, outer)
+    attach(Context({**context, SPAN: proxy}))
+    return proxy.detach
 
 
 @contextmanager
 def suppressed() -> Iterator[None]:
-    """Set the keys that instrumentations heed, on this thread and while the block lasts."""
+    """Suppress the instrumentations of this thread's HTTP and gRPC clients during the block."""
     context = set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True)
     token = attach(set_value(_SUPPRESS_HTTP_INSTRUMENTATION_KEY, value=True, context=context))
     try:

@@ -5,112 +5,108 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isfinite
 
+from torchotel._limits import MAX_NONFINITE_NAMES
 from torchotel._records import ModuleInfo, StepRecord
 from torchotel._utils.faults import Warn
-from torchotel.tracing.call_tree import Timed
+from torchotel.tracing.call_tree import CallTree
 
-SURE = 3
-"""Steps of a thread after which it is told; the first may have begun before `instrument()`."""
+MIN_STEPS_WITHOUT_FORWARD = 3
+"""Steps of a thread before the warning; the first may have begun before `instrument()`."""
 
 NO_FORWARD = (
-    "steps run a backward, and before it no module with parameters on their thread: their forward is a function, "
-    "perhaps a compiled one, is a `forward` that is called by its name, or ran on another thread, which makes a step "
-    "of each backward there, or in an autograd.Function (as of odeint_adjoint), where each call is an evaluation. Call "
-    "the model itself, or what calls it from a module's forward, on the backward's thread, and compile it rather than "
-    "the function, to see its spans"
+    "steps run a backward, and before it no module with parameters on their thread, so forward spans are missing. The "
+    "forward may be a function, a compiled function or a method called by its name; it may run on another thread, or "
+    "in an autograd.Function such as that of odeint_adjoint. Call and compile the model itself, on the thread of the "
+    "backward"
 )
 TRANSFORMED = (
-    "%s runs inside a transform of torch.func, and a backward outside of the transform: there it can't be seen, so it "
-    "has no backward span, and its time is that of the module around. A backward that torch.func.grad runs is seen"
+    "%s runs inside a transform of torch.func, and the backward outside: it has no backward span, and its time counts "
+    "in the enclosing module. To record its backward, run it by torch.func.grad"
 )
 
 NOT_INCLUDED = (
-    "`include` matches none of the modules that were called until now, %s among them: none has spans. A pattern stands "
-    "for whole paths, and `*` in it for anything, dots too: `*.attention`, `layers.0.*`"
+    "`include` matches none of the modules called so far, %s among them, so no module has spans. Use patterns that "
+    "match whole paths, in which `*` also matches dots: `*.attention`, `layers.0.*`"
 )
-ENOUGH = 3
-"""Steps in detail after which that is told."""
+MIN_STEPS_NOT_INCLUDED = 3
+"""Detailed steps before the warning."""
 
 
 class BlindSpotDiagnostics:
-    """Look what steps lack.
+    """Warn of modules whose calls or backwards are not recorded.
 
     Args:
-        warn: Called with what the user is to know.
-        includes: Tells whether a module is one that spans were asked for.
+        warn: Logs warnings to the user.
+        includes: Returns whether `include` matches a module.
     """
 
     def __init__(self, warn: Warn, includes: Callable[[ModuleInfo], bool]) -> None:
         self._warn, self._includes = warn, includes
         self._included = False
-        """A module that was called is included, or may be where that can't be told."""
-        self._others = 0
-        """Steps until then."""
+        """Whether an included module was called; a call of a compiled region counts, as its modules are unknown."""
+        self._steps_not_included = 0
         self._forward_seen: set[int] = set()
         """Threads that have called a module with parameters in a step."""
-        self._without: dict[int, int] = {}
-        """Steps of each other thread."""
+        self._steps_without_forward: dict[int, int] = {}
+        """By thread."""
 
-    def look(self, unit: StepRecord, timed: Timed) -> None:
-        """Take in a step or an evaluation, and its calls."""
-        if unit.hooks_were_out:
+    def check(self, record: StepRecord, tree: CallTree) -> None:
+        """Check a record and its calls."""
+        if record.hooks_were_out:
             return
-        if unit.kind == "step" and unit.calls and not self._included:
-            self._look_for_included(unit)
-        kinds = {phase.kind for phase in unit.phases}
+        if record.kind == "step" and record.calls and not self._included:
+            self._check_included(record)
+        kinds = {phase.kind for phase in record.phases}
         if "backward" not in kinds:
             return
-        if unit.thread not in self._forward_seen and (unit.detailed or "forward" not in kinds):
-            self._look_for_forward(unit)
-        if any(call.site.transformed for call in unit.calls):
-            self._look_for_backwards(timed)
+        if record.thread not in self._forward_seen and (record.detailed or "forward" not in kinds):
+            self._check_forward(record)
+        if any(call.site.transformed for call in record.calls):
+            self._check_backwards(tree)
 
-    def _look_for_included(self, step: StepRecord) -> None:
-        # What is inside of a compiled one is no call.
+    def _check_included(self, step: StepRecord) -> None:
+        # The modules of a compiled region have no calls.
         self._included = any(call.site.compiled or self._includes(call.site.module) for call in step.calls)
-        self._others += not self._included
-        if self._others == ENOUGH:
+        self._steps_not_included += not self._included
+        if self._steps_not_included == MIN_STEPS_NOT_INCLUDED:
             self._warn(NOT_INCLUDED, step.calls[0].site.module)
 
-    def _look_for_forward(self, step: StepRecord) -> None:
+    def _check_forward(self, step: StepRecord) -> None:
         if any(call.site.module.holds_parameters for call in step.calls):
             self._forward_seen.add(step.thread)
             return
-        number = self._without[step.thread] = self._without.get(step.thread, 0) + 1
-        if number == SURE:
+        number = self._steps_without_forward[step.thread] = self._steps_without_forward.get(step.thread, 0) + 1
+        if number == MIN_STEPS_WITHOUT_FORWARD:
             self._warn(NO_FORWARD)
 
-    def _look_for_backwards(self, timed: Timed) -> None:
-        """Look for calls inside a transform that a backward went around, not through."""
-        went_through = {run.call for run in timed.runs}
-        for index in range(timed.own, len(timed.calls)):
-            site, outer = timed.calls[index].site, timed.parents[index]
-            if site.transformed and index not in went_through and (outer < 0 or outer in went_through):
+    def _check_backwards(self, tree: CallTree) -> None:
+        """Find calls inside a transform whose enclosing call has a backward while they have none."""
+        with_backward = {backward.call for backward in tree.backwards}
+        for index in range(tree.first_own, len(tree.calls)):
+            site, outer = tree.calls[index].site, tree.parents[index]
+            if site.transformed and index not in with_backward and (outer < 0 or outer in with_backward):
                 self._warn(TRANSFORMED, site.module)
 
 
-MAX_NAMES = 16
+def find_nonfinite(record: StepRecord, tree: CallTree) -> tuple[str, ...]:
+    """Return the names of non-finite values: the loss, then the gradients of modules in the order of their backwards.
 
-
-def find_nonfinite(unit: StepRecord, timed: Timed) -> tuple[str, ...]:
-    """Name the first that went NaN or infinite: the loss, then layers in the order that their backwards ran.
-
-    Where the order is not known, since the step has no detail, the last layer of the model comes first.
+    A step without detail has no times of backwards; there the last module of the model comes first.
     """
-    loss = unit.values.get("loss")
+    loss = record.values.get("loss")
     found = ["loss"] if isinstance(loss, float) and not isfinite(loss) else []
-    if unit.gradients is not None and not isfinite(unit.gradients.total):
-        bad = [module for module, norm in reversed(unit.gradients.modules) if not isfinite(norm)]
-        ends = _ends(timed) if bad else {}
-        bad.sort(key=lambda module: ends.get(module, unit.end_ns))
+    if record.gradients is not None and not isfinite(record.gradients.total):
+        bad = [module for module, norm in reversed(record.gradients.modules) if not isfinite(norm)]
+        ends = _ends(tree) if bad else {}
+        bad.sort(key=lambda module: ends.get(module, record.end_ns))
         found += [f"gradient {module.path}" for module in bad]
-    return tuple(found[:MAX_NAMES])
+    return tuple(found[:MAX_NONFINITE_NAMES])
 
 
-def _ends(timed: Timed) -> dict[ModuleInfo, int]:
-    """When each module's first backward ended: a container's begins before those of the layers that it ends after."""
+def _ends(tree: CallTree) -> dict[ModuleInfo, int]:
+    """Return the end of each module's first backward; the start would order a container before its layers."""
     ends: dict[ModuleInfo, int] = {}
-    for run in timed.runs:
-        module = timed.calls[run.call].site.module
-        ends[module] = min(run.end_ns, ends.get(module, run.end_ns))
+    for backward in tree.backwards:
+        module = tree.calls[backward.call].site.module
+        ends[module] = min(backward.end_ns, ends.get(module, backward.end_ns))
     return ends

@@ -1,7 +1,7 @@
-"""Many evaluations under one span of the user's: the first ten as they are, the rest as one.
+"""Fold the evaluations under one user span: the first ten get spans of their own, the rest fold into one.
 
-A request that generates a thousand tokens runs a thousand forwards; its trace must still open. Requests take turns on
-a thread, and one may run on several, so it is their spans that are told apart.
+A request that generates a thousand tokens runs a thousand forwards, and backends must still be able to show its trace.
+Requests take turns on one thread, and one request may run on several threads, so evaluations are folded by user span.
 """
 
 from __future__ import annotations
@@ -9,70 +9,70 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from torchotel._limits import MAX_FOLLOWING_EVALUATIONS
 from torchotel._records import StepRecord
 
-MAX_EVALUATIONS = 10
 MAX_SPANS = 1024
-"""Spans of the user's that are remembered; one that was forgotten begins anew."""
+"""User spans whose evaluations are counted; if a forgotten span gets another evaluation, its count begins at 1."""
 QUIET_NS = 2_000_000_000
-"""After so long without a further evaluation what was folded is sent: the next request may be hours away."""
+"""Time without a further evaluation after which the folded record is returned: a next request may never come."""
 
 SpanKey: TypeAlias = tuple[int, int]
 
 
 class EvaluationFold:
-    """Keep one evaluation for each span of the user's that stands for all from the eleventh on."""
+    """Count the evaluations of each user span, and hold one record for all from the eleventh on."""
 
     def __init__(self) -> None:
         self._counts: dict[SpanKey, int] = {}
-        """The last that was counted comes last."""
+        """The span that was counted last is the last key."""
         self._folded: dict[SpanKey, StepRecord] = {}
 
-    def take(self, unit: StepRecord) -> list[StepRecord]:
-        """Return what is to be built now: the record, what was folded and is forgotten, or nothing."""
-        if unit.kind != "evaluation" or unit.user_span is None or unit.grad:
-            return [unit]
-        span = (unit.user_span.trace_id, unit.user_span.span_id)
+    def add(self, record: StepRecord) -> list[StepRecord]:
+        """Return the records to build now: this one unless it was folded, and the folded record of a forgotten span."""
+        if record.kind != "evaluation" or record.user_span is None or record.grad:
+            return [record]
+        span = (record.user_span.trace_id, record.user_span.span_id)
         count = self._counts[span] = self._counts.pop(span, 0) + 1
-        ready = self._forget() if len(self._counts) > MAX_SPANS else []
-        if count <= MAX_EVALUATIONS or _stands_for_itself(unit):
-            return [*ready, unit]
-        self._fold(span, unit)
+        ready = self._forget_oldest() if len(self._counts) > MAX_SPANS else []
+        if count <= MAX_FOLLOWING_EVALUATIONS or _is_unfoldable(record):
+            return [*ready, record]
+        self._fold(span, record)
         return ready
 
-    def quiet(self, now_ns: int) -> list[StepRecord]:
-        """Return what is folded of spans that nothing has come of for a while.
+    def pop_quiet(self, now_ns: int) -> list[StepRecord]:
+        """Remove and return the folded records of spans that have had no evaluation for `QUIET_NS`.
 
         Args:
-            now_ns: The time as records have it.
+            now_ns: The time, by the clock of records.
         """
-        spans = [span for span, unit in self._folded.items() if now_ns - unit.end_ns > QUIET_NS]
+        spans = [span for span, record in self._folded.items() if now_ns - record.end_ns > QUIET_NS]
         return [self._folded.pop(span) for span in spans]
 
-    def rest(self) -> list[StepRecord]:
-        """Return what is folded so far."""
-        units = list(self._folded.values())
+    def pop_all(self) -> list[StepRecord]:
+        """Remove and return all folded records."""
+        records = list(self._folded.values())
         self._folded.clear()
-        return units
+        return records
 
-    def _fold(self, span: SpanKey, unit: StepRecord) -> None:
+    def _fold(self, span: SpanKey, record: StepRecord) -> None:
         folded = self._folded.get(span)
         if folded is None:
-            folded = replace(unit, phases=[], calls=[], stamps=[], registrations=[], device_times=[])
+            folded = replace(record, phases=[], calls=[], stamps=[], registrations=[], device_times=[])
             folded.detailed, folded.reason = False, None
             self._folded[span] = folded
-        folded.end_ns = max(folded.end_ns, unit.end_ns + unit.unix_offset_ns - folded.unix_offset_ns)
+        folded.end_ns = max(folded.end_ns, record.end_ns + record.unix_offset_ns - folded.unix_offset_ns)
         folded.folded += 1
-        folded.folded_ns += unit.end_ns - unit.start_ns
+        folded.folded_ns += record.end_ns - record.start_ns
 
-    def _forget(self) -> list[StepRecord]:
-        """Forget the span that was counted longest ago; return what was folded of it."""
+    def _forget_oldest(self) -> list[StepRecord]:
+        """Forget the span that was counted longest ago; return its folded record, if it has one."""
         oldest = next(iter(self._counts))
         del self._counts[oldest]
-        unit = self._folded.pop(oldest, None)
-        return [] if unit is None else [unit]
+        record = self._folded.pop(oldest, None)
+        return [] if record is None else [record]
 
 
-def _stands_for_itself(unit: StepRecord) -> bool:
-    """Tell whether spans of the user's are below it, or it says where it failed."""
-    return unit.identity is not None or unit.error is not None
+def _is_unfoldable(record: StepRecord) -> bool:
+    """Return whether user spans may be below the evaluation's span, or the evaluation failed."""
+    return record.identity is not None or record.error is not None

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
 
 
-own_random = random.Random()  # noqa: S311  # programs seed and restore the global one, and count on its numbers
-os.register_at_fork(after_in_child=own_random.seed)  # or all children had the same ids
+own_random = random.Random()  # noqa: S311  # the global generator belongs to the program, which may seed it
+os.register_at_fork(after_in_child=own_random.seed)  # otherwise all children would have the same ids
 
 
 def random_trace_id() -> int:
-    """Return a trace id; all zeros is none."""
+    """Return a random trace id, which must not be 0."""
     return own_random.getrandbits(128) or 1
 
 
 def random_span_id() -> int:
-    """Return a span id; spans below it may take those that follow, so the low bits are left to them."""
+    """Return a random span id whose low bits are 1, so that the spans of its trace can have the ids that follow."""
     return own_random.getrandbits(64) & ~0xFFFFFF | 1
 
 
@@ -40,7 +40,7 @@ def make_sampler(name: str, ratio: float) -> Sampler:
         name: always_on, always_off, traceidratio, or one of these after `parentbased_`.
         ratio: Share of traces that traceidratio keeps.
     """
-    from opentelemetry.sdk.trace.sampling import (  # noqa: PLC0415  # 30 ms, and by default nobody needs it
+    from opentelemetry.sdk.trace.sampling import (  # noqa: PLC0415  # takes 30 ms, and the default sampler does not need it
         ALWAYS_OFF,
         ALWAYS_ON,
         ParentBased,
@@ -58,18 +58,18 @@ def context_of(reference: SpanReference, context: Context | None = None) -> Cont
 
 
 def span_context_of(reference: SpanReference) -> SpanContext:
-    """Return the ids of a reference as OpenTelemetry has them."""
+    """Return the OpenTelemetry span context of a reference."""
     flags = TraceFlags(TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT)
     state = TraceState.from_header([reference.state]) if reference.state else None
     return SpanContext(reference.trace_id, reference.span_id, reference.remote, flags, state)
 
 
 class IdGenerator(SpanContextSource):
-    """Give random ids, and let a sampler decide by the trace id.
+    """Fix random span ids, and make the head sampling decision with the sampler of the settings.
 
     Args:
-        sampler: As `make_sampler` takes it. Where it is always_off nothing is kept late either: off is off.
-        ratio: Its share.
+        sampler: The name of the sampler, see `make_sampler`; with always_off the tail sampler keeps nothing either.
+        ratio: Share of traces that traceidratio keeps.
     """
 
     def __init__(self, sampler: str = "parentbased_always_on", ratio: float = 1.0) -> None:
@@ -85,7 +85,7 @@ class IdGenerator(SpanContextSource):
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,  # not exported
     ) -> SpanReference:
-        """Fix the ids of a span; one below another is in its trace."""
+        """Fix the ids of a span, in the trace of its parent if it has one."""
         trace_id = random_trace_id() if parent is None else parent.trace_id
         sampled = parent is None or parent.sampled
         if self._sampler is not None:
@@ -96,7 +96,7 @@ class IdGenerator(SpanContextSource):
 
 
 def run_reference(run_id: str, generation: int) -> SpanReference:
-    """Return the ids of `torch.run`: a hash, so that every rank links to the same span without asking."""
+    """Return the ids of `torch.run`: a hash, so that all ranks link to the same span without communication."""
     digest = hashlib.sha256(f"{run_id}/{generation}/run".encode("utf-8", "replace")).digest()
     return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True)
 
@@ -104,7 +104,7 @@ def run_reference(run_id: str, generation: int) -> SpanReference:
 def run_trace(
     reference: SpanReference, time_ns: int, model: ModelInfo | None, config: Attributes, versions: Mapping[str, str]
 ) -> Trace:
-    """Build the trace of one span that says what runs: configuration, versions, model."""
+    """Build the trace of the run: one span with configuration, versions and model."""
     attributes: dict[str, AttributeValue] = {names.CONFIG_PREFIX + name: value for name, value in config.items()}
     attributes.update(versions)
     if model is not None:

@@ -12,12 +12,15 @@ from torchotel._utils.gil import GilYielder
 from torchotel.tracing.span import AttributeValue, SpanEvent, SpanLink, SpanTemplate
 
 PHASE_LEVEL = 1
-_start = attrgetter("start_ns")
 NS_PER_US = 1000
+MAX_TRACES = 1024
+"""Traces whose spans are counted; a forgotten trace has its whole budget again."""
+
+_start = attrgetter("start_ns")
 
 
 class Node:
-    """A span while its trace is being built; `parent` is an index that is lower than its own, -1 for the root."""
+    """A span under construction; `parent` is the index of a node before it, -1 for the root."""
 
     __slots__ = (
         "attributes", "end_ns", "error", "events", "links", "parent", "span_id", "start_ns", "template",
@@ -30,78 +33,91 @@ class Node:
         self.events: tuple[SpanEvent, ...] = ()
         self.links: tuple[SpanLink, ...] = ()
         self.span_id = 0
-        """Given out while it ran: others may be below it, so it is never folded; 0: not yet."""
+        """The id that was fixed while the span ran; such a span may have user spans below it and is never folded."""
 
     def set(self, name: str, value: AttributeValue) -> None:
-        """Set an attribute that only this span has."""
+        """Set an attribute of this span, in addition to the template's attributes."""
         if self.attributes is None:
             self.attributes = {}
         self.attributes[name] = value
 
 
-def fold(nodes: Sequence[Node], max_spans: int | None, sliced: GilYielder) -> set[int]:
-    """Fold the deepest spans into their parents until the trace has at most `max_spans`; return which are folded.
+def fold(nodes: Sequence[Node], max_spans: int | None, yielder: GilYielder) -> set[int]:
+    """Fold the deepest nodes into their parents until at most `max_spans` are left; return the folded indices.
 
-    The parent then says how many calls were folded into it, and how long those directly below it took.
+    The nearest node that is left gets the number of calls folded into it, and the time of those directly below it.
     """
-    folded: set[int] = set()
     if max_spans is None or len(nodes) <= max_spans:
-        return folded
+        return set()
+    folded = _choose_folded(nodes, max_spans, yielder)
+    calls: Counter[int] = Counter()
+    times_ns: Counter[int] = Counter()
+    for index in yielder(sorted(folded)):  # parents first
+        node = nodes[index]
+        ancestor = node.parent
+        if ancestor not in folded:
+            times_ns[ancestor] += node.end_ns - node.start_ns
+        while ancestor in folded:
+            ancestor = nodes[ancestor].parent
+        calls[ancestor] += 1
+    for index, count in yielder(calls.items()):
+        nodes[index].set(names.FOLDED_CALLS, count)
+        nodes[index].set(names.FOLDED_TIME, times_ns[index] / 1e9)
+    return folded
+
+
+def _choose_folded(nodes: Sequence[Node], max_spans: int, yielder: GilYielder) -> set[int]:
+    """Choose the nodes below the deepest level that fits as a whole; phases stay as far as they fit."""
     levels = [0]
-    for node in sliced(nodes[1:]):
+    for node in yielder(nodes[1:]):
         levels.append(levels[node.parent] + 1)
     counts = Counter(levels)
     deepest, total = 0, counts[0]
     while total + counts[deepest + 1] <= max_spans:
         deepest += 1
         total += counts[deepest]
-    room = max_spans - total if deepest < PHASE_LEVEL else 0  # phases are kept as far as they fit
-    calls: Counter[int] = Counter()
-    times_ns: Counter[int] = Counter()
-    kept = _above_given(nodes, sliced)
-    for index in sliced(range(1, len(nodes))):
-        node, level = nodes[index], levels[index]
-        if level <= deepest or (level == PHASE_LEVEL and (room := room - 1) >= 0) or index in kept:
+    phases_left = max_spans - total if deepest < PHASE_LEVEL else 0
+    unfoldable = _find_unfoldable(nodes, yielder)
+    folded: set[int] = set()
+    for index in yielder(range(1, len(nodes))):
+        level = levels[index]
+        if level <= deepest:
             continue
-        folded.add(index)
-        keeper = node.parent
-        if keeper not in folded:
-            times_ns[keeper] += node.end_ns - node.start_ns
-        while keeper in folded:
-            keeper = nodes[keeper].parent
-        calls[keeper] += 1
-    for keeper, count in sliced(calls.items()):
-        nodes[keeper].set(names.FOLDED_CALLS, count)
-        nodes[keeper].set(names.FOLDED_TIME, times_ns[keeper] / 1e9)
+        if level == PHASE_LEVEL:
+            phases_left -= 1
+            if phases_left >= 0:
+                continue
+        if index not in unfoldable:
+            folded.add(index)
     return folded
 
 
-def _above_given(nodes: Sequence[Node], sliced: GilYielder) -> set[int]:
-    """Find the nodes whose ids were given out, and those above them."""
-    kept: set[int] = set()
-    for index in sliced(range(len(nodes) - 1, 0, -1)):  # children first
-        if nodes[index].span_id or index in kept:
-            kept |= {index, nodes[index].parent}
-    return kept
+def _find_unfoldable(nodes: Sequence[Node], yielder: GilYielder) -> set[int]:
+    """Return the nodes whose ids were fixed while they ran, and their ancestors."""
+    unfoldable: set[int] = set()
+    for index in yielder(range(len(nodes) - 1, 0, -1)):  # children first
+        if nodes[index].span_id or index in unfoldable:
+            unfoldable |= {index, nodes[index].parent}
+    return unfoldable
 
 
-def lay_out(nodes: Sequence[Node], sliced: GilYielder) -> None:
-    """Put children inside their parents, and a microsecond between siblings that follow one another.
+def lay_out(nodes: Sequence[Node], yielder: GilYielder) -> None:
+    """Move children inside their parents, and leave a microsecond between adjacent siblings.
 
-    Jaeger counts in microseconds, and touching siblings vanish from its critical path.
+    Jaeger has a resolution of one microsecond, and its critical path leaves out siblings that touch.
     """
     children: defaultdict[int, list[Node]] = defaultdict(list)
-    for node in sliced(nodes[1:]):
+    for node in yielder(nodes[1:]):
         children[node.parent].append(node)
-    for parent, siblings in sliced(children.items()):  # whose own parents came before them
+    for parent, siblings in yielder(children.items()):  # outer parents first
         siblings.sort(key=_start)
-        _place(nodes[parent], siblings, sliced)
+        _place(nodes[parent], siblings, yielder)
 
 
-def _place(parent: Node, siblings: Sequence[Node], sliced: GilYielder) -> None:
+def _place(parent: Node, siblings: Sequence[Node], yielder: GilYielder) -> None:
     start_ns, end_ns = parent.start_ns, parent.end_ns
     before = None
-    for node in sliced(siblings):
+    for node in yielder(siblings):
         if not start_ns <= node.start_ns <= node.end_ns <= end_ns:
             node.start_ns = min(max(node.start_ns, start_ns), end_ns)
             node.end_ns = max(node.start_ns, min(node.end_ns, end_ns))
@@ -112,28 +128,24 @@ def _place(parent: Node, siblings: Sequence[Node], sliced: GilYielder) -> None:
         before = node
 
 
-MAX_TRACES = 1024
-"""Traces that are remembered; one that was forgotten has all its room again."""
-
-
 class TraceSpanBudget:
-    """Add up what evaluations have put into each trace.
+    """Count the spans that evaluations have added to each trace.
 
     Args:
-        max_spans: Most spans of a trace; None: no limit.
+        max_spans: The most spans of a trace; None: no limit.
     """
 
     def __init__(self, max_spans: int | None) -> None:
-        self._max_spans = max_spans
-        self._taken: dict[int, int] = {}
-        """By trace id; the last that was taken from comes last."""
+        self.max_spans = max_spans
+        self._spent: dict[int, int] = {}
+        """By trace id; the trace that spans were added to last is the last key."""
 
-    def left(self, trace_id: int) -> int | None:
-        """Return how many spans more a trace may have; None: any number."""
-        return None if self._max_spans is None else max(0, self._max_spans - self._taken.get(trace_id, 0))
+    def remaining(self, trace_id: int) -> int | None:
+        """Return how many spans may be added to a trace; None: any number."""
+        return None if self.max_spans is None else max(0, self.max_spans - self._spent.get(trace_id, 0))
 
-    def take(self, trace_id: int, spans: int) -> None:
-        """Take note of spans of a trace."""
-        self._taken[trace_id] = self._taken.pop(trace_id, 0) + spans
-        if len(self._taken) > MAX_TRACES:
-            del self._taken[next(iter(self._taken))]
+    def spend(self, trace_id: int, spans: int) -> None:
+        """Count spans that were added to a trace."""
+        self._spent[trace_id] = self._spent.pop(trace_id, 0) + spans
+        if len(self._spent) > MAX_TRACES:
+            del self._spent[next(iter(self._spent))]

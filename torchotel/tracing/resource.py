@@ -1,4 +1,4 @@
-"""The resource: the attributes of the process that sends."""
+"""The resource: the attributes of this process."""
 
 import os
 import re
@@ -15,21 +15,21 @@ from torchotel._utils.version import package_version
 from torchotel.tracing.span import Attributes, AttributeValue
 
 COMMAND_LINE = {"process.command_args", "process.command_line"}
-"""What a detector may add and we leave out: arguments hold passwords, and the resource is in every scrape."""
+"""Attributes of detectors that are left out: arguments may be passwords, and each scrape includes the resource."""
 
 IDENTITY = {names.RUN_ID, names.RUN_GENERATION, names.RANK, names.LOCAL_RANK, names.WORLD_SIZE}
-"""What our own detector may add, too, before it is known."""
+"""Attributes that `TorchResourceDetector` may add before the final identity is known; `ProcessResource` adds them."""
 
 
 class ProcessResource(Mapping[str, AttributeValue]):
-    """The attributes of the resource, with the identity of the process as it was found last.
+    """The attributes of the resource, with the identity that was found last.
 
     A program may create its process group after `instrument()`, so exporters read the resource with their first
     record, not before.
 
     Args:
-        described: The attributes that do not change.
-        find_identity: Finds the identity of the process.
+        described: The attributes without the identity.
+        find_identity: Returns the identity of the process.
     """
 
     def __init__(self, described: Attributes, find_identity: Callable[[], Identity]) -> None:
@@ -52,7 +52,7 @@ class ProcessResource(Mapping[str, AttributeValue]):
 
 
 class TorchResourceDetector(ResourceDetector):
-    """Add rank, local rank, world size and run id to the resource of any SDK; a process group counts if it exists.
+    """Add rank, local rank, world size and run id to the resource of any SDK.
 
     OpenTelemetry's SDK loads it by the name `torchotel` in OTEL_EXPERIMENTAL_RESOURCE_DETECTORS.
     """
@@ -65,14 +65,14 @@ class TorchResourceDetector(ResourceDetector):
 
 
 def describe_process(service_name: str | None, default_name: str, versions: Mapping[str, str]) -> Attributes:
-    """Return the attributes that do not change: ours, the SDK's detectors' and OTEL_RESOURCE_ATTRIBUTES.
+    """Return the attributes without the identity: torchotel's, those of the SDK's detectors, OTEL_RESOURCE_ATTRIBUTES.
 
-    What the variable says of service and host wins over what is found, as OpenTelemetry has it.
+    The variable wins over detected attributes of service and host, as the specification requires.
 
     Args:
-        service_name: `service.name` where it was set; it wins over the variable.
-        default_name: It where nothing says it.
-        versions: Of torch and CUDA, by attribute.
+        service_name: The setting; it wins over the variable. None: not set.
+        default_name: `service.name` if nothing sets it.
+        versions: Versions of torch and CUDA, by attribute.
     """
     own: dict[str, AttributeValue] = {
         "process.pid": os.getpid(),
@@ -82,19 +82,19 @@ def describe_process(service_name: str | None, default_name: str, versions: Mapp
         **versions,
     }
     detected = dict(Resource.create({}).attributes)
-    # The SDK makes an instance id of its own in newer versions only.
+    # Older versions of the SDK set no instance id.
     detected.setdefault("service.instance.id", str(uuid4()))
     detected.setdefault("host.name", socket.gethostname())
     if service_name is not None:
         own["service.name"] = service_name
-    elif re.fullmatch(r"\s*|unknown_service(:.*)?", str(detected["service.name"])):  # what the SDK says without a name
+    elif re.fullmatch(r"\s*|unknown_service(:.*)?", str(detected["service.name"])):  # the default of the SDK
         own["service.name"] = default_name
     detected.update(own)
     return {name: _plain(value) for name, value in detected.items() if name not in COMMAND_LINE | IDENTITY}
 
 
 def identity_attributes(identity: Identity) -> dict[str, str | int]:
-    """Return the identity's attributes; those that are unknown are left out."""
+    """Return the attributes of an identity, without those that are unknown."""
     known: dict[str, str | int | None] = {
         names.RUN_ID: identity.run_id,
         names.RUN_GENERATION: identity.generation,

@@ -1,4 +1,4 @@
-"""The form of a finished span that every trace exporter takes."""
+"""Finished spans and traces, and the interfaces of trace exporters and id sources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanTemplate:
-    """What many spans have in common. Compared by identity, so that an exporter can keep its encoding."""
+    """The name and the attributes that many spans share. An exporter can cache its encoding by identity."""
 
     name: str
     attributes: Attributes
 
 
 class SpanEvent(NamedTuple):
-    """Something that happened at a moment of a span; `time_ns` is unix time."""
+    """An event of a span; `time_ns` is unix time."""
 
     name: str
     time_ns: int
     attributes: Attributes
     dropped: int = 0
-    """Attributes that a limit left out."""
+    """Number of attributes that were dropped by a limit."""
 
 
 class SpanLink(NamedTuple):
@@ -35,16 +35,16 @@ class SpanLink(NamedTuple):
     span_id: int
     attributes: Attributes
     dropped: int = 0
-    """Attributes that a limit left out."""
+    """Number of attributes that were dropped by a limit."""
     sampled: bool = True
     remote: bool = False
     """Whether the span came from another process."""
     state: str = ""
-    """Its `tracestate`."""
+    """The `tracestate` of the linked span."""
 
 
 class Dropped(NamedTuple):
-    """What limits left out of a span."""
+    """Numbers of attributes, events and links that limits dropped from a span."""
 
     attributes: int
     events: int
@@ -57,47 +57,47 @@ class Span(NamedTuple):
     template: SpanTemplate
     span_id: int
     parent_id: int
-    """0: a root."""
+    """0 for a root span."""
     start_ns: int
     end_ns: int
     attributes: Attributes | None = None
-    """What only this span has, after the template's."""
+    """Attributes of this span in addition to those of the template."""
     error: Error | None = None
     events: tuple[SpanEvent, ...] = ()
     links: tuple[SpanLink, ...] = ()
     dropped: Dropped | None = None
-    """Once it was held to limits: its attributes and events then spell the error out already."""
+    """Set when limits were applied; then the error is already in `attributes` and `events`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Spans of one trace that leave together, parents before children."""
+    """The spans of one record, which are exported together; parents before children."""
 
     trace_id: int
     spans: Sequence[Span]
     attributes: Attributes
-    """What every span of it carries besides its own."""
+    """Attributes that all spans have in addition to their own."""
     remote_parent: bool = False
     """Whether the parent of the first span is in another process."""
     state: str = ""
-    """The `tracestate` of its spans, which the caller's has."""
+    """The `tracestate` of its spans, inherited from the user's span."""
     sampled: bool = True
-    """The flag of its spans' contexts: False if the sampler had left out a trace that is kept late."""
+    """The sampled flag of its spans; False if only the tail sampler keeps the trace."""
 
     @property
     def root(self) -> Span:
-        """Return the span that all others are below."""
+        """The first span; all other spans are below it."""
         return self.spans[0]
 
 
 @runtime_checkable
 class SpanContextSource(Protocol):
-    """Who gives spans their ids: one of ours that is asked for while it runs, and each root before it is built."""
+    """Allocates span contexts: eagerly for spans observed while running, and for each root before it is built."""
 
     keeps_late: bool
-    """Whether a trace that was not sampled may be sent all the same, since it turned out to be interesting."""
+    """Whether the tail sampler may keep a trace that was not sampled."""
     off: bool
-    """Nothing is ever sampled, not even the span of the run."""
+    """Whether nothing is ever sampled, not even the span of the run."""
 
     def start(
         self,
@@ -107,23 +107,14 @@ class SpanContextSource(Protocol):
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,
     ) -> SpanReference:
-        """Fix the ids of a span that began at `start_ns` of unix time, and whether it is sampled; from any thread.
+        """Fix the ids of a span and make its sampling decision; may be called from any thread.
 
-        A parent that was started here gives the spans below it its baggage.
+        A span whose parent was started here inherits the parent's baggage.
+
+        Args:
+            name: The name of the span.
+            parent: The parent; None for a root.
+            start_ns: The start of the span, in unix time.
+            attributes: Attributes for the sampler.
+            baggage: The program's baggage, for span processors.
         """
-
-
-class TraceExporter(Protocol):
-    """Where finished traces go. Every method is called on the worker thread, never on a training thread."""
-
-    def export(self, trace: Trace) -> None:
-        """Take one trace."""
-
-    def push(self) -> None:
-        """Send what was taken on its way, without waiting."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Bring out what was taken; False where it could not be by `deadline_s` of `time.monotonic()`."""
-
-    def shutdown(self, deadline_s: float) -> None:
-        """Flush and let go of threads, sockets and files."""

@@ -1,66 +1,33 @@
-"""Which module call encloses which, and what their spans have in common."""
+"""Span templates: the name and the attributes that many spans share."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from torchotel import _semconv as names
-from torchotel._records import CallSignature, ModuleCall, ModuleInfo
-from torchotel._utils.gil import GilYielder
+from torchotel._records import PHASE_SPANS, CallSignature, ModuleInfo, Phase
 from torchotel.tracing.span import AttributeValue, SpanTemplate
 
 MAX_TEMPLATES = 20_000
+"""Call signatures whose templates are kept; a model with ever new shapes has any number of them."""
 
 Directions: TypeAlias = tuple[SpanTemplate, SpanTemplate]
-"""What all forward spans and all backward spans of a call site share."""
+"""The templates of the forward spans and of the backward spans of one call signature."""
 
-
-def enclosing_calls(calls: Sequence[ModuleCall], sliced: GilYielder) -> list[int]:
-    """For each call the index of the one that encloses it, -1 for none; children stand before their parents.
-
-    Calls of another lane may overlap in time, and enclose nothing of this one.
-    """
-    parents = [-1] * len(calls)
-    open_calls: list[tuple[int, int, int]] = []  # index, start, lane
-    for index in sliced(range(len(calls) - 1, -1, -1)):
-        start_ns, note = calls[index].start_ns, calls[index].note
-        lane = 0 if note is None else note.lane
-        while open_calls and (open_calls[-1][1] > start_ns or open_calls[-1][2] not in (0, lane)):
-            open_calls.pop()
-        if open_calls:
-            parents[index] = open_calls[-1][0]
-        open_calls.append((index, start_ns, lane))
-    return parents
-
-
-def call_indices(calls: Sequence[ModuleCall], sliced: GilYielder) -> list[int | None]:
-    """Number the calls of modules that run more than once, as they begin; recomputation does not count."""
-    indices: list[int | None] = [None] * len(calls)
-    if len({call.site.module for call in sliced(calls)}) == len(calls):
-        return indices  # no module ran twice
-    again = Counter(call.site.module for call in sliced(calls) if not _recomputed(call))
-    numbered = [i for i in sliced(range(len(calls))) if again[calls[i].site.module] > 1 and not _recomputed(calls[i])]
-    seen: Counter[object] = Counter()
-    for index in sliced(sorted(numbered, key=lambda i: calls[i].start_ns)):
-        module = calls[index].site.module
-        indices[index] = seen[module]
-        seen[module] += 1
-    return indices
-
-
-def _recomputed(call: ModuleCall) -> bool:
-    return call.note is not None and call.note.recompute
+_ROOT_SPANS = {"step": names.SPAN_STEP, "evaluation": names.SPAN_EVALUATION, "data": names.SPAN_DATA}
+ROOT_TEMPLATES = {kind: SpanTemplate(name, {}) for kind, name in _ROOT_SPANS.items()}
+"""The template of the root span, by the kind of the record."""
+_PHASE_TEMPLATES = {kind: SpanTemplate(name, {}) for kind, name in PHASE_SPANS.items()}
 
 
 class Templates:
-    """The names and attributes that all spans of a call site share, and whether its module is shown.
+    """Make and keep the templates of phases and of module calls.
 
     Args:
-        include: Patterns of module paths that get spans; None: all.
-        exclude: Patterns of those that do not.
+        include: Patterns of the module paths that get spans; None: all.
+        exclude: Patterns of the module paths that get no spans.
         max_depth: Deepest level of modules that get spans; the root is 0.
     """
 
@@ -71,45 +38,55 @@ class Templates:
         max_depth: int | None = None,
     ) -> None:
         self._include, self._exclude, self._max_depth = include, exclude, max_depth
-        self._kept: dict[CallSignature, Directions | None] = {}
+        self._cache: dict[CallSignature, Directions | None] = {}
+        self._optimizers: dict[str, SpanTemplate] = {}
 
-    def of(self, site: CallSignature) -> Directions | None:
-        """Return the templates of forward and backward; None for a module that is not shown."""
+    def of_phase(self, phase: Phase) -> SpanTemplate:
+        """Return the template of a phase; each type of optimizer has its own."""
+        if phase.optimizer is None:
+            return _PHASE_TEMPLATES[phase.kind]
+        template = self._optimizers.get(phase.optimizer)
+        if template is None:
+            template = SpanTemplate(names.SPAN_OPTIMIZER, {names.OPTIMIZER_TYPE: phase.optimizer})
+            self._optimizers[phase.optimizer] = template
+        return template
+
+    def of_shown(self, signature: CallSignature) -> Directions | None:
+        """Return the templates of a call; None if the settings exclude its module."""
         try:
-            return self._kept[site]
+            return self._cache[signature]
         except KeyError:
-            if len(self._kept) >= MAX_TEMPLATES:  # ever new shapes
-                self._kept.clear()
-            made = self.of_any(site) if self._shown(site) else None
-            self._kept[site] = made
-            return made
-
-    def includes(self, module: ModuleInfo) -> bool:
-        """Tell whether a module is one of those that were asked for."""
-        return self._include is None or _matches(module.path, self._include)
+            if len(self._cache) >= MAX_TEMPLATES:
+                self._cache.clear()
+            templates = self.of_any(signature) if self._is_shown(signature.module) else None
+            self._cache[signature] = templates
+            return templates
 
     @staticmethod
-    def of_any(site: CallSignature) -> Directions:
-        """Return the templates also of a module that is not shown."""
-        return forward_template(site), backward_template(site)
+    def of_any(signature: CallSignature) -> Directions:
+        """Return the templates of a call, whether or not the settings exclude its module."""
+        return _forward_template(signature), _backward_template(signature)
 
-    def _shown(self, site: CallSignature) -> bool:
-        path = site.module.path
-        if self._max_depth is not None and site.module.depth > self._max_depth:
+    def includes(self, module: ModuleInfo) -> bool:
+        """Return whether `include` matches a module."""
+        return self._include is None or _matches(module.path, self._include)
+
+    def _is_shown(self, module: ModuleInfo) -> bool:
+        if self._max_depth is not None and module.depth > self._max_depth:
             return False
-        if not self.includes(site.module):
+        if not self.includes(module):
             return False
-        return self._exclude is None or not _matches(path, self._exclude)
+        return self._exclude is None or not _matches(module.path, self._exclude)
 
 
-def _common(site: CallSignature, direction: str) -> dict[str, AttributeValue]:
-    module = site.module
+def _common(signature: CallSignature, direction: str) -> dict[str, AttributeValue]:
+    module = signature.module
     return {
         names.MODULE_PATH: module.path,
         names.MODULE_TYPE: module.type,
         names.MODEL: module.model,
         names.DIRECTION: direction,
-        names.DEVICE: site.device,
+        names.DEVICE: signature.device,
     }
 
 
@@ -123,29 +100,27 @@ def _with_shapes(
     return attributes | {name: value for name, value in shapes.items() if value is not None}
 
 
-def forward_template(site: CallSignature) -> SpanTemplate:
-    """Return what all forward spans of a call site share."""
+def _forward_template(signature: CallSignature) -> SpanTemplate:
     attributes = _with_shapes(
-        _common(site, "forward"),
+        _common(signature, "forward"),
         {
-            names.INPUT_SHAPES: site.input_shapes,
-            names.OUTPUT_SHAPES: site.output_shapes,
-            names.INPUT_DTYPES: site.input_dtypes,
-            names.OUTPUT_DTYPES: site.output_dtypes,
+            names.INPUT_SHAPES: signature.input_shapes,
+            names.OUTPUT_SHAPES: signature.output_shapes,
+            names.INPUT_DTYPES: signature.input_dtypes,
+            names.OUTPUT_DTYPES: signature.output_dtypes,
         },
     )
-    attributes[names.MODULE_PARAMETERS] = site.module.parameters
-    attributes[names.TRAINING] = site.training
-    attributes[names.GRAD_ENABLED] = site.grad_enabled
-    if site.compiled:
+    attributes[names.MODULE_PARAMETERS] = signature.module.parameters
+    attributes[names.TRAINING] = signature.training
+    attributes[names.GRAD_ENABLED] = signature.grad_enabled
+    if signature.compiled:
         attributes[names.COMPILED] = True
-    return SpanTemplate(names.FORWARD_PREFIX + site.module.path, attributes)
+    return SpanTemplate(names.FORWARD_PREFIX + signature.module.path, attributes)
 
 
-def backward_template(site: CallSignature) -> SpanTemplate:
-    """Return what all backward spans of a call site share."""
+def _backward_template(signature: CallSignature) -> SpanTemplate:
     attributes = _with_shapes(
-        _common(site, "backward"),
-        {names.GRAD_INPUT_SHAPES: site.grad_input_shapes, names.GRAD_OUTPUT_SHAPES: site.grad_output_shapes},
+        _common(signature, "backward"),
+        {names.GRAD_INPUT_SHAPES: signature.grad_input_shapes, names.GRAD_OUTPUT_SHAPES: signature.grad_output_shapes},
     )
-    return SpanTemplate(names.BACKWARD_PREFIX + site.module.path, attributes)
+    return SpanTemplate(names.BACKWARD_PREFIX + signature.module.path, attributes)

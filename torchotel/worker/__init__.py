@@ -1,1 +1,1 @@
-"""The worker thread: takes records from the training threads, builds spans and exports them."""
+"""The worker thread: builds metrics and traces of the records of the training threads, and exports them."""

@@ -1,17 +1,16 @@
-"""The waist's buffer: training threads put finished steps in, the worker takes them out."""
+"""The buffer of finished records: training threads append them, the worker removes them."""
 
 import contextlib
 import queue
 import threading
 from collections import deque
 
+from torchotel._limits import MAX_BUFFER_SPANS
 from torchotel._records import Recordable
-
-MAX_SPANS = 100_000
 
 
 class Bell:
-    """Wake a thread that waits; unlike an event's, its ring may be interrupted by a signal's handler that rings too."""
+    """Wake a waiting thread. Unlike `threading.Event.set`, `ring` may be interrupted by a signal handler that rings."""
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -22,52 +21,52 @@ class Bell:
             self._rings.put(None)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a ring, or until the time is up."""
+        """Wait for a ring, at most `timeout_s` seconds."""
         with contextlib.suppress(queue.Empty):
             self._rings.get(timeout=timeout_s)
 
 
 class Buffer:
-    """Hold finished steps until the worker comes; when it is full the oldest go, and are counted.
+    """Hold finished records for the worker; a full buffer drops the oldest records and counts their spans.
 
     Args:
-        limit: Most spans that the records held may make.
+        limit: The most spans that the buffered records may have.
     """
 
-    def __init__(self, limit: int = MAX_SPANS) -> None:
+    def __init__(self, limit: int = MAX_BUFFER_SPANS) -> None:
         self._limit = limit
-        self._handed: deque[tuple[Recordable, int]] = deque()
+        self._pending: deque[tuple[Recordable, int]] = deque()
         self._spans = 0
         self._dropped = 0
-        self._lock = threading.RLock()  # a signal's handler may flush or count in the midst of it
+        self._lock = threading.RLock()  # reentrant: a signal handler may call flush() or stats() during an append
         self.bell = Bell()
-        """Rings when there is enough for the worker to come early."""
+        """Rings when an eighth of the buffer is full, so that the worker does not wait for its interval."""
 
-    def put(self, handed: Recordable) -> None:
-        """Add what is handed over; never waits for the worker."""
-        spans = handed.span_estimate()
+    def append(self, pending: Recordable) -> None:
+        """Add a record; never wait for the worker."""
+        spans = pending.span_estimate()
         with self._lock:
-            self._handed.append((handed, spans))
+            self._pending.append((pending, spans))
             self._spans += spans
-            while self._spans > self._limit and len(self._handed) > 1:
-                _, lost = self._handed.popleft()
-                self._spans -= lost
-                self._dropped += lost
-            early = self._spans > self._limit // 8
-        if early:
+            while self._spans > self._limit and len(self._pending) > 1:
+                _, dropped = self._pending.popleft()
+                self._spans -= dropped
+                self._dropped += dropped
+            wake_worker = self._spans > self._limit // 8
+        if wake_worker:
             self.bell.ring()
 
-    def take(self) -> Recordable | None:
-        """Remove the oldest."""
+    def pop_oldest(self) -> Recordable | None:
+        """Remove and return the oldest record; None if the buffer is empty."""
         with self._lock:
-            if not self._handed:
+            if not self._pending:
                 return None
-            handed, spans = self._handed.popleft()
+            pending, spans = self._pending.popleft()
             self._spans -= spans
-            return handed
+            return pending
 
-    def take_dropped(self) -> int:
-        """Return how many spans went since the last call because the buffer was full."""
+    def pop_dropped(self) -> int:
+        """Return how many spans the full buffer has dropped since the last call."""
         with self._lock:
             dropped, self._dropped = self._dropped, 0
             return dropped

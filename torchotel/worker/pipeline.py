@@ -1,141 +1,156 @@
-"""What becomes of a record: its metrics, its line, and its trace for the exporters."""
+"""The pipeline of a record: metrics, the line of the run file, and the trace for the exporters."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from torchotel._records import Log, Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
-from torchotel.exporters.run_file import RunFile, log_line, unit_line
+from torchotel.exporters.base import TraceExporter
+from torchotel.exporters.run_file import RunFile, log_line, record_line
 from torchotel.metrics.store import Metrics
 from torchotel.sampling.tail import TailSampler
-from torchotel.tracing.call_tree import CallTimer
+from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.diagnostics import BlindSpotDiagnostics, find_nonfinite
 from torchotel.tracing.evaluation_folding import EvaluationFold
-from torchotel.tracing.span import SpanContextSource, Trace, TraceExporter
+from torchotel.tracing.span import SpanContextSource, Trace
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
+
+
+class PipelineListener(Protocol):
+    """The events of a pipeline; each method is called on the worker."""
+
+    def before_first(self, record: Record) -> Trace | None:
+        """Prepare for the first record of a kind.
+
+        Returns:
+            Before the first step, on the rank that exports it, the trace of the run; else None.
+        """
+
+    def step_processed(self, step: StepRecord, worker_ns: int) -> None:
+        """Observe a step, and the CPU time that the worker spent on it."""
 
 
 class Pipeline:
     """Process records one after the other, on the worker.
 
     Args:
-        builder: Makes traces.
-        exporters: Where the traces go.
-        starter: Gives roots their ids, and says whether they are sampled.
+        builder: Builds the traces.
+        exporters: Export the traces.
+        id_source: Fixes the ids of root spans and makes the head sampling decision.
         metrics: Counts every step and evaluation.
-        sliced: Works through calls.
-        on_step: Gets each step, and what it took of the worker's time.
-        on_line: Gets the line of each step, for `metrics.jsonl`; None: nobody wants it.
-        on_first: Called before the first record of each kind; before the first step it returns the trace of the run, on
-            the rank that sends it.
+        yielder: Iterates over calls.
+        listener: Called before the first record of each kind and after each step.
+        run_file: Gets the line of each record for `metrics.jsonl`; None: no run is recorded.
         guard: Counts internal errors.
-        warn: Called with what the user is to know.
+        warn: Logs warnings to the user.
     """
 
     def __init__(
         self,
         builder: TraceBuilder,
         exporters: Sequence[TraceExporter],
-        starter: SpanContextSource,
+        id_source: SpanContextSource,
         metrics: Metrics,
-        sliced: GilYielder,
+        yielder: GilYielder,
         *,
-        on_step: Callable[[StepRecord, int], None],
-        on_line: Callable[[Mapping[str, object]], None] | None,
-        on_first: Callable[[Record], Trace | None],
+        listener: PipelineListener,
+        run_file: RunFile | None,
         guard: Guard,
         warn: Warn,
     ) -> None:
-        self._builder, self._starter, self._guard = builder, starter, guard
-        self._on_line, self._on_first = on_line, on_first
-        self._export_to = [guard.guarded(exporter.export) for exporter in exporters]
-        self._measure = guard.guarded(metrics.add)  # what can't be counted is sent all the same
-        self._measure_log = guard.guarded(metrics.log)
-        self._look = guard.guarded(BlindSpotDiagnostics(warn, builder.templates.includes).look)
-        self._on_step = guard.guarded(on_step)
-        self._seen: set[str] = set()
-        """Kinds of records."""
-        self._fold, self._timer, self._keeper = EvaluationFold(), CallTimer(sliced), TailSampler()
+        self._builder, self._id_source, self._guard = builder, id_source, guard
+        self._listener, self._run_file = listener, run_file
+        self._exports = [guard.guarded(exporter.export) for exporter in exporters]
+        self._add_metrics = guard.guarded(metrics.add)  # a record that cannot be counted is still exported
+        self._add_log_metrics = guard.guarded(metrics.log)
+        self._diagnose = guard.guarded(BlindSpotDiagnostics(warn, builder.templates.includes).check)
+        self._step_processed = guard.guarded(listener.step_processed)
+        self._kinds_seen: set[str] = set()
+        self._fold, self._trees, self._tail_sampler = EvaluationFold(), CallTreeBuilder(yielder), TailSampler()
         self.spans_recorded = 0
-        """What was sent or sampled out."""
+        """Spans that were passed to the exporters or sampled out."""
         self.spans_sampled_out = 0
         self.spans_dropped = 0
-        """Spans of records that were dropped before an exporter got them; they are not in `spans_recorded`."""
+        """Spans of records that were dropped before an exporter got them; `spans_recorded` does not include them."""
 
     def record_to(self, run_file: RunFile) -> None:
-        """Export to a run file, too, that was opened with the first record."""
-        self._export_to.append(self._guard.guarded(run_file.export))
-        self._on_line = run_file.step
+        """Export to a run file, too, which was opened with the first record."""
+        self._exports.append(self._guard.guarded(run_file.export))
+        self._run_file = run_file
 
-    def take(self, record: Record) -> None:
-        """Bring a record to all that read it."""
-        kind = "log" if isinstance(record, Log) else record.kind
-        if kind not in self._seen:
-            self._seen.add(kind)
-            run = self._on_first(record)
-            if run is not None and not self._starter.off:
-                self._send(run)
+    def process(self, record: Record) -> None:
+        """Add a record to the metrics and the run file, and export its trace."""
+        self._announce(record)
         if isinstance(record, Log):
-            self._measure_log(record)
-            if self._on_line is not None:
-                self._on_line(log_line(record))
+            self._add_log_metrics(record)
+            if self._run_file is not None:
+                self._run_file.step(log_line(record))
             return
-        for unit in self._fold.take(record):
-            began_ns = time.thread_time_ns()
-            self._build(unit)
-            if unit.kind == "step":
-                self._on_step(unit, time.thread_time_ns() - began_ns)
+        for ready in self._fold.add(record):
+            start_ns = time.thread_time_ns()
+            self._process_step(ready)
+            if ready.kind == "step":
+                self._step_processed(ready, time.thread_time_ns() - start_ns)
 
-    def send_folded(self) -> None:
-        """Bring out the evaluations that wait for others to be folded with."""
-        self._build_each(self._fold.rest())
+    def export_folded(self) -> None:
+        """Export all folded evaluations."""
+        self._process_folded(self._fold.pop_all())
 
-    def send_quiet(self) -> None:
-        """Bring out those that have waited for long."""
-        self._build_each(self._fold.quiet(time.perf_counter_ns()))
-
-    def _build_each(self, units: Iterable[StepRecord]) -> None:
-        for unit in units:
-            try:
-                self._build(unit)
-            except Exception:  # noqa: BLE001  # the next unit may be good
-                self._guard.fault()
-                self.drop(unit.span_estimate())
+    def export_quiet(self) -> None:
+        """Export the folded evaluations of user spans that have had no evaluation for a while."""
+        self._process_folded(self._fold.pop_quiet(time.perf_counter_ns()))
 
     def drop(self, spans: int) -> None:
-        """Count spans of a record that was dropped; without an exporter there are none."""
-        if self._export_to:
+        """Count the spans of a record that was dropped; without an exporter there are none."""
+        if self._exports:
             self.spans_dropped += spans
 
-    def _build(self, unit: StepRecord) -> None:
-        timed = self._timer.time(unit)
-        self._look(unit, timed)
-        nonfinite = find_nonfinite(unit, timed)
-        late, parent = self._keeper.reason(unit, nonfinite), root_parent(unit)
-        attributes = root_attributes(unit, late or unit.reason, nonfinite)
-        root = unit.identity or self._starter.start(
-            root_name(unit),
-            parent,
-            unit.start_ns + unit.unix_offset_ns,
-            {**trace_attributes(unit), **attributes},
-            unit.baggage,
-        )
-        if self._on_line is not None:
-            self._on_line(unit_line(unit, root.trace_id, nonfinite))
-        # Below a caller's span that was not sampled nothing is kept: it would hang in the air.
-        sent = root.sampled or (late is not None and self._starter.keeps_late and parent is None)
-        self._measure(unit, timed, root if sent and self._export_to else None)
-        if sent:
-            self._send(self._builder.build(unit, timed, root, attributes))
-        elif self._export_to:
-            self.spans_recorded += unit.span_estimate()
-            self.spans_sampled_out += unit.span_estimate()
+    def _announce(self, record: Record) -> None:
+        kind = "log" if isinstance(record, Log) else record.kind
+        if kind not in self._kinds_seen:
+            self._kinds_seen.add(kind)
+            run = self._listener.before_first(record)
+            if run is not None and not self._id_source.off:
+                self._export(run)
 
-    def _send(self, trace: Trace) -> None:
-        if self._export_to:
+    def _process_folded(self, records: Iterable[StepRecord]) -> None:
+        for record in records:
+            try:
+                self._process_step(record)
+            except Exception:  # noqa: BLE001  # the next record may be good
+                self._guard.fault()
+                self.drop(record.span_estimate())
+
+    def _process_step(self, record: StepRecord) -> None:
+        tree = self._trees.build(record)
+        self._diagnose(record, tree)
+        nonfinite = find_nonfinite(record, tree)
+        late_reason, parent = self._tail_sampler.reason(record, nonfinite), root_parent(record)
+        attributes = root_attributes(record, late_reason or record.reason, nonfinite)
+        root = record.identity or self._id_source.start(
+            root_name(record),
+            parent,
+            record.start_ns + record.unix_offset_ns,
+            {**trace_attributes(record), **attributes},
+            record.baggage,
+        )
+        if self._run_file is not None:
+            self._run_file.step(record_line(record, root.trace_id, nonfinite))
+        # The tail sampler keeps no evaluation below a user's span that was not sampled: its parent is not exported.
+        kept = root.sampled or (late_reason is not None and self._id_source.keeps_late and parent is None)
+        self._add_metrics(record, tree, root if kept and self._exports else None)
+        if kept:
+            self._export(self._builder.build(record, tree, root, attributes))
+        elif self._exports:
+            self.spans_recorded += record.span_estimate()
+            self.spans_sampled_out += record.span_estimate()
+
+    def _export(self, trace: Trace) -> None:
+        if self._exports:
             self.spans_recorded += len(trace.spans)
-        for export in self._export_to:  # what one can't take, it counts itself
+        for export in self._exports:  # an exporter counts the spans that it drops
             export(trace)

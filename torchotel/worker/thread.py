@@ -1,4 +1,4 @@
-"""The worker thread: takes finished steps out of the buffer and passes them on, and has the exporters send."""
+"""The worker thread: drains the buffer through the pipeline, and answers flushes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 from torchotel._records import Record, Recordable, StepRecord
 from torchotel._utils.faults import Guard, Warn
-from torchotel.tracing.span import TraceExporter
+from torchotel.exporters.base import TraceExporter
 from torchotel.worker.buffer import Buffer
 from torchotel.worker.pipeline import Pipeline
 
 INTERVAL_S = 0.5
 LAST_RECORD_S = 2.0
-"""Longest wait for the one record that is being built when the time is up."""
+"""Further time at the end of a shutdown for the record that is being processed."""
 
 BEHIND = (
-    "steps come faster than their spans can be built: the oldest are dropped, for now those of %d spans, and are in no "
-    "metric either (`spans_dropped` in stats() counts on). Record fewer of them in detail: detail=n takes every n-th"
+    "the worker cannot build spans as fast as steps end: the oldest records, of %d spans, were dropped and are in no "
+    "metric (`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
 )
 
 
@@ -33,15 +33,15 @@ class _Flush:
 
 
 class Worker:
-    """Run everything that comes after the waist on one thread.
+    """Process all records on one thread.
 
     Args:
-        buffer: Where finished steps wait.
-        exporters: Where traces go.
+        buffer: Holds the finished records.
+        exporters: Are flushed and pushed.
         pipeline: Processes each record.
         on_record: Called with each record; None: not called.
         guard: Counts internal errors.
-        warn: Called with what the user is to know.
+        warn: Logs warnings to the user.
     """
 
     def __init__(
@@ -59,14 +59,15 @@ class Worker:
         self.guard, self._on_record, self._warn = guard, on_record, warn
         self._ended = False
         self._deadline_s = math.inf
-        self._dropped_by_flush = 0  # by the last one
+        self._dropped_by_flush = 0
+        """`spans_dropped` at the last flush."""
         self.counts = {"step": 0, "evaluation": 0}
         self.detailed = 0
         self._thread = threading.Thread(target=self._run, name="torchotel-worker", daemon=True)
 
     @property
     def spans_recorded(self) -> int:
-        """All spans, those that were dropped among them."""
+        """All spans, including dropped ones."""
         return self.spans_dropped + self._pipeline.spans_recorded
 
     @property
@@ -76,7 +77,7 @@ class Worker:
 
     @property
     def spans_sampled_out(self) -> int:
-        """Spans that a sampler left out."""
+        """Spans that were sampled out."""
         return self._pipeline.spans_sampled_out
 
     def start(self) -> None:
@@ -84,7 +85,7 @@ class Worker:
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Bring out all that is in the buffer; False where it could not be in time, or some was lost since the last."""
+        """Drain the buffer and flush; return False on timeout, or if spans were dropped since the last flush."""
         if not self._thread.is_alive():
             return False
         request = _Flush(time.monotonic() + timeout_s)
@@ -93,7 +94,7 @@ class Worker:
         return request.done.wait(timeout_s) and request.complete
 
     def stop(self, timeout_s: float) -> None:
-        """Empty the buffer and end the thread; what is not built in time is dropped. The exporters stay."""
+        """Drain the buffer and end the thread; records that are left at the timeout are dropped."""
         self._deadline_s = time.monotonic() + timeout_s
         self._ended = True
         self._buffer.bell.ring()
@@ -106,47 +107,47 @@ class Worker:
             drain()
             answer()
         drain()
-        self.guard.guarded(self._pipeline.send_folded)()
+        self.guard.guarded(self._pipeline.export_folded)()
         answer()
 
     def _answer_flushes(self) -> None:
         while not self._flushes.empty():
             request = self._flushes.get()
-            self.guard.guarded(self._drain)()  # what was handed over before it was asked for
-            self.guard.guarded(self._pipeline.send_folded)()
+            self.guard.guarded(self._drain)()  # records from before the flush
+            self.guard.guarded(self._pipeline.export_folded)()
             complete = [self.guard.guarded(exporter.flush)(request.deadline_s) for exporter in self._exporters]
             request.complete = all(complete) and self.spans_dropped == self._dropped_by_flush
             self._dropped_by_flush = self.spans_dropped
-            request.done.set()  # whoever waits must have an answer
+            request.done.set()  # also after an error: flush() waits for it
 
     def _drain(self) -> None:
-        while (handed := self._buffer.take()) is not None:
+        while (pending := self._buffer.pop_oldest()) is not None:
             try:
-                self._export(handed) if time.monotonic() < self._deadline_s else self._leave_out(handed)
+                self._process(pending) if time.monotonic() < self._deadline_s else self._drop(pending)
             except Exception:  # noqa: BLE001  # the next record may be good
                 self.guard.fault()
-                self._pipeline.drop(handed.span_estimate())
-        self.guard.guarded(self._pipeline.send_quiet)()
-        pushed_out = self._buffer.take_dropped()
-        if pushed_out:
-            self._pipeline.drop(pushed_out)
-            self._warn(BEHIND, pushed_out)
+                self._pipeline.drop(pending.span_estimate())
+        self.guard.guarded(self._pipeline.export_quiet)()
+        dropped = self._buffer.pop_dropped()
+        if dropped:
+            self._pipeline.drop(dropped)
+            self._warn(BEHIND, dropped)
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()
 
-    def _leave_out(self, handed: Recordable) -> None:
-        self._count(handed)
-        self._pipeline.drop(handed.span_estimate())
+    def _drop(self, pending: Recordable) -> None:
+        self._count(pending)
+        self._pipeline.drop(pending.span_estimate())
 
-    def _export(self, handed: Recordable) -> None:
-        record = handed.record()
+    def _process(self, pending: Recordable) -> None:
+        record = pending.record()
         if self._on_record is not None:
             self._on_record(record)
         if isinstance(record, StepRecord) and (record.kind == "step" or record.counts_as_evaluation):
-            self._count(handed)
-        self._pipeline.take(record)
+            self._count(pending)
+        self._pipeline.process(record)
 
-    def _count(self, handed: Recordable) -> None:
-        if handed.kind in self.counts:
-            self.counts[handed.kind] += 1
-        self.detailed += handed.detailed and handed.kind == "step"
+    def _count(self, pending: Recordable) -> None:
+        if pending.kind in self.counts:
+            self.counts[pending.kind] += 1
+        self.detailed += pending.detailed and pending.kind == "step"

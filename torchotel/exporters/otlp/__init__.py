@@ -1,1 +1,1 @@
-"""OTLP without the SDK, over HTTP and gRPC: our own encoder of the stable wire format, and a thread that sends."""
+"""OTLP over HTTP and gRPC without the SDK: an encoder of the stable wire format and a sender thread."""

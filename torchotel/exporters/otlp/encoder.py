@@ -1,27 +1,29 @@
-"""Traces into OTLP's protobuf bytes, about a microsecond a span.
+"""Encode traces as OTLP's protobuf, in about a microsecond a span.
 
-What many spans share (name, kind and attributes of a template, the attributes of a trace) is encoded once;
-a plain span then is a few bytes of ids and times between pieces that are there already.
+The parts that many spans share (name, kind and attributes of a template, attributes of a trace) are encoded once.
+A plain span is then a few bytes of ids and times between these parts.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
 from torchotel import _semconv
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.sanitize import own_attributes, own_events
 from torchotel.tracing.span import Attributes, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
 SLICE_SPANS = 64
-"""Spans that are encoded without a rest, about 0.1 ms: the training thread gets the GIL in between."""
+"""Spans that are encoded before the GIL is yielded, about 0.1 ms."""
+SPAN_ITEMS = SLICE_ITEMS // SLICE_SPANS
 
-# Fields may stand in any order (https://protobuf.dev/programming-guides/encoding/#order). In this one a span has in one
-# piece what it shares with its trace, from the trace's id to all but the last bytes of its own, and in one piece what
-# it shares with its template, from there to the times of the next span: gzip leaves 21 bytes of a span, else 25.
-# Ids are bytes, the highest first; times are fixed64, the lowest first. Before each stands its field's tag.
+# Fields may have any order (https://protobuf.dev/programming-guides/encoding/#order). In this order, the bytes that a
+# span shares with its trace are contiguous, and so are the bytes that it shares with its template, up to the times of
+# the next span: gzip compresses a span to 21 bytes, else to 25. Ids are big-endian bytes, times little-endian fixed64;
+# each follows the tag of its field.
 _TIMES = struct.Struct("<BQBQ").pack
 _IDS = struct.Struct(">HQHQ").pack
 _ROOT_ID = struct.Struct(">HQ").pack
@@ -32,11 +34,11 @@ _SPAN_TAG = protobuf.tag(protobuf.SCOPE_SPANS_SPANS, protobuf.LENGTH)
 _TRACE_ID = protobuf.tag(protobuf.SPAN_TRACE_ID, protobuf.LENGTH) + protobuf.varint(16)
 
 EncodedSpan: TypeAlias = tuple[SpanTemplate, bytes]
-"""A span as one of repeated `ScopeSpans.spans`, with its template."""
+"""An encoded item of `ScopeSpans.spans` with its template."""
 
 
 class _Encoding:
-    """A template's bytes, and the tag and length of a plain span that carries them."""
+    """The bytes of a template, and the tag and length of a plain span of this template."""
 
     __slots__ = ("body", "head_len", "prefix")
 
@@ -50,29 +52,28 @@ class _Encoding:
         self.prefix = b""
 
     def fit(self, head_len: int) -> None:
-        """Make the prefix for a trace's head of this length; nearly all traces of a run have the same."""
+        """Set the prefix for a trace head of this length, which nearly all traces of a run have."""
         self.head_len = head_len
         self.prefix = _SPAN_TAG + protobuf.varint(head_len + _CHILD_LEN + len(self.body))
 
 
 class SpanEncoder:
-    """Encode traces; on one thread.
+    """Encode traces. An object is used by one thread.
 
     Args:
-        rest: Called after every `SLICE_SPANS` spans, to let go of the GIL.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
-        self._since_rest = 0
-        self._known = TemplateCache(_Encoding)
+    def __init__(self, yielder: GilYielder | None = None) -> None:
+        self._yielder = yielder or GilYielder()
+        self._templates = TemplateCache(_Encoding)
 
     def encode(self, trace: Trace) -> bytes:
-        """Encode a whole trace as repeated `ScopeSpans.spans`."""
+        """Encode a trace as repeated `ScopeSpans.spans`."""
         return b"".join(data for spans in self.slices(trace) for _, data in spans)
 
     def slices(self, trace: Trace) -> Iterator[list[EncodedSpan]]:
-        """Encode a trace by slices that may go into different requests."""
+        """Encode a trace in slices, which may be sent in different requests."""
         head = _head(trace, remote=False)
         for start in range(0, len(trace.spans), SLICE_SPANS):
             spans = trace.spans[start : start + SLICE_SPANS]
@@ -80,17 +81,14 @@ class SpanEncoder:
                 yield self._encoded(spans[:1], _head(trace, remote=True)) + self._encoded(spans[1:], head)
             else:
                 yield self._encoded(spans, head)
-            self._since_rest += len(spans)
-            if self._since_rest >= SLICE_SPANS:
-                self._since_rest = 0
-                self._rest()
+            self._yielder.spend(len(spans) * SPAN_ITEMS)
 
     def _encoded(self, spans: Sequence[Span], head: bytes) -> list[EncodedSpan]:
-        known, head_len, join = self._known, len(head), b"".join
+        templates, head_len, join = self._templates, len(head), b"".join
         encoded: list[EncodedSpan] = []
         for span in spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, dropped = span
-            encoding = known[template]
+            encoding = templates[template]
             times = _TIMES(_START, start_ns, _END, end_ns)
             if parent_id and attributes is None and error is None and not events and not links and dropped is None:
                 if encoding.head_len != head_len:
@@ -121,7 +119,7 @@ def _head(trace: Trace, *, remote: bool) -> bytes:
 
 
 def _own(span: Span) -> bytes:
-    """Encode what only this span has."""
+    """Encode the fields that are not shared with other spans."""
     pieces: list[bytes] = []
     if span.attributes or span.error is not None:
         pieces.append(protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, own_attributes(span)))
@@ -164,7 +162,7 @@ def _link(link: SpanLink) -> bytes:
 
 @lru_cache(16)
 def _known_link(trace_id: int, span_id: int, sampled: bool, remote: bool) -> bytes:  # noqa: FBT001  # keys of a cache
-    """Encode a link such as that of each step to its run."""
+    """Encode a link; each step has the same link to its run."""
     return _link(SpanLink(trace_id, span_id, {}, 0, sampled, remote))
 
 
@@ -173,7 +171,7 @@ def _count(field: int, count: int) -> bytes:
 
 
 class Envelope:
-    """What stands around the spans of every request: resource, scope and schema.
+    """The parts of every request around its spans: resource, scope and schema.
 
     Args:
         resource: Attributes of the resource.
@@ -185,16 +183,16 @@ class Envelope:
         scope = protobuf.string_field(protobuf.SCOPE_NAME, _semconv.SCOPE)
         scope += protobuf.string_field(protobuf.SCOPE_VERSION, version)
         self._before = protobuf.length_field(protobuf.RESOURCE_SPANS_RESOURCE, attributes)
-        # A resource's schema doesn't hold for the spans, so each has its own.
+        # The schema of a resource does not apply to its spans, so both have one.
         schema = protobuf.string_field(protobuf.SCOPE_SPANS_SCHEMA_URL, _semconv.SCHEMA_URL)
         self._scope = protobuf.length_field(protobuf.SCOPE_SPANS_SCOPE, scope) + schema
         self._after = protobuf.string_field(protobuf.RESOURCE_SPANS_SCHEMA_URL, _semconv.SCHEMA_URL)
 
     def wrap(self, spans: Sequence[bytes]) -> bytes:
-        """Make an `ExportTraceServiceRequest` of encoded spans."""
+        """Return an `ExportTraceServiceRequest` of encoded spans."""
         spans_len = len(self._scope) + sum(map(len, spans))
         scope_spans = protobuf.tag(protobuf.RESOURCE_SPANS_SCOPE_SPANS, protobuf.LENGTH) + protobuf.varint(spans_len)
         total = len(self._before) + len(scope_spans) + spans_len + len(self._after)
         start = protobuf.tag(protobuf.REQUEST_RESOURCE_SPANS, protobuf.LENGTH) + protobuf.varint(total)
-        # One join: the spans are megabytes, and each nesting would copy them again.
+        # One join: the spans are megabytes, and nested messages would copy them again.
         return b"".join((start, self._before, scope_spans, self._scope, *spans, self._after))

@@ -1,4 +1,4 @@
-"""OTLP over gRPC: the same bytes, as one unary call."""
+"""Send OTLP requests as unary gRPC calls."""
 
 from __future__ import annotations
 
@@ -11,70 +11,71 @@ from typing import NamedTuple
 
 import grpc
 
+from torchotel._limits import MAX_RETRY_AFTER_S
 from torchotel.config.otlp_endpoint import OtlpEndpoint, address_of, host_without_proxy
-from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Signal, Transport, taken
+from torchotel.exporters.otlp.transport import Reply, Signal, Transport, read_success
 
-with suppress(ImportError):  # private; grpc.insecure_channel() would import it on the sender's thread
+with suppress(ImportError):  # private; else grpc.insecure_channel() imports it on the sender thread
     import grpc._channel
 
 # https://opentelemetry.io/docs/specs/otlp/#otlpgrpc-response
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 _THROTTLED = "RESOURCE_EXHAUSTED"
-"""To be tried again only where the answer says when: without that it is the message that is too large."""
+"""Retried only if the response has a delay; without one the message is too large."""
 _UNREACHED = "UNAVAILABLE"
-"""What gRPC says where nobody is there, and a server where it cannot take more: the channel knows which."""
+"""Status of gRPC if the server is unreachable, and of an overloaded server; the channel tells which."""
 _NO_CONNECTION = "failed to connect to all addresses"
-"""How gRPC says so; the channel's pause after it may be over before it is asked, and then it seems idle."""
+"""Text of gRPC for an unreachable server. The channel may be idle again when its state is read."""
 _SILENT = "DEADLINE_EXCEEDED"
 _STATE_S = 1.0
-"""Longest wait for a channel's state, which is told at once, by a thread of gRPC's."""
+"""Timeout for the state of a channel, which a thread of gRPC reports at once."""
 _DETAILS = "grpc-status-details-bin"
-"""Where gRPC puts a `google.rpc.Status`."""
+"""Trailer with a `google.rpc.Status`."""
 _OURS = ("user-agent", "content-type", "te", "grpc-")
-"""Headers that gRPC writes itself."""
+"""Headers that gRPC sets itself."""
 
 _logger = logging.getLogger("torchotel")
 
 
 class Target(NamedTuple):
-    """Whom gRPC calls."""
+    """Address of a gRPC server."""
 
     address: str
     secure: bool
 
 
 class GrpcTransport(Transport):
-    """Call with grpcio, which opentelemetry-exporter-otlp requires.
+    """Send requests with grpcio, a dependency of opentelemetry-exporter-otlp.
 
     Args:
-        receiver: Where to, and how; its timeout is a deadline for the whole call.
-        signal: Whose service is called.
-        version: Of torchotel, for the User-Agent.
+        otlp_endpoint: Endpoint and its settings; the timeout is a deadline of the whole call.
+        signal: The signal, whose service is called.
+        version: Version of torchotel for the User-Agent.
     """
 
-    def __init__(self, receiver: OtlpEndpoint, signal: Signal, *, version: str) -> None:
-        self._target = read_target(receiver.endpoint, insecure=receiver.insecure)
+    def __init__(self, otlp_endpoint: OtlpEndpoint, signal: Signal, *, version: str) -> None:
+        self._target = read_target(otlp_endpoint.endpoint, insecure=otlp_endpoint.insecure)
         self.endpoint = self._target.address
-        self._receiver, self._signal, self._version = receiver, signal, version
-        self._metadata = tuple(metadata(receiver.headers))
+        self._otlp_endpoint, self._signal, self._version = otlp_endpoint, signal, version
+        self._metadata = tuple(metadata(otlp_endpoint.headers))
         self._channel: grpc.Channel | None = None
         self._call: grpc.UnaryUnaryMultiCallable[bytes, bytes] | None = None
 
     def pack(self, body: bytes) -> bytes:
-        """Leave it as it is: gRPC compresses each message itself."""
+        """Return the body unchanged: gRPC compresses messages."""
         return body
 
     def send(self, body: bytes, timeout_s: float | None) -> Reply:
-        """Call once."""
-        limit_s = self._receiver.timeout_s
+        """Call the service once; never raises."""
+        limit_s = self._otlp_endpoint.timeout_s
         limit_s = limit_s if timeout_s is None else max(0.001, min(limit_s, timeout_s))
         try:
             call = self._call or self._open()
-            return taken(call(body, timeout=limit_s, metadata=self._metadata), self._receiver)
-        except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
-            reply = _failure(error, self._receiver, self._channel)
+            return read_success(call(body, timeout=limit_s, metadata=self._metadata), self._otlp_endpoint)
+        except Exception as error:  # noqa: BLE001  # the sender thread must not end
+            reply = _failure(error, self._otlp_endpoint, self._channel)
             if not reply.answered:
-                self.close()  # a channel that failed waits longer and longer before it looks again; we do that
+                self.close()  # a failed channel delays reconnecting more and more; the sender has its own delays
             return reply
 
     def close(self) -> None:
@@ -84,27 +85,27 @@ class GrpcTransport(Transport):
             channel.close()
 
     def _open(self) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
-        gzip = self._receiver.compression == "gzip"
+        gzip = self._otlp_endpoint.compression == "gzip"
         compression = grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression
-        # A pool of its own: a channel of the user's to the same address must not share our failures.
+        # A separate pool: the program's channels to the same address must not share failures.
         options: list[tuple[str, str | int]] = [
             ("grpc.primary_user_agent", f"torchotel/{self._version}"),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if host_without_proxy(self._receiver.endpoint) is not None:
+        if host_without_proxy(self._otlp_endpoint.endpoint) is not None:
             options.append(("grpc.enable_http_proxy", 0))
         address = self._target.address
         if self._target.secure:
-            channel = grpc.secure_channel(address, credentials(self._receiver), options, compression)
+            channel = grpc.secure_channel(address, credentials(self._otlp_endpoint), options, compression)
         else:
             channel = grpc.insecure_channel(address, options, compression)
         self._channel = channel
-        self._call = channel.unary_unary(self._signal.method)  # bytes as they are, in and out
+        self._call = channel.unary_unary(self._signal.method)  # without serialisation: bytes
         return self._call
 
 
 def read_target(endpoint: str, *, insecure: bool) -> Target:
-    """Read a URL, whose scheme says whether there is TLS, or a target as gRPC writes it: `host:port`, `unix:/path`."""
+    """Parse a URL, whose scheme tells whether to use TLS, or a gRPC target: `host:port`, `unix:/path`."""
     address = address_of(endpoint, insecure=insecure)
     if address is not None:
         return Target(str(address), address.tls)
@@ -112,34 +113,34 @@ def read_target(endpoint: str, *, insecure: bool) -> Target:
 
 
 def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Give headers as gRPC takes them: lower-case names, and none that promises bytes."""
+    """Return the headers as gRPC metadata: lower-case names, without binary headers (`-bin`)."""
     for name, value in headers.items():
         if name.lower().endswith("-bin"):
-            # Its value may be a secret.
+            # The value may be a secret.
             _logger.warning("The OTLP header %s is left out: gRPC takes bytes for a name in -bin", name)
         elif not name.lower().startswith(_OURS):
             yield name.lower(), value
 
 
-def credentials(receiver: OtlpEndpoint) -> grpc.ChannelCredentials:
-    """Read the certificates of a receiver with TLS."""
+def credentials(otlp_endpoint: OtlpEndpoint) -> grpc.ChannelCredentials:
+    """Read the certificates for TLS."""
 
     def read(file: str | None) -> bytes | None:
         return None if file is None else Path(file).read_bytes()
 
-    certificate = read(receiver.client_certificate)
-    key = read(receiver.client_key) or certificate
-    return grpc.ssl_channel_credentials(read(receiver.certificate), key, certificate)
+    certificate = read(otlp_endpoint.client_certificate)
+    key = read(otlp_endpoint.client_key) or certificate
+    return grpc.ssl_channel_credentials(read(otlp_endpoint.certificate), key, certificate)
 
 
-def _failure(error: Exception, receiver: OtlpEndpoint, channel: grpc.Channel | None) -> Reply:
+def _failure(error: Exception, otlp_endpoint: OtlpEndpoint, channel: grpc.Channel | None) -> Reply:
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
-        return Reply(type(error).__name__, f"{type(error).__name__}: {receiver.quote(error)}", answered=False)
+        return Reply(type(error).__name__, f"{type(error).__name__}: {otlp_endpoint.quote(error)}", answered=False)
     code = error.code().name
     after_s, details = _retry_after_s(error.trailing_metadata() or ()), error.details() or ""
     return Reply(
         error_type=code,
-        text=f"{code}: {receiver.quote(details)}".rstrip(": "),
+        text=f"{code}: {otlp_endpoint.quote(details)}".rstrip(": "),
         retry=code in _RETRYABLE or (code == _THROTTLED and after_s is not None),
         answered=after_s is not None or _is_answer(code, details, channel),
         retry_after_s=after_s,
@@ -147,28 +148,28 @@ def _failure(error: Exception, receiver: OtlpEndpoint, channel: grpc.Channel | N
 
 
 def _is_answer(code: str, details: str, channel: grpc.Channel | None) -> bool:
-    """Tell whether a status is the server's own word."""
+    """Return whether the server sent the status."""
     if code != _UNREACHED:
         return code != _SILENT
     return not details.startswith(_NO_CONNECTION) and _connects(channel)
 
 
 def _connects(channel: grpc.Channel | None) -> bool:
-    """Tell whether a call that just failed had a connection: the channel has it still, or has lost it since."""
+    """Return whether a failed call had a connection, which the channel still has or has just lost."""
     if channel is None:
         return False
     states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
     try:
         channel.subscribe(states.put)
         return states.get(timeout=_STATE_S) in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE}
-    except (queue.Empty, RuntimeError):  # at the interpreter's end there is no further thread
+    except (queue.Empty, RuntimeError):  # the interpreter is ending and starts no more threads
         return False
     finally:
         channel.unsubscribe(states.put)
 
 
 def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
-    """Read the RetryInfo of an answer; None where there is none."""
+    """Return the delay of a response's RetryInfo; None: it has none."""
     details = dict(trailers).get(_DETAILS)
     if not isinstance(details, bytes):
         return None
@@ -178,7 +179,7 @@ def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
     try:
         if not any(detail.Unpack(info) for detail in status_pb2.Status.FromString(details).details):
             return None
-    except Exception:  # noqa: BLE001  # whatever an endpoint writes there; the status is what counts
+    except Exception:  # noqa: BLE001  # the details may be anything; the status suffices
         return None
     delay_s: float = info.retry_delay.seconds + info.retry_delay.nanos / 1e9
     return min(max(delay_s, 0.0), MAX_RETRY_AFTER_S)

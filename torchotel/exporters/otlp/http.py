@@ -1,4 +1,4 @@
-"""Send requests over HTTP."""
+"""Send OTLP requests over HTTP."""
 
 import json
 import logging
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import requests
 from urllib3.exceptions import HTTPError
 
+from torchotel._limits import MAX_RETRY_AFTER_S
 from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
-from torchotel.exporters.otlp.transport import MAX_RETRY_AFTER_S, Reply, Transport, taken
+from torchotel.exporters.otlp.transport import Reply, Transport, read_success
 
 MAX_ANSWER_BYTES = 64 * 1024
-"""What is read of an answer; an endpoint that never stops talking must not fill the memory."""
+"""Bytes of a response that are read: an endpoint may send an endless response."""
 # https://opentelemetry.io/docs/specs/otlp/#retryable-response-codes
 _RETRYABLE = frozenset({429, 502, 503, 504})
 _PAGE = "text/html"
@@ -28,71 +29,71 @@ _OK = range(200, 300)
 
 
 class Answer(NamedTuple):
-    """What an endpoint says over HTTP, before anybody reads it."""
+    """An HTTP response."""
 
     status: int
     reason: str
     headers: Mapping[str, str]
-    """Their names in any case."""
+    """Case-insensitive."""
     content: bytes
-    """Its beginning: what came in time, at most `MAX_ANSWER_BYTES`."""
+    """The first bytes of the body: those before the deadline, at most `MAX_ANSWER_BYTES`."""
 
 
 class _Connected(NamedTuple):
-    """What all requests have in common."""
+    """The parts that all requests share."""
 
     session: requests.Session
     request: requests.PreparedRequest
-    """Without its body."""
+    """Request without a body."""
     settings: Mapping[str, Any]
-    """Proxies and certificates, as the environment named them at the first request."""
+    """Proxies and certificates from the environment at the time of the first request."""
 
 
 class HttpTransport(Transport):
-    """POST with `requests`, which opentelemetry-exporter-otlp brings along and which knows proxies.
+    """POST requests with `requests`, a dependency of opentelemetry-exporter-otlp that supports proxies.
 
     Args:
-        receiver: Endpoint and settings. Its timeout bounds the connection and each wait for a part of the response.
+        otlp_endpoint: Endpoint and its settings. The timeout bounds connecting and each wait for data.
             The body is read no longer than the timeout; a response whose head arrives byte by byte is not bounded.
-        version: Of torchotel, for the User-Agent.
+        version: Version of torchotel for the User-Agent.
     """
 
-    def __init__(self, receiver: OtlpEndpoint, *, version: str) -> None:
-        self.endpoint = receiver.shown
-        self._receiver = receiver
-        self._url = receiver.endpoint
-        self._gzip = receiver.compression == "gzip"
-        self._timeout_s = receiver.timeout_s
-        self._verify = receiver.certificate or True
-        certificate, key = receiver.client_certificate, receiver.client_key
+    def __init__(self, otlp_endpoint: OtlpEndpoint, *, version: str) -> None:
+        self.endpoint = otlp_endpoint.shown
+        self._otlp_endpoint = otlp_endpoint
+        self._url = otlp_endpoint.endpoint
+        self._gzip = otlp_endpoint.compression == "gzip"
+        self._timeout_s = otlp_endpoint.timeout_s
+        self._verify = otlp_endpoint.certificate or True
+        certificate, key = otlp_endpoint.client_certificate, otlp_endpoint.client_key
         self._cert = (certificate, key) if certificate and key else certificate
         self._headers = {
             "User-Agent": f"torchotel/{version}",
-            **receiver.headers,
+            **otlp_endpoint.headers,
             "Content-Type": _PROTOBUF,
-            "Accept-Encoding": "identity",  # an answer is a few bytes, and what is not compressed is no bomb
+            "Accept-Encoding": "identity",  # responses are small; this prevents decompression bombs
         }
         if self._gzip:
             self._headers["Content-Encoding"] = "gzip"
         self._connected: _Connected | None = None
 
     def pack(self, body: bytes) -> bytes:
-        """Compress at the fastest level, enough for spans that repeat themselves; without the GIL."""
+        """Compress at the fastest level, which suffices for repetitive spans; without the GIL."""
         if not self._gzip:
             return body
         gzip = zlib.compressobj(1, zlib.DEFLATED, _GZIP_WBITS)
         return gzip.compress(body) + gzip.flush()
 
     def send(self, body: bytes, timeout_s: float | None) -> Reply:
-        """Post once."""
+        """POST once; never raises."""
         limit_s = self._timeout_s if timeout_s is None else max(0.001, min(self._timeout_s, timeout_s))
         try:
             return self._post(body, limit_s)
-        except Exception as error:  # noqa: BLE001  # the thread must outlive whatever an endpoint does
-            return _failure(error, self._receiver)
+        except Exception as error:  # noqa: BLE001  # the sender thread must not end
+            return _failure(error, self._otlp_endpoint)
 
     def close(self) -> None:
-        """Close the kept connection."""
+        """Close the connection."""
         if self._connected is not None:
             self._connected.session.close()
             self._connected = None
@@ -101,40 +102,40 @@ class HttpTransport(Transport):
     def _post(self, body: bytes, limit_s: float) -> Reply:
         answer = self.ask(body, limit_s)
         kind = answer.headers.get("Content-Type", "")
-        if answer.status in _OK and kind.startswith(_PAGE):  # some receivers answer with plain text, or with nothing
+        if answer.status in _OK and kind.startswith(_PAGE):  # some receivers respond with plain text or nothing
             text = f"it answered {answer.status} with {_PAGE}, so it is no OTLP receiver"
             return Reply(error_type="no_otlp", text=text)
         if answer.status in _OK:
-            return taken(answer.content, self._receiver)
+            return read_success(answer.content, self._otlp_endpoint)
         words = ": ".join(filter(None, (answer.reason, error_message(answer))))
         return Reply(
             error_type=str(answer.status),
-            text=f"it answered {answer.status} {self._receiver.quote(words)}".rstrip(),
+            text=f"it answered {answer.status} {self._otlp_endpoint.quote(words)}".rstrip(),
             retry=answer.status in _RETRYABLE,
             retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
         )
 
     def ask(self, body: bytes, limit_s: float) -> Answer:
-        """Post once and give the answer as it came; raise what `requests` raises."""
+        """POST once and return the response; raises the errors of `requests`."""
         deadline_s = time.monotonic() + limit_s
         session, request, settings = self._connected or self._connect()
-        request = request.copy()  # others' hooks may write into it
-        if session.cookies:  # a balancer's, which says by them who is to answer
+        request = request.copy()  # hooks of other libraries may change it
+        if session.cookies:  # a load balancer routes by its cookies
             request.prepare_cookies(session.cookies)
         request.body, request.headers["Content-Length"] = body, str(len(body))
-        # A redirected POST turns into a GET, or leads the headers elsewhere.
+        # A redirect would change POST to GET or send the headers to another server.
         answer = session.send(request, timeout=limit_s, allow_redirects=False, **settings)
         with answer:
-            # Read also what is not looked at: only a connection that was read to its end is used again.
+            # Only a connection whose response was read completely is reused.
             return Answer(answer.status_code, answer.reason or "", answer.headers, _beginning(answer, deadline_s))
 
     def _connect(self) -> _Connected:
-        """Look up once what each request would look up again, a third of its time, holding the GIL."""
+        """Prepare the shared parts once: preparing each request takes a third of its time, holding the GIL."""
         session = requests.Session()
         user = requests.utils.get_auth_from_url(self._url)
-        said = any(name.lower() == "authorization" for name in self._headers)
-        # Without an auth a session takes one from ~/.netrc, over the Authorization that was configured.
-        session.auth = user if any(user) and not said else lambda request: request
+        has_authorization = any(name.lower() == "authorization" for name in self._headers)
+        # Without an auth, a session replaces the configured Authorization header by one from ~/.netrc.
+        session.auth = user if any(user) and not has_authorization else lambda request: request
         request = session.prepare_request(requests.Request("POST", self._url, headers=self._headers))
         host = host_without_proxy(self._url)
         proxies = {} if host is None else {"no_proxy": host}
@@ -147,15 +148,15 @@ class HttpTransport(Transport):
         return self._connected
 
     def _may_be_logged(self, record: logging.LogRecord) -> bool:
-        """Keep back what urllib3 says at level DEBUG of a request of ours: its query may be a key."""
+        """Filter DEBUG records of urllib3 about these requests: the query may contain a key."""
         query = self._url.partition("?")[2]
         return not any(isinstance(word, str) and query in word for word in record.args or ())
 
 
 def _beginning(answer: requests.Response, deadline_s: float) -> bytes:
-    """Read the body until the deadline, without raising: the status alone decides about a retry."""
+    """Read the body until the deadline; never raises, since the status decides about retries."""
     raw, content = answer.raw, b""
-    read = getattr(raw, "read1", raw.read)  # which urllib3 1 lacks
+    read = getattr(raw, "read1", raw.read)  # missing in urllib3 1
     with suppress(Exception):
         while len(content) < MAX_ANSWER_BYTES and time.monotonic() < deadline_s:
             piece = read(MAX_ANSWER_BYTES - len(content), decode_content=False)
@@ -166,7 +167,7 @@ def _beginning(answer: requests.Response, deadline_s: float) -> bytes:
 
 
 def error_message(answer: Answer) -> str:
-    """Return the server's message in an error: OTLP's is a `google.rpc.Status` in protobuf or JSON.
+    """Return the message of an error response, which in OTLP is a `google.rpc.Status` in protobuf or JSON.
 
     https://opentelemetry.io/docs/specs/otlp/#failures
     """
@@ -174,17 +175,17 @@ def error_message(answer: Answer) -> str:
     if kind.startswith(_PROTOBUF):
         from google.rpc.status_pb2 import Status  # noqa: PLC0415  # sending does not need protobuf
 
-        with suppress(Exception):  # the status is what counts
+        with suppress(Exception):  # the status suffices
             return str(Status.FromString(answer.content).message)
         return ""
     text = answer.content.decode("utf-8", "replace")
     with suppress(ValueError, RecursionError, TypeError, KeyError):
         text = str(json.loads(text)["message"])
-    return "" if text.lstrip().startswith("<") else text  # a page of HTML has no message in one line
+    return "" if text.lstrip().startswith("<") else text  # an HTML page has no one-line message
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Read a Retry-After of seconds or of a date; None where it says nothing."""
+    """Parse a Retry-After header in seconds or as a date; None: missing or malformed."""
     if header is None:
         return None
     text = header.strip()
@@ -192,14 +193,14 @@ def retry_after_s(header: str | None) -> float | None:
         return min(float(text), MAX_RETRY_AFTER_S)
     try:
         until = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):  # the second where its time zone is days away
+    except (ValueError, OverflowError):  # OverflowError: a time zone of several days
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
     return min(max((until - datetime.now(UTC)).total_seconds(), 0.0), MAX_RETRY_AFTER_S)
 
 
-def _failure(error: Exception, receiver: OtlpEndpoint) -> Reply:
+def _failure(error: Exception, otlp_endpoint: OtlpEndpoint) -> Reply:
     passing = (
         requests.ConnectionError,
         requests.Timeout,
@@ -208,10 +209,10 @@ def _failure(error: Exception, receiver: OtlpEndpoint) -> Reply:
     )
     root: BaseException = error
     while isinstance(inner := root.__cause__ or root.__context__, OSError | HTTPError):
-        root = inner  # requests wraps urllib3, which wraps the socket's own, shortest words
+        root = inner  # requests wraps urllib3, which wraps the socket's short message
     return Reply(
         error_type=type(error).__name__,
-        text=f"{type(error).__name__}: {receiver.quote(root)}",
+        text=f"{type(error).__name__}: {otlp_endpoint.quote(root)}",
         retry=isinstance(error, passing),
         answered=False,
     )

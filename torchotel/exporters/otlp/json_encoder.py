@@ -1,38 +1,38 @@
-"""Traces as OTLP/JSON, one `ExportTraceServiceRequest` a line.
+"""Encode traces as OTLP/JSON, one `ExportTraceServiceRequest` per line.
 
-As the OpenTelemetry file exporter has it: ids in hex, 64-bit integers as strings, enums as numbers
+The format is that of OpenTelemetry's file exporter: ids in hex, 64-bit integers as strings, enums as numbers
 (https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding).
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from torchotel import _semconv
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import TemplateCache
 from torchotel.exporters.otlp import protobuf
 from torchotel.exporters.sanitize import drop_nonfinite, is_int64, own_attributes, own_events
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 
-REST_SPANS = 64
-"""Spans that are encoded without a rest."""
+SPAN_ITEMS = SLICE_ITEMS // 64
+"""Items that a span counts as: the GIL is yielded after 64 spans."""
 
-# Text, not ASCII escapes: half the size for names that are not ASCII, and quoting is a C function either way.
+# Without ASCII escapes, which double the size of names in other scripts. Quoting is a C function in both cases.
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class JsonEncoder:
-    """Encode traces as lines; on one thread.
+    """Encode traces as lines. An object is used by one thread.
 
     Args:
         resource: Attributes of the resource.
         version: Version of the scope.
-        rest: Called after every `REST_SPANS` spans, to let go of the GIL.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    def __init__(self, resource: Attributes, version: str, rest: Callable[[], None] = lambda: None) -> None:
-        self._rest = rest
-        self._since_rest = 0
-        self._known = TemplateCache(_template)
+    def __init__(self, resource: Attributes, version: str, yielder: GilYielder | None = None) -> None:
+        self._yielder = yielder or GilYielder()
+        self._templates = TemplateCache(_template)
         described = _attributes(resource)[1:]
         self._before = (
             f'{{"resourceSpans":[{{"resource":{{"attributes":[{described}]}},"scopeSpans":[{{'
@@ -42,9 +42,9 @@ class JsonEncoder:
         self._after = f"],{schema}}}],{schema}}}]}}"
 
     def encode(self, trace: Trace) -> bytes:
-        """Encode a trace; the line has no line break, neither in it nor at its end."""
+        """Encode a trace as one line without a line break."""
         line = self._before + ",".join(self._spans(trace)) + self._after
-        # What UTF-8 cannot say (a lone surrogate) becomes a question mark, which is good JSON as well.
+        # A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
         return line.encode("utf-8", "replace")
 
     def _spans(self, trace: Trace) -> Iterable[str]:
@@ -54,20 +54,17 @@ class JsonEncoder:
         flags = protobuf.flags(sampled=trace.sampled, remote=trace.remote_parent)
         for span in trace.spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, _ = span
-            name, shared = self._known[template]
+            name, shared = self._templates[template]
             parent = f'"parentSpanId":"{parent_id:016x}",' if parent_id else ""
             plain = attributes is None and error is None and not events and not links
-            own, rest = ("", "") if plain else (_attributes(own_attributes(span)), _rest(span))
+            own, extra = ("", "") if plain else (_attributes(own_attributes(span)), _extra(span))
             yield (
                 f'{head}{span_id:016x}",{parent}"flags":{flags},{state}{name},'
                 f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
-                f'"attributes":[{(shared + common + own)[1:]}]{rest}}}'
+                f'"attributes":[{(shared + common + own)[1:]}]{extra}}}'
             )
             flags &= ~protobuf.FLAG_IS_REMOTE
-            self._since_rest += 1
-            if self._since_rest >= REST_SPANS:
-                self._since_rest = 0
-                self._rest()
+            self._yielder.spend(SPAN_ITEMS)
 
 
 def _template(template: SpanTemplate) -> tuple[str, str]:
@@ -75,7 +72,7 @@ def _template(template: SpanTemplate) -> tuple[str, str]:
 
 
 def _attributes(attributes: Attributes) -> str:
-    """Write KeyValue objects, each after a comma, so that groups of them can be put together."""
+    """Encode KeyValue objects, each after a comma, so that groups can be concatenated."""
     return "".join(
         f',{{"key":{_quote(key)},"value":{_any_value(value)}}}' for key, value in drop_nonfinite(attributes).items()
     )
@@ -84,7 +81,7 @@ def _attributes(attributes: Attributes) -> str:
 def _any_value(value: AttributeValue) -> str:
     if isinstance(value, str):
         return f'{{"stringValue":{_quote(value)}}}'
-    if isinstance(value, bool):  # before int, which it is too
+    if isinstance(value, bool):  # before int, its base class
         return f'{{"boolValue":{"true" if value else "false"}}}'
     if isinstance(value, int):
         return f'{{"{"intValue" if is_int64(value) else "stringValue"}":"{value}"}}'
@@ -94,8 +91,8 @@ def _any_value(value: AttributeValue) -> str:
     return f'{{"arrayValue":{{"values":[{values}]}}}}'
 
 
-def _rest(span: Span) -> str:
-    """Write what only this span has besides attributes."""
+def _extra(span: Span) -> str:
+    """Encode events, links and status."""
     out = ""
     if events := own_events(span):
         out += f',"events":[{",".join(map(_event, events))}]'

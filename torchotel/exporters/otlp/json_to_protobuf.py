@@ -1,8 +1,8 @@
-"""From OTLP/JSON to OTLP's wire format, for run files that are sent later.
+"""Convert OTLP/JSON to OTLP's protobuf, to export a run file.
 
-protobuf's own `json_format` takes 400 µs a span and reads ids as base64, where OTLP/JSON has them in hex
-(https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding); this takes 30. What is of the wrong kind raises one
-of `FOREIGN`, non-finite numbers are left out, and so are fields that a run file never has.
+protobuf's `json_format` takes 400 µs a span and reads ids as base64, while OTLP/JSON has them in hex
+(https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding); this converter takes 30 µs. A value of a wrong type
+raises one of `FOREIGN`. Non-finite numbers and fields that torchotel never writes are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -17,19 +17,19 @@ TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 _UINT32, _UINT64, _INT64 = range(2**32), range(2**64), range(-(2**63), 2**63)
 _CODES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 _KINDS = range(6)
-_CACHED_TEXT = 256
-"""Characters or items of what is kept encoded: many, but no long ones."""
+_MAX_CACHED_TEXT = 256
+"""Characters or items of a value whose encoding is cached."""
 
 
 class Part(NamedTuple):
-    """Spans as they stand in a request, with what is around them; parts that are joined make a request."""
+    """Encoded spans with their resource and scope; concatenated parts are a request."""
 
     body: bytes
     spans: int
 
 
 def parts(request: Mapping[str, Any], max_spans: int, max_bytes: int) -> Iterator[Part]:
-    """Encode a request, in parts of bounded size where it is larger."""
+    """Encode a request in parts of bounded size."""
     for resource in request.get("resourceSpans", ()):
         around = _resource(resource.get("resource", {}))
         schema = protobuf.string_field(protobuf.RESOURCE_SPANS_SCHEMA_URL, _text(resource.get("schemaUrl", "")))
@@ -42,16 +42,16 @@ def parts(request: Mapping[str, Any], max_spans: int, max_bytes: int) -> Iterato
 
 
 def _slices(spans: Sequence[bytes], max_spans: int, max_bytes: int) -> Iterator[Sequence[bytes]]:
-    taken: list[bytes] = []
+    chosen: list[bytes] = []
     size = 0
     for span in spans:
-        if taken and (len(taken) >= max_spans or size + len(span) > max_bytes):
-            yield taken
-            taken, size = [], 0
-        taken.append(span)
+        if chosen and (len(chosen) >= max_spans or size + len(span) > max_bytes):
+            yield chosen
+            chosen, size = [], 0
+        chosen.append(span)
         size += len(span)
-    if taken:
-        yield taken
+    if chosen:
+        yield chosen
 
 
 def _resource(resource: Mapping[str, Any]) -> bytes:
@@ -60,9 +60,9 @@ def _resource(resource: Mapping[str, Any]) -> bytes:
 
 
 def _scope(scope: Mapping[str, Any]) -> bytes:
-    said = scope.get("scope", {})
-    name = protobuf.string_field(protobuf.SCOPE_NAME, _text(said.get("name", "")))
-    version = protobuf.string_field(protobuf.SCOPE_VERSION, _text(said.get("version", "")))
+    own = scope.get("scope", {})
+    name = protobuf.string_field(protobuf.SCOPE_NAME, _text(own.get("name", "")))
+    version = protobuf.string_field(protobuf.SCOPE_VERSION, _text(own.get("version", "")))
     schema = protobuf.string_field(protobuf.SCOPE_SPANS_SCHEMA_URL, _text(scope.get("schemaUrl", "")))
     return protobuf.length_field(protobuf.SCOPE_SPANS_SCOPE, name + version) + schema
 
@@ -121,17 +121,17 @@ def _attributes(field: int, pairs: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _key_value(pair: Mapping[str, Any]) -> bytes | None:
-    """Encode a KeyValue; None for a number that is not finite: one makes Jaeger's search fail for a whole page."""
+    """Encode a KeyValue; None for a non-finite number, which makes Jaeger's search fail for a whole page."""
     key = _text(pair["key"])
     ((kind, content),) = pair["value"].items()
     if kind == "arrayValue":
         content = tuple(_text(item["stringValue"]) for item in content.get("values", ()))
-    if len(key) > _CACHED_TEXT or (isinstance(content, Sized) and len(content) > _CACHED_TEXT):
+    if len(key) > _MAX_CACHED_TEXT or (isinstance(content, Sized) and len(content) > _MAX_CACHED_TEXT):
         return _known_key_value.__wrapped__(key, kind, content)
     return _known_key_value(key, kind, content)
 
 
-@lru_cache(8192)  # attributes repeat themselves from step to step, and this is most of the time
+@lru_cache(8192)  # attributes are the same in each step, and this function takes most of the time
 def _known_key_value(key: str, kind: str, content: str | float | tuple[str, ...]) -> bytes | None:
     if kind == "stringValue" and isinstance(content, str):
         value = protobuf.any_value(content)

@@ -1,8 +1,7 @@
-"""Metrics pushed to an OTLP endpoint by a MeterProvider of our own."""
+"""Push metrics to an OTLP endpoint with a separate MeterProvider."""
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -14,6 +13,8 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.metrics.view import View
 from opentelemetry.sdk.resources import Resource
 
+from torchotel._limits import MAX_METRIC_MODULES
+from torchotel._utils.faults import Warn
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats, MetricExporter
@@ -21,28 +22,26 @@ from torchotel.exporters.otlp.metric_requests import SenderMetricExporter
 from torchotel.exporters.otlp.sender import RetryPolicy, Sender, make_transport
 from torchotel.exporters.otlp.transport import METRICS
 from torchotel.exporters.sdk.meter_provider import ProviderInstruments
-from torchotel.metrics.store import MAX_MODULES, Metrics
+from torchotel.metrics.store import Metrics
 from torchotel.tracing.span import Attributes
 
 THREAD_NAME = "torchotel-metrics"
 
-_logger = logging.getLogger("torchotel")
 
-
-class Pushing(NamedTuple):
-    """How metrics are pushed."""
+class PushSettings(NamedTuple):
+    """Settings of pushed metrics."""
 
     interval_s: float
     export_timeout_s: float
-    """Time after which a push is given up; it bounds each attempt, too."""
+    """Timeout of a push and of each attempt."""
     temporality: str
     histograms: str
     exemplars: str
-    """Which measurements may become exemplars, in the words of OTEL_METRICS_EXEMPLAR_FILTER."""
+    """Value of OTEL_METRICS_EXEMPLAR_FILTER."""
 
     @classmethod
-    def of(cls, config: Config) -> Pushing:
-        """Take it from the configuration."""
+    def of(cls, config: Config) -> PushSettings:
+        """Read the settings from the configuration."""
         return cls(
             config.metrics_interval_s,
             config.metrics_export_timeout_s,
@@ -53,55 +52,55 @@ class Pushing(NamedTuple):
 
 
 class OtlpMetricExporter(MetricExporter):
-    """Push metrics at an interval, and once more at the end; the SDK collects, our sender sends.
+    """Push metrics at an interval and at shutdown: the SDK collects them, the sender sends them.
 
-    The SDK's own exporters can't be told to end, tell failures to their log alone, and try for their whole timeout.
+    The SDK's exporters cannot be interrupted, report failures only to their log, and retry for their whole timeout.
 
     Args:
-        receiver: Where to, and how.
-        pushing: When, and in which form.
+        otlp_endpoint: Endpoint and its settings.
+        settings: Settings of the pushes.
         resource: Attributes of the resource.
-        metrics: What is sent.
-        version: Of torchotel, for the scope.
-        stats: Where failures are counted.
-        wait: Begin with the first step only: this process may be a loader's worker.
+        metrics: Source of the metrics.
+        version: Version of torchotel, for the scope.
+        stats: Counts failures.
+        defer_start: Start with the first step: this process may be a DataLoader's worker.
     """
 
     def __init__(
         self,
-        receiver: OtlpEndpoint,
-        pushing: Pushing,
+        otlp_endpoint: OtlpEndpoint,
+        settings: PushSettings,
         *,
         resource: Attributes,
         metrics: Metrics,
         version: str,
         stats: ExportStats,
-        wait: bool,
+        defer_start: bool,
     ) -> None:
-        self._pushing, self._resource, self._metrics, self._version = pushing, resource, metrics, version
-        attempt_s = min(receiver.timeout_s, pushing.export_timeout_s)
-        self._transport = make_transport(receiver._replace(timeout_s=attempt_s), METRICS, version=version)
+        self._settings, self._resource, self._metrics, self._version = settings, resource, metrics, version
+        attempt_s = min(otlp_endpoint.timeout_s, settings.export_timeout_s)
+        self._transport = make_transport(otlp_endpoint._replace(timeout_s=attempt_s), METRICS, version=version)
         self._sender = Sender(
-            self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=pushing.export_timeout_s)
+            self._transport, stats, signal=METRICS, retry=RetryPolicy(max_elapsed_s=settings.export_timeout_s)
         )
         self._ended = False
         self._instruments: ProviderInstruments | None = None
         self._pusher: _Pusher | None = None
         self._close: Callable[[], None] | None = None
-        if not wait:
-            self._begin()
+        if not defer_start:
+            self._start()
 
     def first_step(self) -> None:
-        """Begin, where that had to wait."""
+        """Start if this was deferred."""
         if self._pusher is None and not self._ended:
-            self._begin()
+            self._start()
 
     def flush(self, deadline_s: float) -> bool:
-        """Push the present state; False where that was not done by `deadline_s`."""
+        """Push the present state by the deadline; return False on timeout."""
         return self._pusher is None or (self._pusher.push(deadline_s) and self._sender.flush(deadline_s))
 
     def shutdown(self, deadline_s: float) -> None:
-        """Push the last state by `deadline_s`, and let go of the provider."""
+        """Push the last state by the deadline and shut the provider down."""
         self._ended = True
         pusher, self._pusher = self._pusher, None
         if pusher is not None:
@@ -112,47 +111,48 @@ class OtlpMetricExporter(MetricExporter):
         if self._instruments is not None:
             self._instruments.close()
 
-    def detach(self) -> None:
-        """Forget the thread, which is not here."""
+    def disable_after_fork(self) -> None:
+        """Drop the reference to the thread, which does not run in the child."""
         self._ended = True
         self._pusher = None
         if self._instruments is not None:
-            self._instruments.detach()
+            self._instruments.disable_after_fork()
 
-    def _begin(self) -> None:
-        # More than the SDK's 2000 series of an instrument would be added up under no name.
-        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MAX_MODULES}
+    def _start(self) -> None:
+        # By default the SDK sums the series of an instrument beyond 2,000 without their attributes.
+        limit: dict[str, Any] = {"aggregation_cardinality_limit": 2 * MAX_METRIC_MODULES}
         try:
             views = [View(instrument_name="torch.module.*", **limit)]
-        except TypeError:  # a version without a limit, before 1.45.2
+        except TypeError:  # SDK before 1.45.2: no limit
             views = []
-        pushing = self._pushing
+        settings = self._settings
         exporter = SenderMetricExporter(
             self._sender,
             self._resource,
             start_ns=self._metrics.start_ns,
-            temporality=pushing.temporality,
-            histograms=pushing.histograms,
+            temporality=settings.temporality,
+            histograms=settings.histograms,
         )
-        # Without a thread of the SDK's: that would come up again in every forked child.
+        # Without the SDK's thread, which restarts in every forked child.
         reader = PeriodicExportingMetricReader(exporter, export_interval_millis=math.inf)
-        # Without an argument the SDK reads the variable itself, and raises if it does not know the value. Exemplars are
-        # there to lead to traces, so `always_on` adds none without a trace.
-        off = pushing.exemplars == "always_off"
+        # Without an argument the SDK reads the variable and raises on an unknown value. Exemplars link to traces, so
+        # `always_on` adds none without a trace.
+        off = settings.exemplars == "always_off"
         exemplars = sdk.AlwaysOffExemplarFilter() if off else sdk.TraceBasedExemplarFilter()
         provider = sdk.MeterProvider(
             [reader], Resource.get_empty(), exemplar_filter=exemplars, shutdown_on_exit=False, views=views
         )
         self._close = provider.shutdown
         self._instruments = ProviderInstruments(provider, self._metrics, self._version)
-        self._pusher = _Pusher(reader.collect, pushing.interval_s)
+        self._pusher = _Pusher(reader.collect, settings.interval_s)
 
 
 class _Pusher:
-    """A thread that pushes at an interval, when asked, and at the end."""
+    """A thread that pushes at an interval, on request, and at its end."""
 
     def __init__(self, push: Callable[[], None], interval_s: float) -> None:
         self._push, self._interval_s = push, interval_s
+        self._warn = Warn()
         self._changed = threading.Condition()
         self._asked = self._done = 0
         self._ended = False
@@ -160,7 +160,7 @@ class _Pusher:
         self._thread.start()
 
     def push(self, deadline_s: float) -> bool:
-        """Push now; False where that was not done by `deadline_s`."""
+        """Push now; return False on timeout."""
         with self._changed:
             self._asked += 1
             asked = self._asked
@@ -168,7 +168,7 @@ class _Pusher:
             return self._changed.wait_for(lambda: self._done >= asked, max(0.0, deadline_s - time.monotonic()))
 
     def end(self, deadline_s: float) -> None:
-        """Push for the last time; an attempt under way at `deadline_s` ends by itself."""
+        """Push a last time; an attempt that runs at the deadline ends later."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -182,8 +182,8 @@ class _Pusher:
                 asked, ended = self._asked, self._ended
             try:
                 self._push()
-            except Exception:
-                _logger.exception("Could not push metrics")
+            except Exception as error:  # noqa: BLE001  # the next push may succeed
+                self._warn("Could not push metrics; further failures are not logged", error=error)
             with self._changed:
                 self._done = asked
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The SDK's metrics as OTLP requests, handed to torchotel's sender."""
+"""Convert metrics of the SDK to OTLP requests for the sender."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +13,8 @@ from opentelemetry.sdk.metrics.view import Aggregation, ExponentialBucketHistogr
 from opentelemetry.sdk.resources import Resource
 
 from torchotel import _semconv as names
+from torchotel._limits import MAX_REQUEST_BYTES
 from torchotel.exporters.otlp.sender import Sender
-from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES
 from torchotel.exporters.sanitize import otlp_safe
 from torchotel.tracing.span import Attributes
 
@@ -27,16 +27,16 @@ _DELTAS: dict[str, tuple[type, ...]] = {
 
 
 class SenderMetricExporter(MetricExporter):
-    """Put what a reader collects into requests of bounded size; `export` never waits for the endpoint.
+    """Pass the metrics of a reader to the sender in requests of bounded size, without waiting for the endpoint.
 
-    A push of cumulative values replaces those that still wait; with deltas each is sent.
+    A push of cumulative values replaces earlier pushes that still wait. Pushes of deltas are all sent.
 
     Args:
-        sender: Brings them out, and counts what fails.
-        resource: Attributes of the resource, read anew for each push, in place of the provider's.
-        start_ns: The unix time at which the session began to count.
-        temporality: Which instruments count since the last push, by OpenTelemetry's word for it.
-        histograms: What histograms are, by OpenTelemetry's word for it.
+        sender: Sends the requests and counts failures.
+        resource: Attributes of the resource, read for each push; replaces the provider's resource.
+        start_ns: Unix time at which all counters were 0.
+        temporality: Value of OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE.
+        histograms: Value of OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SenderMetricExporter(MetricExporter):
         self._start_ns = self._last_push_ns = start_ns
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
-        """Hand the requests over; what becomes of them is the sender's to count."""
+        """Pass the requests to the sender, which counts failures."""
         resource = Resource(otlp_safe(self._resource), names.SCHEMA_URL)
         ours = [
             replace(one, resource=resource, schema_url=resource.schema_url) for one in metrics_data.resource_metrics
@@ -60,15 +60,15 @@ class SenderMetricExporter(MetricExporter):
         whole = encode_metrics(MetricsData(ours))
         self._set_start_times(whole)
         if not self._deltas:
-            self._sender.discard_waiting()  # a slow endpoint would get ever older states
+            self._sender.discard_waiting()  # otherwise a slow endpoint receives ever older values
         for request in split(whole, MAX_REQUEST_BYTES):
             self._sender.put(request.SerializeToString(), 0)
         return MetricExportResult.SUCCESS
 
     def _set_start_times(self, request: ExportMetricsServiceRequest) -> None:
-        """Start each sum and histogram at the session's start, or at the last push if it is a delta.
+        """Set the start times of sums and histograms: the session's start, or the last push for deltas.
 
-        The SDK starts a series when it first observes it, which is after the measurements that a callback has counted.
+        The SDK's start time is the first observation, which is after the measurements that a callback returns.
         """
         collected_ns = self._last_push_ns
         for metric in _metrics(request):
@@ -82,15 +82,15 @@ class SenderMetricExporter(MetricExporter):
         self._last_push_ns = collected_ns
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        """Do nothing: the sender is flushed by who owns it."""
+        """Do nothing: the owner of the sender flushes it."""
         return True
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """Do nothing: the sender is shut down by who owns it."""
+        """Do nothing: the owner of the sender shuts it down."""
 
 
 def split(request: ExportMetricsServiceRequest, max_bytes: int) -> Iterator[ExportMetricsServiceRequest]:
-    """Halve a request by its data points until each part is small enough, or one point."""
+    """Halve a request by data points until each part is small enough or has one data point."""
     points = sum(len(_points(metric)) for metric in _metrics(request))
     if request.ByteSize() <= max_bytes or points <= 1:
         yield request
@@ -100,7 +100,7 @@ def split(request: ExportMetricsServiceRequest, max_bytes: int) -> Iterator[Expo
 
 
 def _part(request: ExportMetricsServiceRequest, start: int, stop: int) -> ExportMetricsServiceRequest:
-    """Copy a request with its data points from `start` to `stop` alone."""
+    """Copy a request with only the data points from `start` to `stop`."""
     part = ExportMetricsServiceRequest()
     part.CopyFrom(request)
     at = 0

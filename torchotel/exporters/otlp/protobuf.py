@@ -1,6 +1,6 @@
-"""Protobuf's wire format, as far as OTLP needs it, and OTLP's field numbers.
+"""Encode the parts of protobuf's wire format that OTLP needs, with OTLP's field numbers.
 
-The numbers are those of opentelemetry-proto 1.x, where they are frozen:
+The field numbers are frozen in opentelemetry-proto 1.x:
 https://github.com/open-telemetry/opentelemetry-proto/tree/main/opentelemetry/proto
 """
 
@@ -56,12 +56,12 @@ _FIXED32 = struct.Struct("<I").pack
 _FIXED64 = struct.Struct("<Q").pack
 _ONE_BYTE = [bytes((number,)) for number in range(_CONTINUE)]
 _DOUBLE_LEN = 8
-_MOST_KEPT, _LONGEST_KEPT = 1024, 256  # attributes whose bytes are kept: many, but no long ones
-_END = 1 << 63  # of the whole numbers that there are
+_MAX_CACHED, _MAX_CACHED_TEXT = 1024, 256  # attributes whose encoding is cached, and their characters
+_MAX_INT = (1 << 63) - 1
 
 
 def varint(number: int) -> bytes:
-    """Write a whole number of 0 or more, seven bits a byte, the lowest first."""
+    """Encode a non-negative integer with seven bits per byte, the lowest first."""
     if number < _CONTINUE:
         return _ONE_BYTE[number]
     out = bytearray()
@@ -74,40 +74,40 @@ def varint(number: int) -> bytes:
 
 @cache
 def tag(field: int, wire_type: int) -> bytes:
-    """Write what stands before a field's value."""
+    """Encode the tag before a field's value."""
     return varint(field << 3 | wire_type)
 
 
 def length_field(field: int, payload: bytes) -> bytes:
-    """Write a message, string or bytes field."""
+    """Encode a message, string or bytes field."""
     return tag(field, LENGTH) + varint(len(payload)) + payload
 
 
 def string_field(field: int, text: str) -> bytes:
-    """Write a string field; what UTF-8 cannot say (a lone surrogate) becomes a question mark."""
+    """Encode a string field; a lone surrogate becomes a question mark."""
     return length_field(field, text.encode("utf-8", "replace"))
 
 
 def varint_field(field: int, number: int) -> bytes:
-    """Write an integer, bool or enum field; negative numbers as 64-bit two's complement."""
+    """Encode an integer, bool or enum field; negative numbers as 64-bit two's complement."""
     return tag(field, VARINT) + varint(number & _UINT64_MASK)
 
 
 def fixed32_field(field: int, number: int) -> bytes:
-    """Write a fixed32 field."""
+    """Encode a fixed32 field."""
     return tag(field, FIXED32) + _FIXED32(number)
 
 
 def fixed64_field(field: int, number: int) -> bytes:
-    """Write a fixed64 field."""
+    """Encode a fixed64 field."""
     return tag(field, FIXED64) + _FIXED64(number)
 
 
 def any_value(value: AttributeValue) -> bytes:
-    """Write an AnyValue message; whole numbers beyond 64 bits go as text, which loses nothing."""
+    """Encode an AnyValue message; an integer beyond 64 bits becomes a string."""
     if isinstance(value, str):
         return string_field(ANY_STRING, value)
-    if isinstance(value, bool):  # before int, which it is too
+    if isinstance(value, bool):  # before int, its base class
         return varint_field(ANY_BOOL, value)
     if isinstance(value, int):
         return varint_field(ANY_INT, value) if is_int64(value) else string_field(ANY_STRING, str(value))
@@ -118,36 +118,36 @@ def any_value(value: AttributeValue) -> bytes:
 
 
 def attributes_field(field: int, attributes: Attributes) -> bytes:
-    """Write a repeated KeyValue field, without non-finite numbers."""
+    """Encode a repeated KeyValue field without non-finite numbers."""
     return b"".join([_attribute(field, key, value) for key, value in drop_nonfinite(attributes).items()])
 
 
 def _attribute(field: int, key: str, value: AttributeValue) -> bytes:
-    """Write one attribute: what stands before a number, and a whole text, come again and again."""
-    if len(key) > _LONGEST_KEPT:
+    """Encode an attribute; the bytes before a number, and short texts, are cached."""
+    if len(key) > _MAX_CACHED_TEXT:
         return _key_value(field, key, any_value(value))
-    if type(value) is int and 0 <= value < _END:
+    if type(value) is int and 0 <= value <= _MAX_INT:
         number = varint(value)
         return _before_number(field, key, len(number)) + number
     if isinstance(value, float):
         return _before_double(field, key) + _DOUBLE(value)
-    if isinstance(value, str) and len(key) + len(value) <= _LONGEST_KEPT:
+    if isinstance(value, str) and len(key) + len(value) <= _MAX_CACHED_TEXT:
         return _known_text(field, key, value)
     return _key_value(field, key, any_value(value))
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _before_double(field: int, key: str) -> bytes:
     return _key_value(field, key, any_value(0.0))[:-_DOUBLE_LEN]
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _before_number(field: int, key: str, number_len: int) -> bytes:
     value = tag(ANY_INT, VARINT) + bytes(number_len)
     return _key_value(field, key, value)[:-number_len]
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _known_text(field: int, key: str, value: str) -> bytes:
     return _key_value(field, key, any_value(value))
 

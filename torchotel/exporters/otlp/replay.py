@@ -1,4 +1,4 @@
-"""Send what was recorded earlier, and wait for each request's end."""
+"""Send a recorded run to an endpoint, one request after the other."""
 
 import itertools
 import time
@@ -6,38 +6,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchotel._limits import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
 from torchotel.exporters.otlp.json_to_protobuf import parts
 from torchotel.exporters.otlp.sender import DEFAULT_RETRY, RetryPolicy
-from torchotel.exporters.otlp.trace_exporter import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
 from torchotel.exporters.otlp.transport import Reply, Transport
 
 
 @dataclass
 class Replay:
-    """Bring requests of OTLP/JSON to an endpoint, one after the other, until one cannot be delivered.
+    """Send OTLP/JSON requests to an endpoint until one cannot be delivered.
 
-    Nobody trains meanwhile, so nothing is dropped to save time: a request that the endpoint asks to send again is sent
-    again as `retry` says. Where not even the first request finds anybody there, nothing is tried again.
+    No training runs meanwhile, so no request is dropped to save time: requests are retried by the policy `retry`. If
+    the endpoint does not respond to the first request, there are no retries.
     """
 
     transport: Transport
     retry: RetryPolicy = DEFAULT_RETRY
     sleep: Callable[[float], object] = time.sleep
     arrived: int = 0
-    """Spans that the endpoint took."""
+    """Spans that the endpoint accepted."""
     rejected: int = 0
-    """Spans that it did not want, of requests that it took."""
+    """Spans that the endpoint rejected from accepted requests."""
     failure: str = ""
-    """Why nothing further was sent, or why spans were rejected; empty where all arrived."""
+    """Why sending stopped or spans were rejected; empty: all spans were accepted."""
     _spans: int = 0
     _body: bytes = b""
     _answered: bool = False
 
-    def take(self, request: Mapping[str, Any]) -> bool:
-        """Add a request to what is sent; False when there is no sense in going on.
+    def add(self, request: Mapping[str, Any]) -> bool:
+        """Add a request; return False if sending has failed.
 
         Raises:
-            from_json.FOREIGN: The request is not of the form that torchotel writes.
+            json_to_protobuf.FOREIGN: torchotel writes no such request.
         """
         for part in list(parts(request, MAX_REQUEST_SPANS, MAX_REQUEST_BYTES)):
             too_much = len(self._body) + len(part.body) > MAX_REQUEST_BYTES
@@ -48,7 +48,7 @@ class Replay:
         return True
 
     def push(self) -> bool:
-        """Send what was taken; False where that could not be."""
+        """Send the spans that were added; return False if sending failed."""
         if not self._spans:
             return True
         spans, body, self._spans, self._body = self._spans, self._body, 0, b""
@@ -64,13 +64,13 @@ class Replay:
         return True
 
     def _deliver(self, body: bytes) -> Reply:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         for attempts in itertools.count(1):
             reply = self.transport.send(body, None)
             self._answered = self._answered or reply.answered
             if reply.error_type is None or not self._answered:
                 return reply
-            pause_s = self.retry.pause_s(reply, attempts, time.monotonic() - began_s)
+            pause_s = self.retry.pause_s(reply, attempts, time.monotonic() - start_s)
             if pause_s is None:
                 return reply
             self.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""Send requests on a thread of its own, with retries and a log of outages."""
+"""Send requests on a separate thread, with retries and a log of failures."""
 
 import itertools
 import logging
@@ -10,51 +10,51 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from torchotel._limits import MAX_RETRY_S, MAX_WAITING_BYTES, MAX_WAITING_REQUESTS
+from torchotel._utils.faults import Warn
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.otlp.transport import TRACES, Reply, Signal, Transport
 from torchotel.tracing.context import suppressed
 
 
-def make_transport(receiver: OtlpEndpoint, signal: Signal, *, version: str) -> Transport:
-    """Create the transport of a signal to its receiver; it connects when the first request is sent."""
-    if receiver.protocol == "grpc":
+def make_transport(otlp_endpoint: OtlpEndpoint, signal: Signal, *, version: str) -> Transport:
+    """Create the transport of a signal, which connects with the first request."""
+    if otlp_endpoint.protocol == "grpc":
         from torchotel.exporters.otlp.grpc import GrpcTransport  # noqa: PLC0415  # grpc is not needed for HTTP
 
-        return GrpcTransport(receiver, signal, version=version)
+        return GrpcTransport(otlp_endpoint, signal, version=version)
     from torchotel.exporters.otlp.http import HttpTransport  # noqa: PLC0415  # requests is not needed for gRPC
 
-    return HttpTransport(receiver, version=version)
+    return HttpTransport(otlp_endpoint, version=version)
 
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 32.0
-MAX_ELAPSED_S = 64.0
-"""A request that cannot be delivered for so long is given up."""
 _SPREAD = 0.25
 
 
 class RetryPolicy(NamedTuple):
-    """Pauses that double, are never shorter than an endpoint asks, and end in time."""
+    """Exponential backoff that respects the delays of the endpoint and ends after a time limit."""
 
     first_backoff_s: float = FIRST_BACKOFF_S
-    max_elapsed_s: float = MAX_ELAPSED_S
+    max_elapsed_s: float = MAX_RETRY_S
 
     def pause_s(self, reply: Reply, attempts: int, elapsed_s: float, chance: float = 0.5) -> float | None:
-        """Say how long to rest after a failure; None: it was the last attempt.
+        """Return the pause after a failed attempt; None: give up.
 
         Args:
-            reply: What came of the attempt.
-            attempts: How many there were, this one included.
-            elapsed_s: Time since the request's first attempt began.
-            chance: From 0 to 1, by which a pause is spread where others rest too: they must not come back all at once.
+            reply: Result of the attempt.
+            attempts: Number of attempts so far.
+            elapsed_s: Time since the start of the first attempt.
+            chance: Random number from 0 to 1 that varies the pause, so that many senders do not retry at once.
         """
         if not reply.retry:
             return None
-        # Limited first: a number of two to the power of many attempts is no float any more.
+        # The exponent is limited: two to the power of many attempts overflows a float.
         backoff_s = min(self.first_backoff_s * 2.0 ** min(attempts - 1, 64), MAX_BACKOFF_S)
         spread_s = backoff_s * (1 + _SPREAD * (2 * chance - 1))
-        # An endpoint that asks for no pause, or says a time that is over, would else be called without any.
+        # An endpoint may ask for a pause of 0, or until a time in the past.
         pause_s = max(spread_s, reply.retry_after_s or 0.0)
         return pause_s if elapsed_s + pause_s <= self.max_elapsed_s else None
 
@@ -63,7 +63,7 @@ DEFAULT_RETRY = RetryPolicy()
 
 
 QUIET_S = 3600.0
-"""After a warning, failures of the same cause are only counted for this long: one that flaps must not fill the log."""
+"""Time after a warning in which failures of the same cause are only counted: an endpoint may fail again and again."""
 _HEADERS = "Check OTEL_EXPORTER_OTLP_HEADERS."
 _BUSY = "The request is sent again for up to {limit:g} seconds. Read the log of that server."
 _PAUSED = (
@@ -97,7 +97,7 @@ _CLOSED = (
     "or another protocol (OTEL_EXPORTER_OTLP_PROTOCOL)."
 )
 _ADVICE_ON_WORDS = {
-    # OpenSSL's, under both protocols.
+    # OpenSSL's, with both protocols.
     "CERTIFICATE_VERIFY_FAILED": "Name the authority that signed its certificate in OTEL_EXPORTER_OTLP_CERTIFICATE.",
     "WRONG_VERSION_NUMBER": "It speaks no TLS: write http:// before the endpoint.",
     "NO_CERTIFICATE_OR_CRL_FOUND": _FILES,
@@ -105,32 +105,32 @@ _ADVICE_ON_WORDS = {
     "KEY_VALUES_MISMATCH": _FILES,
     "CERTIFICATE_REQUIRED": _CLOSED,
     "EOF occurred in violation of protocol": _CLOSED,
-    # gRPC's, while it connects.
+    # gRPC's, while connecting.
     "Failed to create security handshaker": _FILES,
     "Socket closed": _CLOSED,
-    # Python's, for an answer that does not begin as HTTP does.
+    # Python's, for a response that is not HTTP.
     "BadStatusLine": "gRPC may be spoken there: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc, or name the port of HTTP, 4318.",
 }
-"""Where the words of a failure say more than its type."""
+"""Advice by a part of the error's text, which is more precise than its type."""
 _logger = logging.getLogger("torchotel")
 
 
 class FailureLog:
-    """Log the beginning and the end of an outage of one endpoint; on one thread.
+    """Log the start and the end of failures of one endpoint. An object is used by one thread.
 
     Args:
-        endpoint: Its name, without credentials.
-        signal: What is sent there.
-        limit_s: Time for which a request is sent again.
+        endpoint: Address without credentials.
+        signal: The exported signal.
+        limit_s: Time for which a request is retried.
     """
 
     def __init__(self, endpoint: str, signal: Signal, limit_s: float) -> None:
         self._endpoint, self._signal, self._limit_s = endpoint, signal, limit_s
-        self._warned = False
-        self._quiet_until_s: dict[str, float] = {}
+        self._failing = False
+        self._warn = Warn(QUIET_S)
 
     def failed(self, error_type: str, reply: Reply) -> None:
-        """Warn at the first failure of its kind; training goes on, and so the rest is for the counters."""
+        """Warn of a failure; later failures of the same cause are only counted."""
         paused = (reply.retry_after_s or 0.0) > self._limit_s
         advice = self._advice(error_type, reply).format(
             name=self._signal.name,
@@ -141,29 +141,28 @@ class FailureLog:
         )
         message = "Could not send %s to %s: %s. Training is not affected. %s"
         cause = f"{error_type} paused" if paused else error_type
-        if self._warn(cause, message, self._signal.items, self._endpoint, reply.text, advice):
-            self._warned = True
+        if self._warn(message, self._signal.items, self._endpoint, reply.text, advice, key=cause):
+            self._failing = True
 
     def _advice(self, error_type: str, reply: Reply) -> str:
         if reply.answered and reply.retry:
             return _PAUSED if (reply.retry_after_s or 0.0) > self._limit_s else _BUSY
-        told = next((advice for words, advice in _ADVICE_ON_WORDS.items() if words in reply.text), None)
-        return told or _ADVICE.get(error_type, _ADVICE_ANSWERED if reply.answered else _ADVICE_UNANSWERED)
+        advice = next((advice for words, advice in _ADVICE_ON_WORDS.items() if words in reply.text), None)
+        return advice or _ADVICE.get(error_type, _ADVICE_ANSWERED if reply.answered else _ADVICE_UNANSWERED)
 
     def rejected(self, count: int, text: str) -> None:
-        """Warn that an endpoint took a request but not all that is in it."""
+        """Warn that the endpoint rejected items of an accepted request."""
         reason = text or "it gave no reason"
-        self._warn("rejected", "%s rejected %d %s: %s", self._endpoint, count, self._signal.items, reason)
+        self._warn("%s rejected %d %s: %s", self._endpoint, count, self._signal.items, reason)
 
     def advised(self, text: str) -> None:
-        """Pass on what an endpoint says of a request that it took whole."""
-        self._warn("advised", "%s took the %s, and says: %s", self._endpoint, self._signal.items, text)
+        """Log the warning of an endpoint that accepted a request."""
+        self._warn("%s accepted the %s with a warning: %s", self._endpoint, self._signal.items, text)
 
     def unsent(self, requests: int, spans: int) -> None:
-        """Warn that requests were dropped because `shutdown` had no time left for them."""
+        """Warn that requests were dropped at the deadline of `shutdown`."""
         lost = f"{spans} spans" if spans else f"{requests} requests of {self._signal.items}"
         self._warn(
-            "unsent",
             "%s were not sent to %s before the deadline of shutdown and are dropped. Check that the endpoint answers, "
             "or call shutdown() with a longer timeout_s.",
             lost,
@@ -171,28 +170,17 @@ class FailureLog:
         )
 
     def recovered(self) -> None:
-        """Say that the endpoint takes requests again, where it was warned about."""
-        if self._warned:
-            self._warned = False
-            with suppress(Exception):  # a handler of the user's may raise, and the thread must go on
+        """Log that the endpoint accepts requests again, if a failure was logged."""
+        if self._failing:
+            self._failing = False
+            with suppress(Exception):  # a handler of the program may raise
                 _logger.info("%s reach %s again", self._signal.items.capitalize(), self._endpoint)
 
-    def _warn(self, cause: str, message: str, *args: object) -> bool:
-        now_s = time.monotonic()
-        if now_s < self._quiet_until_s.get(cause, now_s):
-            return False
-        self._quiet_until_s[cause] = now_s + QUIET_S
-        with suppress(Exception):  # as above
-            _logger.warning(message, *args)
-        return True
 
+_random = random.Random()  # noqa: S311  # not a secret; the global generator belongs to the program
 
-_random = random.Random()  # noqa: S311  # no secret; the global one is the program's
-
-MAX_REQUESTS = 64
-MAX_BYTES = 32 * 1024 * 1024
 CLOSING_BACKOFF_S = 0.5
-"""Longest pause of our own in `shutdown`, while an endpoint answers but does not take the request."""
+"""Longest pause between attempts in `shutdown`, if the endpoint responds but does not accept the request."""
 
 
 class _Request(NamedTuple):
@@ -202,19 +190,19 @@ class _Request(NamedTuple):
 
 
 class Sender:
-    """Send requests in order, again and again where that may help; drop the oldest where too many wait.
+    """Send requests in order, with retries. If too many requests wait, the oldest are dropped.
 
-    Every span is counted once, as exported or dropped. The thread starts with the first request. An attempt
-    under way cannot be broken off: where an endpoint takes a connection and says nothing, the thread outlives
-    `shutdown` by up to the transport's timeout, with nothing left to do.
+    Every span is counted once, as exported or dropped. The thread starts with the first request. An attempt cannot be
+    interrupted: if an endpoint accepts a connection and does not respond, the idle thread outlives `shutdown` by up to
+    the timeout of the transport.
 
     Args:
-        transport: The way to the endpoint.
-        stats: Where spans and failures are counted.
-        signal: What the requests hold.
+        transport: Connection to the endpoint.
+        stats: Counts spans and failures.
+        signal: The exported signal.
         max_requests: Requests that may wait.
         max_bytes: Bytes that may wait, before compression.
-        retry: When a request is tried again, and when it is given up.
+        retry: Policy of retries.
     """
 
     def __init__(
@@ -223,8 +211,8 @@ class Sender:
         stats: ExportStats,
         *,
         signal: Signal = TRACES,
-        max_requests: int = MAX_REQUESTS,
-        max_bytes: int = MAX_BYTES,
+        max_requests: int = MAX_WAITING_REQUESTS,
+        max_bytes: int = MAX_WAITING_BYTES,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self._transport = transport
@@ -233,22 +221,22 @@ class Sender:
         self._max_bytes = max_bytes
         self._retry = retry
         self._signal = signal
-        self._outage = FailureLog(transport.endpoint, signal, retry.max_elapsed_s)
+        self._failure_log = FailureLog(transport.endpoint, signal, retry.max_elapsed_s)
         self._changed = threading.Condition()
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
-        self._under_way: _Request | None = None
+        self._in_flight: _Request | None = None
         self._thread: threading.Thread | None = None
-        self._complained = False
-        self._lost = False
-        """Whether a request was lost since the last `flush`, or a part of one."""
+        self._warn = Warn()
+        self._has_dropped = False
+        """Whether items were dropped since the last `flush`."""
         self._not_before_s = 0.0
-        """When the endpoint wants to be called again; on the thread."""
+        """Time before which the endpoint wants no request; used by the sender thread."""
         self._deadline_s: float | None = None
-        """Set by `shutdown`: no request is taken any more, and none attempted later."""
+        """Set by `shutdown`: new requests are dropped, and no attempt starts after the deadline."""
 
     def put(self, body: bytes, spans: int, traces: Sequence[int] = ()) -> None:
-        """Take a request, with the ids of the traces whose roots are in it; one of metrics has no spans to count."""
+        """Add a request, its number of spans (0 for metrics) and the ids of the traces whose roots it has."""
         with self._changed:
             if self._deadline_s is not None:
                 self._drop(spans)
@@ -257,30 +245,30 @@ class Sender:
                 len(self._waiting) >= self._max_requests or self._waiting_bytes + len(body) > self._max_bytes
             ):
                 self._stats.error("queue_full")
-                self._drop(self._take().spans, queue=True)
+                self._drop(self._pop().spans, queue=True)
             self._waiting.append(_Request(body, spans, traces))
             self._waiting_bytes += len(body)
             self._start()
             self._changed.notify_all()
 
     def discard_waiting(self) -> None:
-        """Discard the requests that wait, since the next ones hold a newer state of the same; nothing is lost."""
+        """Discard the waiting requests because newer requests replace them; not counted as dropped."""
         with self._changed:
             self._waiting.clear()
             self._waiting_bytes = 0
             self._changed.notify_all()
 
     def flush(self, deadline_s: float) -> bool:
-        """Wait until all is sent; False if it was not by `deadline_s`, or if spans were lost meanwhile."""
+        """Wait until all requests are sent. Return False on timeout or if items were dropped since the last flush."""
         with self._changed:
             if self._waiting and self._thread is None:
                 return False
             idle = self._changed.wait_for(self._is_idle, max(0.0, deadline_s - time.monotonic()))
-            lost, self._lost = self._lost, False
-            return idle and not lost
+            dropped, self._has_dropped = self._has_dropped, False
+            return idle and not dropped
 
     def shutdown(self, deadline_s: float) -> None:
-        """Send what waits by `deadline_s` and drop the rest; where nobody answers after one attempt each."""
+        """Send the waiting requests by the deadline and drop the others; try each once if unreachable."""
         with self._changed:
             if self._deadline_s is None:
                 self._deadline_s = deadline_s
@@ -289,28 +277,28 @@ class Sender:
         if thread is not None:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         elif self._waiting:
-            self._run()  # at the interpreter's end no thread can be started any more
+            self._run()  # the interpreter is ending and starts no threads
         with self._changed:
-            unsent = [self._take() for _ in range(len(self._waiting))]
-            if self._under_way is not None:
-                unsent.append(self._under_way)
-                self._under_way = None  # whatever comes of the attempt, it is counted now
+            unsent = [self._pop() for _ in range(len(self._waiting))]
+            if self._in_flight is not None:
+                unsent.append(self._in_flight)
+                self._in_flight = None  # it is counted as dropped, whatever the result
             for request in unsent:
                 self._drop(request.spans)
             self._changed.notify_all()
         if unsent:
-            self._outage.unsent(len(unsent), sum(request.spans for request in unsent))
+            self._failure_log.unsent(len(unsent), sum(request.spans for request in unsent))
 
     def _is_idle(self) -> bool:
-        return not self._waiting and self._under_way is None
+        return not self._waiting and self._in_flight is None
 
-    def _take(self) -> _Request:
+    def _pop(self) -> _Request:
         request = self._waiting.popleft()
         self._waiting_bytes -= len(request.body)
         return request
 
     def _drop(self, spans: int, *, queue: bool = False) -> None:
-        self._lost = True
+        self._has_dropped = True
         self._stats.dropped(spans, queue=queue)
 
     def _start(self) -> None:
@@ -327,99 +315,91 @@ class Sender:
             while (request := self._next()) is not None:
                 try:
                     reply = self._deliver(request)
-                except Exception as error:  # noqa: BLE001  # the thread must go on
-                    self._complain(error)
+                except Exception as error:  # noqa: BLE001  # the thread must not end
+                    self._warn(
+                        "Could not send %s to %s; further such errors are only counted",
+                        self._signal.items,
+                        self._transport.endpoint,
+                        error=error,
+                    )
                     reply = Reply(error_type=type(error).__name__)
                     self._stats.error(type(error).__name__)
-                self._settle(request, reply)
-            with suppress(Exception):  # nobody is left to tell
+                self._count_result(request, reply)
+            with suppress(Exception):  # the requests are sent
                 self._transport.close()
-
-    def _complain(self, error: Exception) -> None:
-        """Tell of an error of our own, once: the next request may be good."""
-        if self._complained:
-            return
-        self._complained = True
-        with suppress(Exception):  # a handler of the user's may raise
-            _logger.error(
-                "Could not send %s to %s; further such errors are only counted",
-                self._signal.items,
-                self._transport.endpoint,
-                exc_info=error,
-            )
 
     def _next(self) -> _Request | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._deadline_s is not None)
-            self._under_way = self._take() if self._waiting else None
-            return self._under_way
+            self._in_flight = self._pop() if self._waiting else None
+            return self._in_flight
 
     def _deliver(self, request: _Request) -> Reply:
         if not self._may_send():
             self._stats.error("throttled")
             return Reply("throttled")
         body = self._transport.pack(request.body)
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         for attempts in itertools.count(1):
             reply = self._transport.send(body, self._time_left_s())
             if reply.error_type is None:
                 return reply
             self._stats.error(reply.error_type)
-            self._outage.failed(reply.error_type, reply)
+            self._failure_log.failed(reply.error_type, reply)
             if reply.retry_after_s is not None:
                 self._not_before_s = time.monotonic() + reply.retry_after_s
-            pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - began_s, _random.random())
-            if pause_s is None or not self._rest(reply, pause_s):
+            pause_s = self._retry.pause_s(reply, attempts, time.monotonic() - start_s, _random.random())
+            if pause_s is None or not self._pause(reply, pause_s):
                 return reply
         raise AssertionError("attempts never end")
 
-    def _settle(self, request: _Request, reply: Reply) -> None:
-        lost = request.spans if reply.error_type is not None else min(reply.rejected, request.spans)
+    def _count_result(self, request: _Request, reply: Reply) -> None:
+        dropped = request.spans if reply.error_type is not None else min(reply.rejected, request.spans)
         if reply.error_type is None:
-            self._outage.recovered()
+            self._failure_log.recovered()
         if reply.rejected:
             self._stats.error("rejected")
-            self._outage.rejected(reply.rejected, reply.text)
+            self._failure_log.rejected(reply.rejected, reply.text)
         elif reply.error_type is None and reply.text:
-            self._outage.advised(reply.text)
+            self._failure_log.advised(reply.text)
         with self._changed:
-            if self._under_way is request:  # else `shutdown` has counted it
-                self._under_way = None
-                # Which spans of a request were rejected is not told, so none of its traces counts as arrived.
-                self._stats.exported(request.spans - lost, () if lost else request.traces)
+            if self._in_flight is request:  # else `shutdown` has counted the request
+                self._in_flight = None
+                # The response does not name the rejected spans, so none of the request's traces counts as exported.
+                self._stats.exported(request.spans - dropped, () if dropped else request.traces)
                 if reply.error_type is not None or reply.rejected:
-                    self._drop(lost)
+                    self._drop(dropped)
                 self._changed.notify_all()
 
     def _time_left_s(self) -> float | None:
-        # A little less than there is, so that the thread ends before `shutdown` stops waiting for it.
+        # A little less, so that the thread ends before `shutdown` stops waiting for it.
         deadline_s = self._deadline_s
         return None if deadline_s is None else (deadline_s - time.monotonic()) * 0.9
 
-    def _rest(self, reply: Reply, pause_s: float) -> bool:
-        """Wait until the next attempt is due; False where there will be none."""
+    def _pause(self, reply: Reply, pause_s: float) -> bool:
+        """Wait for the next attempt; return False to give up."""
         with self._changed:
             if self._deadline_s is None:
-                # `shutdown` cuts our own pause short, for one last chance.
+                # `shutdown` ends the pause, for one last attempt.
                 self._changed.wait_for(lambda: self._deadline_s is not None, pause_s)
             elif not reply.answered:
-                return False  # nobody is there, and somebody waits for the program's end
+                return False  # unreachable, and `shutdown` waits
             elif not self._wait_until(time.monotonic() + min(pause_s, CLOSING_BACKOFF_S)):
                 return False
             return self._wait_until(self._not_before_s)
 
     def _may_send(self) -> bool:
-        """Wait as long as the endpoint asked for, whichever request it was; False where that is too long."""
+        """Wait until the endpoint wants requests again; return False if that is too late."""
         with self._changed:
             too_late_s = time.monotonic() + self._retry.max_elapsed_s
             return self._not_before_s <= too_late_s and self._wait_until(self._not_before_s)
 
     def _wait_until(self, due_s: float) -> bool:
-        """Wait; False where nothing may be sent then, for `shutdown` has another deadline."""
+        """Wait until a time; return False if the deadline of `shutdown` is earlier."""
         self._changed.wait_for(lambda: self._deadline_s is not None, due_s - time.monotonic())
         if self._deadline_s is None:
             return True
         if due_s > self._deadline_s:
             return False
-        self._changed.wait_for(lambda: self._under_way is None, due_s - time.monotonic())
-        return self._under_way is not None
+        self._changed.wait_for(lambda: self._in_flight is None, due_s - time.monotonic())
+        return self._in_flight is not None

@@ -1,39 +1,40 @@
-"""Batch encoded spans into requests and hand these to the sender."""
+"""Batch encoded spans into requests for the sender."""
 
-import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
-from torchotel._utils.gil import GilYielder
-from torchotel.exporters.base import ExportStats
+from torchotel._limits import MAX_REQUEST_BYTES, MAX_REQUEST_SPANS
+from torchotel._utils.faults import Warn
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
+from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.otlp.encoder import EncodedSpan, Envelope, SpanEncoder
 from torchotel.exporters.otlp.sender import Sender
 from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.sanitize import DEFAULT_LIMITS, Limiter, SpanLimits
-from torchotel.tracing.span import Attributes, SpanTemplate, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, SpanTemplate, Trace
 
-JOINED_SPANS = 1024
-"""Spans that are joined without a rest, about 0.1 ms."""
+SPANS_PER_ITEM = 4
+"""Spans that are joined in the time of one item of `GilYielder`."""
 
 
 class Batch:
-    """Collect encoded spans of several traces, and bring those of one template side by side.
+    """Collect encoded spans of several traces, grouped by template.
 
-    Deflate finds again what lies less than 32 KiB back (https://www.rfc-editor.org/rfc/rfc1951, section 2), and a step
-    of a hundred modules takes more than that: in the order of the traces a span costs 31 bytes, in this one 21.
+    Deflate finds repetitions within 32 KiB (https://www.rfc-editor.org/rfc/rfc1951, section 2), and a step of a hundred
+    modules is larger. A compressed span takes 31 bytes in the order of the traces, and 21 bytes grouped by template.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.size = 0
-        """In bytes."""
+        """Bytes."""
         self.traces: list[int] = []
-        """Those whose roots are in it."""
+        """Ids of the traces whose roots are in the batch."""
         self._by_template: dict[SpanTemplate, list[bytes]] = {}
 
     def add(self, spans: Sequence[EncodedSpan], size: int) -> None:
-        """Take spans that have this size together."""
+        """Add spans with their total size."""
         groups = self._by_template
         for template, data in spans:
             group = groups.get(template)
@@ -44,44 +45,34 @@ class Batch:
         self.count += len(spans)
         self.size += size
 
-    def pieces(self, rest: Callable[[], None]) -> list[bytes]:
-        """Return all spans, those of a template in one piece, in the order in which they came.
+    def pieces(self, yielder: GilYielder) -> list[bytes]:
+        """Return the joined spans of each template, in the order in which they were added.
 
         Args:
-            rest: Called after every `JOINED_SPANS`: a request has megabytes.
+            yielder: Counts spans, to yield the GIL: a request has megabytes.
         """
         pieces: list[bytes] = []
-        joined = 0
         for group in self._by_template.values():
             pieces.append(b"".join(group))
-            joined += len(group)
-            if joined >= JOINED_SPANS:
-                joined = 0
-                rest()
+            yielder.spend(-(-len(group) // SPANS_PER_ITEM))
         return pieces
 
 
-MAX_REQUEST_SPANS = 4000
-MAX_REQUEST_BYTES = 2 * 1024 * 1024
-"""Half of what a gRPC receiver takes by default: a collector may pass requests on as they are."""
 MAX_AGE_S = 1.0
-"""A batch that is older leaves with the next trace, full or not."""
-
-_logger = logging.getLogger("torchotel")
+"""Age of a batch that is sent with the next trace, even if it is not full."""
 
 
 class RequestExporter(TraceExporter):
-    """Encode traces into requests of bounded size and hand them to a sender.
+    """Encode traces into requests of bounded size and pass them to a sender.
 
     `export` and `push` never wait for the endpoint.
 
     Args:
-        transport: The way to the endpoint.
+        transport: Connection to the endpoint.
         resource: Attributes of the resource.
-        version: Of torchotel, for the scope.
-        limits: What a span may carry.
-        stats: Where spans and failures are counted.
-        rest: Called after each slice of spans, to let go of the GIL.
+        version: Version of torchotel, for the scope.
+        limits: Limits of a span.
+        stats: Counts spans and failures.
         max_request_spans: Spans in a request.
         max_request_bytes: Size of a request before compression.
     """
@@ -94,14 +85,13 @@ class RequestExporter(TraceExporter):
         version: str,
         limits: SpanLimits = DEFAULT_LIMITS,
         stats: ExportStats | None = None,
-        rest: Callable[[], None] = lambda: None,
         max_request_spans: int = MAX_REQUEST_SPANS,
         max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
         self.stats = stats or ExportStats()
-        self._rest = rest
-        self._limiter = Limiter(limits, GilYielder(rest))
-        self._encoder = SpanEncoder(rest)
+        self._yielder = GilYielder()
+        self._limiter = Limiter(limits, self._yielder)
+        self._encoder = SpanEncoder(self._yielder)
         self._resource, self._version = resource, version
         self._transport = transport
         self._sender = Sender(transport, self.stats)
@@ -109,61 +99,59 @@ class RequestExporter(TraceExporter):
         self._max_bytes = max_request_bytes
         self._batch = Batch()
         self._since_s = 0.0
-        self._complained = False
-        self._lost = False
-        """Whether spans were lost to an error since the last `flush`."""
+        self._warn = Warn()
+        self._has_dropped = False
+        """Whether spans were dropped because of an error since the last `flush`."""
 
     def export(self, trace: Trace) -> None:
-        """Take one trace; one that is too large for a request goes in several."""
-        taken = 0
+        """Add a trace to the batch; a trace that is too large for a request is split."""
+        added = 0
         try:
-            for spans in self._encoder.slices(self._limiter.hold(trace)):
+            for spans in self._encoder.slices(self._limiter.apply(trace)):
                 self._add(spans)
-                if not taken:  # the first slice holds the root
+                if not added:  # the first slice has the root
                     self._batch.traces.append(trace.trace_id)
-                taken += len(spans)
-        except Exception as error:  # noqa: BLE001  # the next one may be good
-            self._failed(error, len(trace.spans) - taken)
+                added += len(spans)
+        except Exception as error:  # noqa: BLE001  # the next trace may succeed
+            self._failed(error, len(trace.spans) - added)
         if self._batch.count and time.monotonic() - self._since_s > MAX_AGE_S:
             self.push()
 
     def push(self) -> None:
-        """Hand what was taken to the sender, without waiting."""
+        """Pass the batch to the sender, without waiting."""
         if not self._batch.count:
             return
         batch, self._batch = self._batch, Batch()
         try:
-            pieces = batch.pieces(self._rest)
-            self._rest()  # to wrap them takes as long as joining them all has
+            pieces = batch.pieces(self._yielder)
+            self._yielder.spend(SLICE_ITEMS)  # `wrap` takes as long as joining all pieces
             body = self._envelope.wrap(pieces)
-        except Exception as error:  # noqa: BLE001  # the next one may be good
+        except Exception as error:  # noqa: BLE001  # the next trace may succeed
             self._failed(error, batch.count)
         else:
             self._sender.put(body, batch.count, batch.traces)
 
     def flush(self, deadline_s: float) -> bool:
-        """Send all that was taken; False where that was not by `deadline_s`, or spans were lost meanwhile."""
+        """Send all spans; return False on timeout or if spans were dropped since the last flush."""
         self.push()
-        lost, self._lost = self._lost, False
-        return self._sender.flush(deadline_s) and not lost
+        dropped, self._has_dropped = self._has_dropped, False
+        return self._sender.flush(deadline_s) and not dropped
 
     def shutdown(self, deadline_s: float) -> None:
-        """Send all that was taken, by `deadline_s`, and end the sender."""
+        """Send all spans by the deadline and end the sender."""
         self.push()
         self._sender.shutdown(deadline_s)
 
     @cached_property
     def _envelope(self) -> Envelope:
-        """The envelope of all requests, made with the first: by then the rank is known."""
+        """The envelope of all requests, created with the first one, when the rank is known."""
         return Envelope(self._resource, self._version)
 
     def _failed(self, error: Exception, spans: int) -> None:
-        self._lost = True
+        self._has_dropped = True
         self.stats.error(type(error).__name__)
         self.stats.dropped(spans)
-        if not self._complained:
-            self._complained = True
-            _logger.error("Could not encode a trace; further ones are only counted", exc_info=error)
+        self._warn("Could not encode a trace; further ones are only counted", error=error)
 
     def _add(self, spans: Sequence[EncodedSpan]) -> None:
         size = sum([len(data) for _, data in spans])

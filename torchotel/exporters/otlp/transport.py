@@ -1,48 +1,45 @@
-"""The interface between the sender and HTTP or gRPC."""
+"""Interface between the sender and HTTP or gRPC."""
 
 from typing import NamedTuple, Protocol
 
 from torchotel.config.otlp_endpoint import OtlpEndpoint
 
-MAX_RETRY_AFTER_S = 3600.0
-"""Longest wait that an endpoint may ask for: a date by a wrong clock must not end the export for good."""
-
 
 class Reply(NamedTuple):
-    """What came of an attempt; all of its items arrived where nothing else is said."""
+    """Result of an attempt; by default the endpoint accepted all items."""
 
     error_type: str | None = None
-    """An HTTP status, a gRPC status or a class of exception; None: the request was taken."""
+    """HTTP status, gRPC status or class of an exception; None: the endpoint accepted the request."""
     text: str = ""
-    """What happened, for a log line: an endpoint's words as `Receiver.quote` gives them, also of what it took."""
+    """Description for the log; the endpoint's text is quoted by `OtlpEndpoint.quote`."""
     retry: bool = False
-    """Whether another attempt may go better."""
+    """Whether another attempt may succeed."""
     answered: bool = True
-    """Whether anybody was there."""
+    """Whether the endpoint responded."""
     retry_after_s: float | None = None
-    """The wait that the endpoint asks for."""
+    """Delay that the endpoint asks for."""
     rejected: int = 0
-    """Items that a request which was taken lost all the same."""
+    """Items that the endpoint rejected from an accepted request."""
 
 
 class Transport(Protocol):
-    """A way to an endpoint. Every method is called on the sender's thread."""
+    """Connection to an endpoint. Every method is called on the sender thread."""
 
     endpoint: str
-    """Where it leads, for a log line: without credentials."""
+    """Address for the log, without credentials."""
 
     def pack(self, body: bytes) -> bytes:
-        """Make of a request what `send` takes, once for all its attempts."""
+        """Prepare a request for `send`, once for all attempts."""
 
     def send(self, body: bytes, timeout_s: float | None) -> Reply:
-        """Attempt once, not longer than `timeout_s` or its own limit, whichever is less; never raise."""
+        """Send once, with a timeout of `timeout_s` or the configured timeout if it is shorter; never raises."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
-def taken(content: bytes, receiver: OtlpEndpoint) -> Reply:
-    """Look for what the endpoint took the request without; a plain success has no content."""
+def read_success(content: bytes, otlp_endpoint: OtlpEndpoint) -> Reply:
+    """Read the response of an accepted request, which may name rejected items; it is usually empty."""
     if not content:
         return Reply()
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: PLC0415  # sending does not need protobuf
@@ -50,22 +47,22 @@ def taken(content: bytes, receiver: OtlpEndpoint) -> Reply:
     )
 
     try:
-        # The answers of all signals have the same fields with the same numbers.
+        # The responses of all signals have the same fields.
         partial = ExportTraceServiceResponse.FromString(content).partial_success
-    except Exception:  # noqa: BLE001  # some servers answer with a page or JSON; the status is what counts
+    except Exception:  # noqa: BLE001  # some servers respond with HTML or JSON; the status suffices
         return Reply()
-    return Reply(rejected=max(0, partial.rejected_spans), text=receiver.quote(partial.error_message))
+    return Reply(rejected=max(0, partial.rejected_spans), text=otlp_endpoint.quote(partial.error_message))
 
 
 class Signal(NamedTuple):
-    """One kind of telemetry."""
+    """A signal of OTLP."""
 
     name: str
-    """As variables and paths have it."""
+    """Name in variables and paths."""
     items: str
-    """What its requests hold, for log lines."""
+    """Items of its requests, for the log."""
     method: str
-    """gRPC's name of its service's only method."""
+    """Method of its gRPC service."""
 
 
 TRACES = Signal("traces", "spans", "/opentelemetry.proto.collector.trace.v1.TraceService/Export")

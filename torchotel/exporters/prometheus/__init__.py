@@ -1,1 +1,1 @@
-"""Metrics as Prometheus reads them: on a port of ours, or in a registry of the user's."""
+"""Metrics for Prometheus, on a scrape endpoint or in the program's registry."""

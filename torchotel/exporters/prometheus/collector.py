@@ -1,4 +1,4 @@
-"""Collect metrics into a prometheus_client registry."""
+"""Export metrics to a prometheus_client registry."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _logger = logging.getLogger("torchotel")
 
 
 class MetricsCollector(Collector):
-    """Show metrics to a registry; never raises, and once closed shows nothing.
+    """Return metrics to a registry; never raises, and returns nothing after `close`.
 
     Args:
-        metrics: What is shown.
-        resource: Labels of `target_info`, read anew for each scrape; None: it isn't shown.
-        guard: Takes what goes wrong.
+        metrics: Source of the metrics.
+        resource: Labels of `target_info`, read for each scrape; None: no `target_info`.
+        guard: Counts errors of a scrape.
     """
 
     def __init__(self, metrics: Metrics, resource: Attributes | None, guard: Guard) -> None:
@@ -38,15 +38,15 @@ class MetricsCollector(Collector):
         self._resource, self._guard = resource, guard
 
     def describe(self) -> Iterable[Metric]:
-        """Return the families without samples, so that the registry knows their names."""
+        """Return the metric families without samples, so that the registry knows their names."""
         return [_described(instrument) for instrument in TABLE]
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families of a scrape."""
+        """Return the metric families of a scrape."""
         return self._guard.guarded(self._collect)() or ()
 
     def close(self) -> None:
-        """Let go of the metrics."""
+        """Release the metrics."""
         self._metrics = None
 
     def _collect(self) -> list[Metric]:
@@ -56,28 +56,28 @@ class MetricsCollector(Collector):
         resource = self._resource
         labels = [] if resource is None else [target_labels(resource)]
         target = [InfoMetricFamily("target", "Target metadata", one) for one in labels]
-        families = (family for family in metrics.collect() if family.points or family.distributions)
+        families = (family for family in metrics.collect() if family.points or family.histograms)
         return [*target, *(_metric(family) for family in families)]
 
 
 _detached: WeakKeyDictionary[CollectorRegistry, MetricsCollector] = WeakKeyDictionary()
-"""What a forked child has of its parent's: it keeps the names in the registry until a session here wants them."""
+"""Collectors of the parent process in a forked child, which keep their names until a session in the child starts."""
 
 
 class RegistryMetricExporter(MetricExporter):
-    """Metrics in a registry of the user's.
+    """Export metrics to the program's registry.
 
     Args:
-        registry: Where they are collected; its own target info stays the only one.
-        metrics: What is shown.
+        registry: The registry; if it has target info, none is added.
+        metrics: Source of the metrics.
         resource: Attributes of the resource.
-        guard: Takes what goes wrong in a scrape.
+        guard: Counts errors of a scrape.
     """
 
     def __init__(self, registry: CollectorRegistry, metrics: Metrics, resource: Attributes, guard: Guard) -> None:
         get_target = getattr(registry, "get_target_info", None)
-        taken = get_target is not None and get_target()
-        self._collector = MetricsCollector(metrics, None if taken else resource, guard)
+        has_target = get_target is not None and get_target()
+        self._collector = MetricsCollector(metrics, None if has_target else resource, guard)
         self._registry: CollectorRegistry | None = registry
         if (of_parent := _detached.pop(registry, None)) is not None:
             registry.unregister(of_parent)
@@ -91,22 +91,15 @@ class RegistryMetricExporter(MetricExporter):
                 error,
             )
 
-    def first_step(self) -> None:
-        """Do nothing: all is there."""
-
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: a scrape reads the present state."""
-        return True
-
     def shutdown(self, deadline_s: float) -> None:
-        """Leave the registry."""
+        """Unregister the collector."""
         self._collector.close()
         registry, self._registry = self._registry, None
         if registry is not None:
             registry.unregister(self._collector)
 
-    def detach(self) -> None:
-        """Show nothing; the registry's lock may be held by a thread that is not here."""
+    def disable_after_fork(self) -> None:
+        """Return no metrics in a forked child, without the registry's lock, which a thread of the parent may hold."""
         self._collector.close()
         if self._registry is not None:
             _detached[self._registry] = self._collector
@@ -119,7 +112,7 @@ def _described(instrument: Instrument) -> Metric:
 def _metric(family: MetricData) -> Metric:
     instrument = family.instrument
     if instrument.kind == "histogram":
-        return _histogram(instrument, family.distributions)
+        return _histogram(instrument, family.histograms)
     name, metric = instrument.prometheus_name, _described(instrument)
     sample = f"{name}_total" if instrument.kind == "counter" else name
     keys = _keys(instrument)
@@ -128,7 +121,7 @@ def _metric(family: MetricData) -> Metric:
     return metric
 
 
-def _histogram(instrument: Instrument, distributions: Iterable[HistogramDataPoint]) -> Metric:
+def _histogram(instrument: Instrument, histograms: Iterable[HistogramDataPoint]) -> Metric:
     metric = HistogramMetricFamily(
         instrument.prometheus_name,
         instrument.description,
@@ -136,7 +129,7 @@ def _histogram(instrument: Instrument, distributions: Iterable[HistogramDataPoin
         unit=instrument.prometheus_unit,
     )
     bounds = [*map(floatToGoString, instrument.bounds), "+Inf"]
-    for one in distributions:
+    for one in histograms:
         buckets: list[tuple[str, float] | tuple[str, float, PrometheusExemplar]] = []
         for bucket, count in enumerate(accumulate(one.counts)):
             exemplar = one.exemplars.get(bucket)

@@ -1,4 +1,4 @@
-"""Serve metrics for Prometheus, and write the file by which it discovers this process."""
+"""Serve metrics for Prometheus, and write the file of its service discovery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +27,20 @@ from torchotel.tracing.span import Attributes
 
 WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
 MAX_TARGET_BYTES = 64 * 1024
-"""A larger file in the folder is not one that torchotel wrote, and is not read."""
+"""Largest file in the folder that is read; torchotel writes small files."""
 
 
 class DiscoveryFile:
-    """One target in a folder that Prometheus watches: `file_sd_configs: [{files: ["FOLDER/*.json"]}]`.
+    """A target in a folder that Prometheus watches: `file_sd_configs: [{files: ["FOLDER/*.json"]}]`.
 
-    That of a process which died is left there, so that Prometheus sees it down, until another one takes its port.
+    The file of a crashed process remains, so that Prometheus sees it as down, until another process has its port.
 
     Args:
-        folder: Made where it is not there.
-        job: What the series are labelled with, in place of the name of Prometheus's scrape job.
+        folder: Created if missing.
+        job: Label `job` of the series, which replaces the name of Prometheus's scrape job.
 
     Raises:
-        OSError: The folder can't be made or written to.
+        OSError: The folder cannot be created or written to.
     """
 
     def __init__(self, folder: Path, job: str) -> None:
@@ -55,14 +54,13 @@ class DiscoveryFile:
         self.path = folder.absolute() / f"{self._host}{os.getpid()}.json"
 
     def write(self, host: str, port: int) -> None:
-        """Name the target; Prometheus sees the whole file or none."""
+        """Write the target; Prometheus sees the whole file or none."""
         name = socket.gethostname() if host in WILDCARDS else host
         address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         new = self.path.with_name(f".{self.path.name}.new")
-        # Other labels would collide with those of target_info.
         new.unlink(missing_ok=True)
-        # Others may write to the folder as well: a link of theirs is not followed. Prometheus, which is another user,
-        # has to read the file whatever the umask says; there is no more in it than an address and a name.
+        # Other users may write to the folder, so links are not followed. Prometheus, another user, must be able to read
+        # the file with any umask. Labels other than `job` would collide with those of target_info.
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(json.dumps([{"targets": [address], "labels": {"job": self._job}}]) + "\n")
@@ -70,7 +68,7 @@ class DiscoveryFile:
         self._remove_dead(address)
 
     def remove(self) -> None:
-        """Take the target back."""
+        """Remove the target."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -100,7 +98,7 @@ def _read_own(path: Path) -> Any:
 
 
 def job_of(resource: Attributes) -> str:
-    """Name the job as Prometheus names that of metrics which are pushed to it: the service, after its namespace."""
+    """Return the job as Prometheus names it for OTLP metrics: service.namespace/service.name."""
     names = (resource.get(f"service.{name}") for name in ("namespace", "name"))
     return otlp_safe_text("/".join(str(name) for name in names if name))
 
@@ -114,17 +112,16 @@ class PrometheusMetricExporter(MetricExporter):
     """A scrape endpoint and its target file.
 
     Args:
-        host: Address that is listened on.
-        port: Of the first local rank, the next rank's is one higher. 0: any free one; also taken if the port is in use.
-        metrics: What is shown.
+        host: Address to listen on.
+        port: Port of local rank 0; rank n has this port plus n. 0 or a port in use: any free port.
+        metrics: Source of the metrics.
         resource: Attributes of the resource.
-        folder: Where the target file goes; None: there is none.
-        guard: Takes what goes wrong in a scrape.
-        rest: Called between slices of an answer, to let go of the GIL.
-        wait: Begin with the first step only: this process may be a loader's worker.
+        folder: Folder of the target file; None: no target file.
+        guard: Counts errors of a scrape.
+        defer_start: Start with the first step: this process may be a DataLoader's worker.
 
     Raises:
-        ConfigError: The address or the folder can't be used.
+        ConfigError: The address or the folder cannot be used.
     """
 
     def __init__(
@@ -135,52 +132,47 @@ class PrometheusMetricExporter(MetricExporter):
         resource: Attributes,
         folder: Path | None,
         guard: Guard,
-        rest: Callable[[], None],
         *,
-        wait: bool,
+        defer_start: bool,
     ) -> None:
         self._host, self._first_port, self._resource = host, port, resource
         self._file = _open(folder, job_of(resource))
         self._guarded = guard.guarded
-        self._write = guard.guarded(Exposition(metrics, resource, rest).write)
+        self._write = guard.guarded(Exposition(metrics, resource).write)
         self._listener: Listener | None = None
         self._ended = False
-        if not wait:
-            self._begin()
+        if not defer_start:
+            self._start()
 
     @property
     def port(self) -> int | None:
-        """The port that is really bound; None before and after."""
+        """Return the bound port; None before the start and after the shutdown."""
         listener = self._listener
         return None if listener is None else listener.port
 
     def first_step(self) -> None:
-        """Begin, where that had to wait."""
+        """Start if this was deferred."""
         if self._listener is None and not self._ended:
             try:
-                self._begin()
+                self._start()
             except ConfigError as error:
                 _logger.warning("No scrape endpoint in this process: %s", error)
 
-    def flush(self, deadline_s: float) -> bool:
-        """Do nothing: a scrape reads the present state."""
-        return True
-
     def shutdown(self, deadline_s: float) -> None:
-        """Take the target back and close the port."""
+        """Remove the target and close the port."""
         self._ended = True
         self._close()
 
-    def leave_target(self) -> None:
-        """Leave the target where it is: a run that died is seen by its target being down."""
+    def keep_target(self) -> None:
+        """Keep the target after the shutdown: a target that is down shows that the run has failed."""
         self._file = None
 
-    def detach(self) -> None:
-        """Close the copy of the port; the file is the parent's."""
+    def disable_after_fork(self) -> None:
+        """Close the copy of the port; the target file belongs to the parent process."""
         self._ended = True
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.detach()
+            listener.disable_after_fork()
 
     def _close(self) -> None:
         listener, self._listener = self._listener, None
@@ -189,12 +181,12 @@ class PrometheusMetricExporter(MetricExporter):
                 self._file.remove()
             listener.close()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         listener = self._listen()
         if not is_loopback(self._host):
             _logger.warning(
-                "Metrics are served on %s:%d to everybody who can reach it: names of modules and logged values are "
-                "among them. Let a firewall stand before it, or take prometheus_host=127.0.0.1 "
+                "Metrics on %s:%d are readable by every host that can reach it, including names of modules and logged "
+                "values. Restrict access with a firewall, or set prometheus_host=127.0.0.1 "
                 "(OTEL_EXPORTER_PROMETHEUS_HOST).",
                 self._host,
                 listener.port,
@@ -212,7 +204,7 @@ class PrometheusMetricExporter(MetricExporter):
         try:
             listener.serve(self._write)
         except Exception:
-            self._close()  # otherwise clients would wait for an answer
+            self._close()  # otherwise clients wait for a response
             raise
 
     def _listen(self) -> Listener:
@@ -225,7 +217,7 @@ class PrometheusMetricExporter(MetricExporter):
                 if error.errno not in _TAKEN or not port:
                     raise
             listener = Listener(self._host, 0)
-        except (OSError, UnicodeError) as error:  # a name that is none can't even be encoded
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be encoded
             takes = f"an address of this machine that can be listened on ({error})"
             raise ConfigError("prometheus_host", self._host, takes) from error
         _logger.warning(

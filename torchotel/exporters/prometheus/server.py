@@ -1,4 +1,4 @@
-"""The HTTP server that answers scrapes."""
+"""HTTP server of the scrape endpoint."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
+from torchotel._limits import MAX_CONNECTIONS
 from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.exporters.prometheus.exposition import OPENMETRICS, TEXT
 
@@ -24,24 +25,24 @@ if TYPE_CHECKING:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Return whether prometheus_client answers this Accept header with OpenMetrics rather than text."""
+    """Return whether prometheus_client responds to this Accept header with OpenMetrics."""
     try:
         _, content_type = choose_encoder(accept)
-    except TypeError:  # prometheus_client 0.26 compares numbers with the text of a malformed version
+    except TypeError:  # prometheus_client 0.26 raises on a malformed version
         return False
     return content_type.startswith("application/openmetrics-text")
 
 
 _PORT = re.compile(r":\d*$")
 _PRIVATE = (".localhost", ".local", ".internal", ".home.arpa")
-"""Ends of names that nobody can register."""
+"""Suffixes of host names that cannot be registered."""
 
 
 def names_this_machine(host: str) -> bool:
-    """Tell whether a Host header could be that of a client which means this machine.
+    """Return whether a Host header can be that of a client of this machine, against DNS rebinding.
 
-    A web page can let its own name lead to 127.0.0.1 once it is open (DNS rebinding), and its script then reads what
-    is served there; but its requests carry that name, which is one that can be registered.
+    With DNS rebinding, the name of an open web page resolves to 127.0.0.1, so that its script can read local servers.
+    The Host header of these requests is a name that can be registered.
     """
     name = _PORT.sub("", host).strip("[]").rstrip(".").lower()
     try:
@@ -53,27 +54,25 @@ def names_this_machine(host: str) -> bool:
 
 THREAD_NAME = "torchotel-scrape"
 POLL_S = 0.1
-"""How long `close` waits for the loop to see it."""
+"""Interval at which the server notices `close`."""
 REQUEST_S = 10.0
-"""A client whose request and answer take longer, all in all, is cut off."""
-MAX_CONNECTIONS = 16
-"""Each is a thread. Beyond that, the connection that has waited longest without a whole request is closed."""
+"""Time for a request and its response, after which the connection is closed."""
 MAX_HEADER = 1000
-"""Characters of an Accept or Accept-Encoding header that are read."""
+"""Characters of an Accept or Accept-Encoding header that are parsed."""
 PATHS = ("/metrics", "/")
 METHODS = ("GET", "HEAD")
 SERVER_NAME = "torchotel"
 
 
 class ScrapeServer:
-    """Serve metrics until `close`; as text or OpenMetrics, compressed or not, as the client asks.
+    """Serve metrics until `close`, as text or OpenMetrics, with compression if the client accepts it.
 
     Args:
-        write: Gives the whole answer, as OpenMetrics or as text, or None where it can't.
-        listening: Socket that clients connect to.
+        write: Returns the response as OpenMetrics or text, or None on failure.
+        listening: Listening socket.
 
     Raises:
-        RuntimeError: No thread can be started, as where the interpreter ends.
+        RuntimeError: No thread can be started; the interpreter may be ending.
     """
 
     def __init__(self, write: Callable[[bool], bytes | None], listening: socket.socket) -> None:
@@ -85,18 +84,18 @@ class ScrapeServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Close the socket, cut off who is still connected, and end the threads."""
+        """Close the socket and all connections, and end the threads."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
-        self._server.cut_off()
+        self._server.close_connections()
 
 
 def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIApplication:
-    one_at_a_time = threading.Lock()  # so that many clients take no more of the GIL than one
+    one_at_a_time = threading.Lock()  # many clients take no more of the GIL than one
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        server = ("Server", SERVER_NAME)  # the default names the version of Python
+        server = ("Server", SERVER_NAME)  # the default shows the version of Python
         refusal = _refusal(environ, local=local)
         if refusal is not None:
             status, text = refusal
@@ -112,7 +111,7 @@ def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIA
             return []
         headers = [server, ("Content-Type", OPENMETRICS if openmetrics else TEXT), ("Vary", "Accept, Accept-Encoding")]
         if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")[:MAX_HEADER]):
-            body = gzip.compress(body, compresslevel=1)  # 25 times smaller all the same
+            body = gzip.compress(body, compresslevel=1)  # 25 times smaller even at level 1
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
         return [body] if environ["REQUEST_METHOD"] == "GET" else []
@@ -121,7 +120,7 @@ def _application(write: Callable[[bool], bytes | None], *, local: bool) -> WSGIA
 
 
 def _refusal(environ: WSGIEnvironment, *, local: bool) -> tuple[str, str] | None:
-    """Say why a request gets no metrics; nothing of it is repeated."""
+    """Return status and text of the refusal of a request, without any text of the request; None: it is accepted."""
     if environ["REQUEST_METHOD"] not in METHODS:
         return "405 Method Not Allowed", ""
     if environ.get("PATH_INFO") not in PATHS:
@@ -157,9 +156,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Connections whose request has not been read, the oldest first."""
         self._connected: dict[socket.socket, threading.Thread] = {}
         super().__init__(listening.getsockname(), _Handler, bind_and_activate=False)
-        self.socket.close()  # that of its own
+        self.socket.close()  # the one that the base class has created
         self.socket = listening
-        # HTTPServer would ask the DNS for our name, for seconds where that is down.
+        # HTTPServer would resolve the host name, which takes seconds if the DNS is down.
         self.server_name, self.server_port, *_ = listening.getsockname()
         self.setup_environ()
 
@@ -175,15 +174,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._unread.pop(request, None)
 
     def _evict(self) -> bool:
-        """Close the oldest connection without a whole request: Prometheus sends its own at once.
+        """Close the oldest connection without a whole request; Prometheus sends requests at once.
 
-        Without this, a few clients that connect and send nothing would keep Prometheus out.
+        Otherwise a few clients that connect and send nothing would block Prometheus.
         """
         for request in list(self._unread):
-            with contextlib.suppress(KeyError):  # its thread has read the request meanwhile
+            with contextlib.suppress(KeyError):  # its thread has just read the request
                 del self._unread[request]
                 self._since_s.pop(request, None)
-                _cut_off(request)
+                _close(request)
                 return True
         return False
 
@@ -193,10 +192,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._unread.pop(request, None)
 
     def service_actions(self) -> None:
-        """Cut off who takes too long; called at least every POLL_S. A limit for each wait would let them drip."""
+        """Close connections that take too long; called at least every POLL_S. A timeout per read is no bound."""
         for request, since_s in list(self._since_s.items()):
             if time.monotonic() - since_s > REQUEST_S:
-                _cut_off(request)
+                _close(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         thread = threading.current_thread()
@@ -208,41 +207,41 @@ class _Server(ThreadingMixIn, WSGIServer):
             del self._connected[request]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away is not our user's business."""
+        """Log nothing: a client has closed its connection."""
 
-    def cut_off(self) -> None:
+    def close_connections(self) -> None:
         for request, thread in list(self._connected.items()):
-            _cut_off(request)
+            _close(request)
             thread.join(1)
 
 
-def _cut_off(request: socket.socket) -> None:
+def _close(request: socket.socket) -> None:
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 
 
-WAITING = 5
-"""Clients that may wait until they are answered."""
+BACKLOG = 5
+"""Connections that may wait to be accepted."""
 
 
 class Listener:
-    """Listen on a port; a client that connects before `serve` waits.
+    """Listen on a port; clients that connect before `serve` wait.
 
     Args:
-        host: Address that is listened on.
-        port: 0: any free one.
+        host: Address to listen on.
+        port: Port; 0: any free port.
 
     Raises:
-        OSError: The address can't be had.
-        UnicodeError: The host can be no name.
+        OSError: The address cannot be used.
+        UnicodeError: The host cannot be encoded.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        name = host.encode() if host.isascii() else host  # of a string Python asks what knows all languages' names
+        name = host.encode() if host.isascii() else host  # bytes: for a string, Python imports the IDNA codec
         family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` means every address
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also listens on IPv4
         self._socket = socket.create_server(
-            (str(address[0]), port), family=family, backlog=WAITING, dualstack_ipv6=both
+            (str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both
         )
         self.port: int = self._socket.getsockname()[1]
         self._server: ScrapeServer | None = None
@@ -250,13 +249,13 @@ class Listener:
         self._lock = threading.Lock()
 
     def serve(self, write: Callable[[bool], bytes | None]) -> None:
-        """Answer from now on.
+        """Start to respond to requests.
 
         Args:
-            write: Gives the whole answer, as OpenMetrics or as text, or None where it can't.
+            write: Returns the response as OpenMetrics or text, or None on failure.
 
         Raises:
-            RuntimeError: No thread can be started; not where the program ends, for nobody is to be answered any more.
+            RuntimeError: No thread can be started, and the interpreter is not ending.
             OSError: There are too many open files.
         """
         with self._lock:
@@ -269,13 +268,13 @@ class Listener:
                     raise
 
     def close(self) -> None:
-        """Close the port, cut off who is still connected, and end the threads."""
+        """Close the port and all connections, and end the threads."""
         with self._lock:
             self._closed = True
         if self._server is not None:
             self._server.close()
         self._socket.close()
 
-    def detach(self) -> None:
-        """Close this process's copy of the port: a forked child would keep it open."""
+    def disable_after_fork(self) -> None:
+        """Close the port in a forked child, which would keep it open."""
         self._socket.close()

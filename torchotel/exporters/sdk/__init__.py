@@ -1,1 +1,1 @@
-"""Replay through a TracerProvider of the user's: its sampler, limits and processors all apply."""
+"""Export through OpenTelemetry providers: samplers, limits, processors and views of the program apply."""

@@ -1,4 +1,4 @@
-"""Hand spans to a provider's processors without overflowing their queues."""
+"""Flush a provider before the queues of its span processors overflow."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 UNKNOWN_ROOM = 512
-"""Room that is assumed in a processor that can't be looked into; the SDK's own queue is 2,048 long."""
+"""Free queue entries that are assumed for unknown processors; the SDK's queue has 2,048 entries."""
 MAX_ROOM = 8192
-"""Where nothing queues there is no limit, but spans are counted when they are flushed."""
+"""Spans between two flushes if there is no queue: spans are counted when they are flushed."""
 
 
 def slice_spans(provider: TracerProvider) -> int:
-    """Return how many spans may be ended before the next flush.
+    """Return the number of spans that may be ended before the next flush.
 
-    Half of what the fullest queue has room for: the rest is for the spans that the program ends meanwhile, since a
-    full queue of the SDK's throws its oldest spans away.
+    This is half of the free entries of the fullest queue. The other half is for spans that the program ends meanwhile:
+    a full queue of the SDK drops its oldest spans.
     """
     active = getattr(provider, "_active_span_processor", None)
     return max(1, min((_room(processor) for processor in _flat(active)), default=MAX_ROOM) // 2)
 
 
 def _flat(processor: object) -> Iterator[object]:
-    """Yield the processors behind those that only pass on."""
+    """Yield the processors inside of composite processors."""
     inner = getattr(processor, "_span_processors", None)
     if not isinstance(inner, tuple | list):
         yield processor
@@ -54,31 +54,32 @@ def _room(processor: object) -> int:
 
 
 MAX_AGE_S = 5.0
-"""Spans that ended longer ago are flushed; the SDK's batches wait as long before they leave by themselves."""
+"""Age of an ended span at which it is flushed; the SDK exports batches at the same age."""
 
 
 class Delivery:
-    """Count ended spans into slices that fit into the provider's queues, with a flush after each.
+    """Count ended spans, and flush the provider before its queues overflow.
 
-    A span counts as exported when the flush after it succeeded, else as dropped. On one thread, but for `close`.
+    A span counts as exported if the next flush succeeds, else as dropped. All methods except `close` are called on one
+    thread.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
         self._provider, self._stats = provider, stats
-        self._flush = ProviderFlush(provider, stats)
-        self._lock = threading.RLock()  # a signal's handler may shut down in the midst of it
+        self._provider_flush = ProviderFlush(provider, stats)
+        self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
         self.closed = False
         self._open = 0
-        """Spans that were taken and are not counted yet; the pending ones are among them."""
+        """Spans that are not counted yet, including the pending ones."""
         self._pending = 0
         self._traces: list[int] = []
-        """Those whose roots are among the pending spans."""
+        """Ids of the traces whose roots are pending."""
         self._room = 0
         self._since_s = 0.0
-        self._lost = False
+        self._has_dropped = False
 
-    def take(self, spans: int) -> bool:
-        """Take spans on, which each of them leaves by one of the next three; False where nothing is taken any more."""
+    def accept(self, spans: int) -> bool:
+        """Accept spans, each of which is later ended, sampled out or dropped; return False after `close`."""
         with self._lock:
             if self.closed:
                 self._stats.dropped(spans)
@@ -87,7 +88,7 @@ class Delivery:
             return True
 
     def ended(self, root_of: int | None = None) -> None:
-        """Take note of a span that went into the queues, and whose root it is; flush them where the slice is full."""
+        """Count a span that was added to the queues, and flush if necessary; `root_of`: the trace whose root it is."""
         if not self._pending:
             self._room = slice_spans(self._provider)
             self._since_s = time.monotonic()
@@ -95,50 +96,50 @@ class Delivery:
         if root_of is not None:
             self._traces.append(root_of)
         if self._pending >= self._room:
-            self._settle(flushed=self._flush.now())
+            self._count_flushed(flushed=self._provider_flush.flush())
 
-    def left_out(self) -> None:
-        """Count a span that a sampler left out."""
+    def sampled_out(self) -> None:
+        """Count a span that the sampler did not sample."""
         with self._lock:
             if not self.closed:
                 self._open -= 1
                 self._stats.sampled_out(1)
 
-    def lost(self) -> None:
-        """Count a span that did not get into the queues."""
+    def dropped(self) -> None:
+        """Count a span that was not added to the queues."""
         with self._lock:
             if not self.closed:
                 self._open -= 1
-                self._lost = True
+                self._has_dropped = True
                 self._stats.dropped(1)
 
     def push(self) -> None:
-        """Flush what has waited for long."""
+        """Flush if the oldest pending span is too old."""
         if self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
-            self._settle(flushed=self._flush.now())
+            self._count_flushed(flushed=self._provider_flush.flush())
 
     def flush(self, deadline_s: float) -> bool:
-        """Flush; False where that took longer than until `deadline_s`, or spans were lost since the last time."""
-        self._settle(flushed=self._flush.by(deadline_s))
-        lost, self._lost = self._lost, False
-        return not lost
+        """Flush. Return False on timeout or if spans were dropped since the last flush."""
+        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
+        dropped, self._has_dropped = self._has_dropped, False
+        return not dropped
 
     def close(self, deadline_s: float) -> None:
-        """Flush a last time; what a worker that is still at it has not brought through by then is dropped."""
-        self._settle(flushed=self._flush.by(deadline_s))
+        """Flush a last time by the deadline; spans that a busy worker has not ended by then are dropped."""
+        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
         with self._lock:
             self.closed = True
             self._stats.dropped(self._open)
             self._open = 0
 
-    def _settle(self, *, flushed: bool) -> None:
+    def _count_flushed(self, *, flushed: bool) -> None:
         with self._lock:
             if self.closed:
                 return
             spans, self._pending = self._pending, 0
             traces, self._traces = self._traces, []
             self._open -= spans
-            self._lost = self._lost or not flushed
+            self._has_dropped = self._has_dropped or not flushed
         if flushed:
             self._stats.exported(spans, traces)
         else:

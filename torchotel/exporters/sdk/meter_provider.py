@@ -1,4 +1,4 @@
-"""Metrics as instruments of an OpenTelemetry MeterProvider."""
+"""Export metrics through instruments of an OpenTelemetry MeterProvider."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from torchotel.tracing.ids import context_of
 
 
 class _Source:
-    """What a provider's callbacks read: they can't be taken back, so they outlive a session and hold only this.
+    """Source of a provider's callbacks, which cannot be unregistered and so outlive a session.
 
-    A monotonic sum never falls, so the counters of a session go on from where those of the one before it ended.
+    A monotonic sum never decreases, so the counters of a session continue those of the previous session.
     """
 
     def __init__(self) -> None:
         self._metrics: Metrics | None = None
         self._before: dict[Instrument, dict[Labels, float]] = {}
-        self._told: dict[Instrument, dict[Labels, float]] = {}
+        self._reported: dict[Instrument, dict[Labels, float]] = {}
         self._last: dict[Instrument, dict[Labels, float]] = {}
-        """The values of a session that has ended."""
+        """Last values of an ended session."""
         self._pid = 0
-        """The process in which it ended."""
+        """Process in which the session ended."""
 
     def begin(self, metrics: Metrics) -> None:
-        """Show the metrics of a session."""
-        self._before = dict(self._told)
+        """Start to return the metrics of a session."""
+        self._before = dict(self._reported)
         self._metrics = metrics
 
     def end(self) -> None:
-        """Show the last values from now on, in this process: a reader may come to them only later."""
+        """Keep the last values of the session, which a reader of this process may read later."""
         if self._metrics is not None:
             self._last = {instrument: self._read(instrument) for instrument in TABLE}
             self._pid = os.getpid()
         self._metrics = None
 
-    def detach(self) -> None:
-        """Show nothing any more, and read nothing: in a forked child the lock may be a thread's that is not here."""
+    def disable_after_fork(self) -> None:
+        """Return no values in a forked child, where another thread of the parent may hold the lock."""
         self._metrics, self._last = None, {}
 
     def reader(self, instrument: Instrument) -> Callable[[CallbackOptions], Iterable[OtelObservation]]:
@@ -67,21 +67,21 @@ class _Source:
         totals = dict(self._before.get(instrument, {}))
         for labels, value in values.items():
             totals[labels] = totals.get(labels, 0.0) + value
-        self._told[instrument] = totals
+        self._reported[instrument] = totals
         return totals
 
 
 _sources: WeakKeyDictionary[MeterProvider, _Source] = WeakKeyDictionary()
-"""An instrument that a provider has already keeps its first callback, so a later session must be read by that one."""
+"""A provider keeps the first callback of an instrument, so later sessions share its source."""
 
 
 class ProviderInstruments:
-    """Counters and gauges that a provider reads when it wants to, and histograms that get every value.
+    """Observable counters and gauges of a provider, and histograms that record every value.
 
     Args:
-        provider: Its readers and views apply.
-        metrics: What is shown.
-        version: Of torchotel, for the scope.
+        provider: The provider, whose readers and views apply.
+        metrics: Source of the metrics.
+        version: Version of torchotel, for the scope.
     """
 
     def __init__(self, provider: MeterProvider, metrics: Metrics, version: str) -> None:
@@ -94,13 +94,13 @@ class ProviderInstruments:
         metrics.observe_with(self._record)
 
     def close(self) -> None:
-        """Show the last values, until a later session shows its own; its counters go on from these."""
+        """Keep the last values until the next session, whose counters continue from them."""
         self._source.end()
         self._histograms.clear()
 
-    def detach(self) -> None:
-        """Show nothing any more in a forked child."""
-        self._source.detach()
+    def disable_after_fork(self) -> None:
+        """Return no values in a forked child."""
+        self._source.disable_after_fork()
         self._histograms.clear()
 
     def _create(self, instrument: Instrument) -> None:
@@ -117,7 +117,7 @@ class ProviderInstruments:
     def _record(self, observation: Observation) -> None:
         histogram = self._histograms.get(observation.instrument)
         if histogram is not None:
-            span = observation.span  # sent, whatever its sampler said: its ids make a good exemplar
+            span = observation.span  # exported, whether it was sampled or kept late: a valid exemplar
             context = Context() if span is None else context_of(span._replace(sampled=True))
             histogram.record(
                 observation.value, _attributes(observation.instrument, observation.labels), context=context
@@ -125,33 +125,30 @@ class ProviderInstruments:
 
 
 class MeterProviderExporter(MetricExporter):
-    """Metrics through a provider of the user's, which is flushed and never shut down.
+    """Export metrics through the program's provider, which is flushed and never shut down.
 
     Args:
-        provider: Its readers and views apply.
-        metrics: What is shown.
-        version: Of torchotel, for the scope.
+        provider: The provider, whose readers and views apply.
+        metrics: Source of the metrics.
+        version: Version of torchotel, for the scope.
     """
 
     def __init__(self, provider: MeterProvider, metrics: Metrics, version: str) -> None:
         self._instruments = ProviderInstruments(provider, metrics, version)
-        self._flush = ProviderFlush(provider)
-
-    def first_step(self) -> None:
-        """Do nothing: all is there."""
+        self._provider_flush = ProviderFlush(provider)
 
     def flush(self, deadline_s: float) -> bool:
-        """Have the provider's readers bring out the present state."""
-        return self._flush.by(deadline_s)
+        """Flush the provider's readers."""
+        return self._provider_flush.flush_by(deadline_s)
 
     def shutdown(self, deadline_s: float) -> None:
-        """Have them bring out the last state, which those that are read later find as well."""
-        self._flush.by(deadline_s)
+        """Flush the provider's readers and keep the last values for later reads."""
+        self._provider_flush.flush_by(deadline_s)
         self._instruments.close()
 
-    def detach(self) -> None:
-        """Show nothing: a reader of the provider's may go on in the child."""
-        self._instruments.detach()
+    def disable_after_fork(self) -> None:
+        """Return no values: a reader of the provider may run in the child."""
+        self._instruments.disable_after_fork()
 
 
 def _attributes(instrument: Instrument, labels: Labels) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Replay spans through the user's TracerProvider."""
+"""Replay spans through the program's TracerProvider."""
 
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -27,28 +27,30 @@ from opentelemetry.trace import Span as LiveSpan
 
 from torchotel import _semconv as names
 from torchotel._records import Baggage, SpanReference
-from torchotel.exporters.base import ExportStats, TemplateCache
+from torchotel._utils.faults import Warn
+from torchotel._utils.gil import SLICE_ITEMS, GilYielder
+from torchotel.exporters.base import ExportStats, TemplateCache, TraceExporter
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.tracing.context import baggage_context
 from torchotel.tracing.ids import context_of, own_random, random_span_id, random_trace_id, span_context_of
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace, TraceExporter
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace
 
 MAX_STARTED = 4096
-"""Spans of open steps whose context was asked for; what is older belongs to records that were dropped."""
+"""Spans of open steps whose context the program has read; older ones belong to dropped records."""
 MAX_WAITING = 50_000
-"""While the worker is behind, those of records that it has not come to are there as well."""
+"""Started spans if the worker is behind and has not processed their records."""
 
 
 class StartedSpans:
-    """Keep live spans until their trace is replayed; bounded, since a record may be dropped before."""
+    """Keep started spans until their trace is replayed; bounded, since the record may be dropped."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may ask in the midst of it
+        self._lock = threading.RLock()  # reentrant: a signal handler may start a span while this thread holds it
         self._spans: dict[tuple[int, int], tuple[LiveSpan, Context]] = {}
 
     def add(self, span: LiveSpan, context: Context) -> None:
-        """Keep a span, by the ids of its trace and itself, and the context that it began in."""
+        """Add a span and its parent context."""
         ids = span.get_span_context()
         with self._lock:
             self._spans[ids.trace_id, ids.span_id] = span, context
@@ -56,22 +58,22 @@ class StartedSpans:
             self.end_oldest(MAX_WAITING)
 
     def get(self, trace_id: int, span_id: int) -> tuple[LiveSpan, Context] | None:
-        """Return a span that is kept, and keep it."""
+        """Return a span without removing it."""
         return self._spans.get((trace_id, span_id))
 
     def take(self, trace_id: int, span_id: int) -> tuple[LiveSpan, Context] | None:
-        """Return a span that is kept, for its end."""
+        """Remove and return a span."""
         if (trace_id, span_id) not in self._spans:  # nearly always
             return None
         with self._lock:
             return self._spans.pop((trace_id, span_id), None)
 
     def end_oldest(self, keep: int = MAX_STARTED) -> None:
-        """End all but the newest as they are; they say that nobody saw their end."""
+        """End all but the newest spans now; `torch.estimated` marks their end."""
         with self._lock:
             ids = list(self._spans)
             oldest = [self._spans.pop(key) for key in ids[: max(0, len(ids) - keep)]]
-        for span, _ in oldest:  # not under the lock: processors of the user's run here, and may raise
+        for span, _ in oldest:  # without the lock: the program's processors run here, and may raise
             with contextlib.suppress(Exception):
                 span.set_attribute(names.ESTIMATED, "end")
                 span.end()
@@ -81,63 +83,62 @@ _logger = logging.getLogger("torchotel")
 
 
 class OwnRandomIds(RandomIdGenerator):
-    """Draw ids as the SDK does, but not from the global generator.
+    """Draw random ids from a separate generator.
 
-    Programs seed that one, and Dynamo sets it back after each compilation, so that ids would come twice.
+    Programs seed the global generator, and Dynamo resets it after each compilation, which would repeat ids.
     """
 
     def generate_span_id(self) -> int:
-        """Return 64 random bits; all zeros is none."""
+        """Return 64 random bits, not all 0."""
         return own_random.getrandbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        """Return 128 random bits; all zeros is none."""
+        """Return 128 random bits, not all 0."""
         return own_random.getrandbits(128) or 1
 
 
 def get_tracer(provider: TracerProvider, version: str) -> Tracer:
-    """Return our tracer; only ours draws apart, and an id generator of the user's is kept."""
+    """Return a tracer with a separate generator of ids, unless the program has its own id generator."""
     try:
         tracer = provider.get_tracer(names.SCOPE, version, schema_url=names.SCHEMA_URL)
-    except Exception:  # of the user's, and their program must start
-        _logger.exception("The tracer provider has no tracer for us, so no spans are recorded")
+    except Exception:  # a provider of the program may raise anything
+        _logger.exception("The tracer provider returned no tracer, so no spans are exported")
         return NoOpTracer()
     if isinstance(tracer, SdkTracer) and type(tracer.id_generator) is RandomIdGenerator:
         tracer.id_generator = OwnRandomIds()
     return tracer
 
 
-REST_SPANS = 16
-"""Spans that are replayed without a rest, about 0.2 ms."""
+SPAN_ITEMS = SLICE_ITEMS // 16
+"""Items that a span counts as: the GIL is yielded after 16 spans, about 0.2 ms."""
 MAX_RENAMED = 64
 ROOT_IDENTITY = (names.RANK, names.WORLD_SIZE, names.RUN_ID)
-"""Attributes of our resource that roots carry, since the provider's resource lacks them."""
+"""Resource attributes that are set on roots, because the provider's resource lacks them."""
 
 _NOTHING = Context()
-"""Not the current one: what is current on the worker, or around a training step, is no parent."""
+"""Empty: the current span of the worker or of a training step is not the parent."""
 
 
-class _Lost(NonRecordingSpan):
-    """Stands for a span that a sampler or processor of the user's raised at; it has the context of its parent."""
+class _Dropped(NonRecordingSpan):
+    """Replaces a span at which the program's sampler or processor raised; has the context of the parent."""
 
 
 class TracerProviderExporter(TraceExporter, SpanContextSource):
     """Replay traces through the Tracer API, so that the provider's ids, sampler, limits and processors apply.
 
-    Ids in a trace are the provider's where `start` gave them out; all others only say who is whose parent, and the
-    provider gives new ones. Spans start and end in the order of a program: children end before their parents.
-    The provider is flushed, and never shut down.
+    Spans of `start` keep their ids; other spans get new ids of the provider. Spans start and end in the order of a
+    program: children end before their parents. The provider is flushed, and never shut down.
 
     Args:
-        provider: Of the user's.
-        version: Of torchotel, for the scope.
-        resource: Attributes of our resource: the provider has another, so roots carry rank, world size and run id.
-        stats: Where spans and failures are counted.
-        rest: Called after every `REST_SPANS` spans, to let go of the GIL.
+        provider: The program's provider.
+        version: Version of torchotel, for the scope.
+        resource: Resource attributes of torchotel; rank, world size and run id are set on roots.
+        stats: Counts spans and failures.
+        yielder: Counts spans, to yield the GIL.
     """
 
-    keeps_late = False  # what a sampler left out can't be had from the API any more
-    off = False  # the provider's sampler is asked of each span
+    keeps_late = False  # the API cannot export a span that was not sampled
+    off = False  # the provider's sampler decides for each span
 
     def __init__(
         self,
@@ -146,20 +147,19 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         version: str,
         resource: Attributes | None = None,
         stats: ExportStats | None = None,
-        rest: Callable[[], None] = lambda: None,
+        yielder: GilYielder | None = None,
     ) -> None:
         self.stats = stats or ExportStats()
         self._resource = resource or {}
-        self._rest = rest
-        self._since_rest = 0
+        self._yielder = yielder or GilYielder()
         self._get_tracer = partial(get_tracer, provider, version)
         self._tracer = self._get_tracer()
         self._delivery = Delivery(provider, self.stats)
         self._started = StartedSpans()
-        self._known = TemplateCache(lambda template: otlp_safe(template.attributes))
+        self._templates = TemplateCache(lambda template: otlp_safe(template.attributes))
         self._renamed: dict[tuple[int, int], SpanContext] = {}
-        """Roots that nobody started by the ids that others link to: `torch.run`."""
-        self._complained = False
+        """Contexts of roots that `start` did not create, by the ids in links to them: `torch.run`."""
+        self._warn = Warn()
 
     def start(
         self,
@@ -169,10 +169,10 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,
     ) -> SpanReference:
-        """Start a span now and end it when its trace is replayed; from any thread.
+        """Start a span now, which ends when its trace is replayed; from any thread.
 
-        A span that only records, as some samplers have it, is not sampled. If the user's sampler or a processor
-        raises, the trace is built all the same, so that each span is counted when its replay fails or succeeds.
+        A recording span without the sampled flag is not sampled. If the program's sampler or processor raises, the
+        trace is built nevertheless, so that each span is counted when its replay fails or succeeds.
         """
         above = None if parent is None else self._started.get(parent.trace_id, parent.span_id)
         try:
@@ -180,19 +180,19 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
-        except Exception as error:  # noqa: BLE001  # of the user's sampler or processors, on their training thread
+        except Exception as error:  # noqa: BLE001  # the program's sampler or processors, on the training thread
             self._failed(error)
             trace_id = random_trace_id() if parent is None else parent.trace_id
             return SpanReference(trace_id, random_span_id(), sampled=parent is None or parent.sampled)
-        if recording or above is not None:  # else nothing is built
+        if recording or above is not None:  # otherwise no trace is built
             self._started.add(live, outer)
         sampled = recording and context.trace_flags.sampled
         state = context.trace_state.to_header() if context.trace_state else ""
         return SpanReference(context.trace_id, context.span_id, sampled, state=state)
 
     def export(self, trace: Trace) -> None:
-        """Replay one trace; waits for a flush where the provider's queues would overflow."""
-        if not self._delivery.take(len(trace.spans)):
+        """Replay a trace; waits for a flush if the provider's queues would overflow."""
+        if not self._delivery.accept(len(trace.spans)):
             return
         below = _below(trace.spans)
         common = otlp_safe(trace.attributes)
@@ -209,31 +209,31 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             self._end(trace, span, live)
 
     def push(self) -> None:
-        """Let go of what has waited for long."""
+        """End the oldest started spans, and flush old spans."""
         self._started.end_oldest()
         self._delivery.push()
 
     def flush(self, deadline_s: float) -> bool:
-        """Flush the provider; False where that was not done by `deadline_s`, or spans were lost meanwhile."""
+        """Flush the provider. Return False on timeout or if spans were dropped since the last flush."""
         return self._delivery.flush(deadline_s)
 
     def shutdown(self, deadline_s: float) -> None:
-        """End what is left and flush the provider, by `deadline_s`."""
+        """End the remaining spans and flush the provider by the deadline."""
         self._started.end_oldest(keep=0)
         self._delivery.close(deadline_s)
 
     def _begin(
         self, name: str, context: Context, attributes: Attributes, links: list[LiveLink] | None, start_ns: int
     ) -> LiveSpan:
-        if isinstance(self._tracer, ProxyTracer):  # by now the global provider may be set
+        if isinstance(self._tracer, ProxyTracer):  # the global provider may be set now
             self._tracer = self._get_tracer()
         return self._tracer.start_span(otlp_safe_text(name), context, SpanKind.INTERNAL, attributes, links, start_ns)
 
     def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> tuple[LiveSpan, Context]:
-        """Return the span, begun, and the context that it began in."""
+        """Start a span unless `start` has, and return it with its parent context."""
         plain = span.attributes is None and span.error is None
         own = {} if plain else otlp_safe(own_attributes(span))
-        attributes = {**self._known[span.template], **common, **own}
+        attributes = {**self._templates[span.template], **common, **own}
         if span is trace.root:
             attributes |= self._identity()
         live, context = self._started.take(trace.trace_id, span.span_id) or (None, context)
@@ -246,23 +246,20 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
                 return live, context
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
             live = self._begin(span.template.name, context, attributes, links, span.start_ns)
-        except Exception as error:  # noqa: BLE001  # of the user's sampler or processors
+        except Exception as error:  # noqa: BLE001  # the program's sampler or processors
             self._failed(error)
-            return live or _Lost(get_current_span(context).get_span_context()), context
+            return live or _Dropped(get_current_span(context).get_span_context()), context
         if span is trace.root:
             self._rename(trace, live)
         return live, context
 
     def _end(self, trace: Trace, span: Span, live: LiveSpan) -> None:
-        self._since_rest += 1
-        if self._since_rest >= REST_SPANS:
-            self._since_rest = 0
-            self._rest()
-        if isinstance(live, _Lost):
-            self._delivery.lost()
+        self._yielder.spend(SPAN_ITEMS)
+        if isinstance(live, _Dropped):
+            self._delivery.dropped()
             return
         if not live.is_recording():
-            self._delivery.left_out()
+            self._delivery.sampled_out()
             return
         try:
             if span.events or span.error is not None:
@@ -271,15 +268,15 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             if span.error is not None:
                 live.set_status(StatusCode.ERROR, otlp_safe_text(span.error.message))
             live.end(span.end_ns)
-        except Exception as error:  # noqa: BLE001  # of the user's processors
+        except Exception as error:  # noqa: BLE001  # the program's processors
             self._failed(error)
-            self._delivery.lost()
+            self._delivery.dropped()
             return
         context = live.get_span_context()
         if context.trace_flags.sampled:
             self._delivery.ended(context.trace_id if span is trace.root else None)
-        else:  # it only records: processors saw it, exporters won't
-            self._delivery.left_out()
+        else:  # recording only: processors get the span, exporters do not
+            self._delivery.sampled_out()
 
     def _identity(self) -> dict[str, AttributeValue]:
         found = {name: self._resource.get(name) for name in ROOT_IDENTITY}
@@ -297,19 +294,17 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
 
     def _failed(self, error: Exception) -> None:
         self.stats.error(type(error).__name__)
-        if not self._complained:
-            self._complained = True
-            _logger.error("The tracer provider raised at a span; further failures are only counted", exc_info=error)
+        self._warn("The tracer provider raised at a span; further failures are only counted", error=error)
 
 
 def _outer(parent: SpanReference | None, baggage: Baggage | None) -> Context:
-    """Return the context that a root begins in."""
+    """Return the parent context of a root."""
     context = baggage_context(baggage)
     return context if parent is None else context_of(parent, context)
 
 
 def _above(trace: Trace) -> Context:
-    """Return the context above a root that nobody started."""
+    """Return the parent context of a root that `start` did not create."""
     root = trace.root
     if not root.parent_id:
         return _NOTHING
@@ -319,7 +314,7 @@ def _above(trace: Trace) -> Context:
 
 
 def _below(spans: Sequence[Span]) -> dict[int, list[Span]]:
-    """Return the children of each span, the last one first."""
+    """Return the children of each span, the last child first."""
     below: dict[int, list[Span]] = {}
     for span in spans[1:]:
         below.setdefault(span.parent_id, []).append(span)

@@ -23,10 +23,10 @@ def make_provider(config: Config, resource: Attributes) -> TracerProvider:
     """Create a provider that exports to the endpoint of torchotel's own spans."""
     attributes = {**otlp_safe(resource), _semconv.SDK_NAME: "opentelemetry", _semconv.SDK_VERSION: __version__}
     length, event_length = config.attribute_value_length_limit, config.event_value_length_limit
-    limits = SpanLimits(  # without arguments it reads the variables itself, and raises of those that are malformed
+    limits = SpanLimits(  # explicit: else the SDK reads the variables and raises on malformed ones
         max_events=config.event_count_limit,
         max_links=config.link_count_limit,
-        max_attributes=SpanLimits.UNSET,  # the three below hold
+        max_attributes=SpanLimits.UNSET,  # the following limits apply
         max_span_attributes=config.attribute_count_limit,
         max_event_attributes=config.event_attribute_count_limit,
         max_link_attributes=config.link_attribute_count_limit,
@@ -41,16 +41,16 @@ def make_provider(config: Config, resource: Attributes) -> TracerProvider:
 
 
 def _make_exporter(config: Config) -> SpanExporter:
-    """Make the SDK's exporter to where our own spans go."""
-    receiver = config.receiver("traces")
+    """Create the SDK's exporter to the endpoint of torchotel's spans."""
+    receiver = config.otlp_endpoint("traces")
     if config.traces_exporter == "console":
         return ConsoleSpanExporter()
-    return _over_grpc(receiver) if receiver.protocol == "grpc" else _over_http(receiver)
+    return _grpc_exporter(receiver) if receiver.protocol == "grpc" else _http_exporter(receiver)
 
 
-def _over_http(receiver: OtlpEndpoint) -> SpanExporter:
+def _http_exporter(receiver: OtlpEndpoint) -> SpanExporter:
     session = requests.Session()
-    session.trust_env = host_without_proxy(receiver.endpoint) is None  # else the environment's proxies are used
+    session.trust_env = host_without_proxy(receiver.endpoint) is None  # True: proxies of the environment are used
     return HttpSpanExporter(
         receiver.endpoint,
         session=session,
@@ -63,7 +63,7 @@ def _over_http(receiver: OtlpEndpoint) -> SpanExporter:
     )
 
 
-def _over_grpc(receiver: OtlpEndpoint) -> SpanExporter:
+def _grpc_exporter(receiver: OtlpEndpoint) -> SpanExporter:
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
     return GrpcSpanExporter(
         target.address,

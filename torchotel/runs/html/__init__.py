@@ -1,4 +1,4 @@
-"""A run as one HTML page that opens anywhere; needs plotly."""
+"""Render a run as one self-contained HTML page; needs plotly and Jinja2."""
 
 from torchotel.runs.html.data import Content, gather
 from torchotel.runs.html.page import SECTIONS, document

@@ -1,14 +1,15 @@
-"""Rules that derive advice from the numbers of a run; pure."""
+"""Derive advice from the numbers of a run; pure functions."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from torchotel._records import PHASES
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.html.data import Content, StepTime
-from torchotel.runs.html.style import count, cut, duration, percent, shown
-from torchotel.runs.summary import PHASES, LayerTime, Summary, ending, has_several_models
+from torchotel.runs.html.style import count, cut, duration, escaped, percent
+from torchotel.runs.summary import LayerTime, Summary, has_several_models, run_failure
 from torchotel.runs.value_ranges import Onset
 
 DATA_SHARE = 0.1
@@ -16,91 +17,91 @@ OPTIMIZER_SHARE = 0.2
 BETWEEN_SHARE = OTHER_SHARE = 0.15
 LAYER_SHARE = 0.3
 HOOKS_S = 20e-6
-"""Time of torchotel's hooks in the self time of a module, for each module call inside it: measured, 6 to 17 µs."""
-OUTERMOST_HOOKS_S = 100e-6
-"""Time of torchotel's hooks around an outermost module call, in the forward phase: measured, 50 to 100 µs."""
+"""Seconds of torchotel's hooks in a module's self time, for each module call inside it (6 to 17 µs were measured)."""
+ROOT_CALL_HOOKS_S = 100e-6
+"""Seconds of torchotel's hooks around a root call, in the forward phase (50 to 100 µs were measured)."""
 OUTSIDE_SHARE = 0.5
 OUTLIERS = 20
-"""Of so many steps the slowest one decides no advice on a phase."""
+"""One step of this number, the slowest, is left out of the advice on phases."""
 SLOW_RATIO = 2.0
-"""A step that takes so many times the median is an outlier."""
+"""Factor of the median time above which a step is an outlier."""
 WORTHWHILE = 0.1
-"""Of the time of steps; what takes less is not worth a change."""
+"""Share of the steps' time below which a change is not worth advice."""
 DRIFT = 0.15
 VANISHING = 1e-4
-"""Of the largest layer's norm."""
+"""Share of the largest layer's norm below which a gradient counts as vanishing."""
 SPIKE = 20.0
-"""Times the median norm."""
+"""Factor of the median norm above which a norm counts as a spike."""
 FEW_DETAILED = 5
 GROWN = 5.0
-"""Times the median loss."""
+"""Factor of the median loss above which the loss counts as diverging."""
 BROKEN = 2
-"""Weight from which on the run itself is in question, not its speed."""
+"""Smallest weight of advice on failures; advice on speed weighs less."""
 
 HAVE_MODULES = "With <code>torchotel run --detail all</code> every step has its modules."
 _LOSS = "loss"
-_FEWEST_STEPS = 20
-"""Below that, shares of the first steps say little about the rest."""
+_MIN_STEPS = 20
+"""Steps below which the warm-up is not left out, since too few steps would remain."""
 
 
 class Advice(NamedTuple):
-    """One thing that stands out."""
+    """A remarkable property of the run, with a remedy."""
 
     weight: float
-    """The heaviest comes first: what is broken has BROKEN and more, the rest the share of time that is at stake."""
+    """Sort key, largest first: BROKEN or more for failures, else the share of time that the advice could save."""
     title: str
     """Plain text, which the template escapes."""
     text: str
-    """HTML: names from the run are escaped in it."""
+    """HTML: names from the run are already escaped."""
 
 
 def advise(content: Content) -> Sequence[Advice]:
-    """Name what stands out in a run, what to do first at the top."""
-    found = [advice for rule in _RULES for advice in rule(content)]
-    return sorted(found, key=lambda advice: -advice.weight)
+    """Return the advice on a run, the most important first."""
+    advice_items = [advice for rule in _RULES for advice in rule(content)]
+    return sorted(advice_items, key=lambda advice: -advice.weight)
 
 
-def later(content: Content) -> Sequence[StepTime]:
-    """Leave the first steps out, where enough of others follow."""
+def after_warm_up(content: Content) -> Sequence[StepTime]:
+    """Return the steps after the warm-up, or all steps of a short run."""
     steps = content.series.steps
-    return steps[WARM_UP_STEPS:] if len(steps) >= _FEWEST_STEPS else steps
+    return steps[WARM_UP_STEPS:] if len(steps) >= _MIN_STEPS else steps
 
 
-def usual(content: Content) -> Sequence[StepTime]:
-    """Leave the slowest steps out of the later ones, which have an advice of their own.
+def without_slowest(content: Content) -> Sequence[StepTime]:
+    """Return the steps after the warm-up without the slowest ones, which have advice of their own.
 
-    Medians of phases would hide waits of every n-th step, as with several workers of a DataLoader.
+    Medians of phases would hide waits in every n-th step, as with several workers of a DataLoader.
     """
-    steps = later(content)
+    steps = after_warm_up(content)
     slowest = max(1, len(steps) // OUTLIERS) if len(steps) >= WARM_UP_STEPS else 0
     return sorted(steps, key=lambda step: step.duration_s)[: len(steps) - slowest]
 
 
 def phase_shares(steps: Sequence[StepTime]) -> dict[str, float]:
-    """Share the time of steps out to their phases."""
+    """Return each phase's share of the steps' time."""
     whole_s = sum(step.duration_s for step in steps) or 1.0
-    return {name: sum(step.phases_s[place] for step in steps) / whole_s for place, name in enumerate(PHASES)}
+    return {name: sum(step.phases_s[index] for step in steps) / whole_s for index, name in enumerate(PHASES)}
 
 
 def _nonfinite(content: Content) -> Iterator[Advice]:
-    onset = content.summary.tracked.onset
+    onset = content.summary.value_ranges.onset
     if onset is None:
         return
-    words = ["The loss was NaN or infinite." if onset.loss else "A gradient was NaN or infinite."]
+    sentences = ["The loss was NaN or infinite." if onset.loss else "A gradient was NaN or infinite."]
     if onset.layers:
-        words.append(f"The first layers: <b>{shown(onset.first_layers(), 300)}</b>{_of_step(onset)}.")
+        sentences.append(f"The first layers: <b>{escaped(onset.first_layers(), 300)}</b>{_of_step(onset)}.")
     elif content.info.get("finished") is not False:
-        words.append("No gradient norm was recorded after it: <code>gradient_norms=True</code> names the layers.")
+        sentences.append("No gradient norm was recorded after it: <code>gradient_norms=True</code> names the layers.")
     before = [("loss", onset.loss_before), ("norm of all gradients", onset.gradient_norm_before)]
     values = " and ".join(f"a {name} of {at}" for name, at in before if at is not None)
     if values:
-        words.append(f"The last finite values before: {values}.")
-    words.append(_cause(content, onset))
+        sentences.append(f"The last finite values before: {values}.")
+    sentences.append(_cause(content, onset))
     if any(math.isinf(norm) for row in content.series.norms.values() for norm in row):
-        words.append('Red cells in the <a href="#norms">gradient norms by layer</a> are such gradients.')
-    # Without a loss only steps with gradient norms are looked at.
-    began = "began" if onset.loss or onset.loss_here is not None else "was first seen"
-    yield Advice(4, f"NaN or infinity {began} at {onset.kind} {onset.number:,}", " ".join(words))
+        sentences.append('Red cells in the <a href="#norms">gradient norms by layer</a> are such gradients.')
+    # Without a logged loss, NaN is seen on steps with gradient norms only.
+    verb = "began" if onset.loss or onset.loss_here is not None else "was first seen"
+    yield Advice(4, f"NaN or infinity {verb} at {onset.kind} {onset.number:,}", " ".join(sentences))
 
 
 def _of_step(onset: Onset) -> str:
@@ -108,10 +109,10 @@ def _of_step(onset: Onset) -> str:
 
 
 def _cause(content: Content, onset: Onset) -> str:
-    """Say where to look: in the growth of the loss, in the backward, or in the batch."""
+    """Return the probable cause of NaN as HTML: a growing loss, the backward, or the batch."""
     if not onset.loss and onset.loss_here is None:
         checked = (
-            content.summary.tracked.partly_checked(content.summary.steps) or "The loss of that step was not logged"
+            content.summary.value_ranges.partly_checked(content.summary.steps) or "The loss of that step was not logged"
         )
         return (
             f"{checked}; it may have begun on an earlier step, in the batch, the loss or the backward. Log the loss "
@@ -134,7 +135,7 @@ def _cause(content: Content, onset: Onset) -> str:
             "root or a division of zero before that layer. In half precision <code>GradScaler</code> leaves such steps "
             "out, and a few are normal."
         )
-    # Gradients that are not finite spoil the parameters, and the next loss shows it.
+    # Gradients that are not finite make the parameters NaN in the optimizer's step, and then the next loss.
     norm = onset.gradient_norm_before
     seen = onset.kind == "evaluation" or (norm is not None and norm.step == onset.number - 1)
     batches = f"batch of {onset.kind}" if seen else f"batches of steps {onset.number - 1:,} and"
@@ -147,7 +148,7 @@ def _cause(content: Content, onset: Onset) -> str:
 
 def _failed(content: Content) -> Iterator[Advice]:
     summary = content.summary
-    end = ending(summary, content.info)
+    end = run_failure(summary, content.info)
     failure = end or summary.first_failure
     if failure is None:
         return
@@ -155,19 +156,19 @@ def _failed(content: Content) -> Iterator[Advice]:
         title = f"The run ended with {cut(failure.type)} {failure.place}"
     else:
         title = f"{count(sum(summary.errors.values()), 'failure')}, the first {failure.place}"
-    words = []
+    sentences = []
     if failure.path:
-        words.append(f"It was raised in <code>{shown(failure.path)}</code>.")
+        sentences.append(f"It was raised in <code>{escaped(failure.path)}</code>.")
     elif failure.kind != "data":
-        words.append("No module's call raised it.")
+        sentences.append("No module's call raised it.")
     if failure.message:
-        words.append(f"The message: <code>{shown(failure.message, 300)}</code>.")
+        sentences.append(f"The message: <code>{escaped(failure.message, 300)}</code>.")
     if failure.kind == "step" and failure.last_step is not None:
-        words.append(f"The last whole step before it is step {failure.last_step:,}.")
+        sentences.append(f"The last whole step before it is step {failure.last_step:,}.")
     if sum(summary.errors.values()) > 1:
-        kinds = ", ".join(f"{steps:,} {shown(kind)}" for kind, steps in list(summary.errors.items())[:5])
-        words.append(f"Failures in all: {kinds}.")
-    yield Advice(3, title, " ".join(words))
+        counts = ", ".join(f"{steps:,} {escaped(kind)}" for kind, steps in list(summary.errors.items())[:5])
+        sentences.append(f"Failures in all: {counts}.")
+    yield Advice(3, title, " ".join(sentences))
 
 
 def _unfinished(content: Content) -> Iterator[Advice]:
@@ -180,7 +181,7 @@ def _unfinished(content: Content) -> Iterator[Advice]:
 
 
 def _waiting(content: Content) -> Iterator[Advice]:
-    share = phase_shares(usual(content))["data"]
+    share = phase_shares(without_slowest(content))["data"]
     if share > DATA_SHARE:
         yield Advice(
             share,
@@ -192,7 +193,7 @@ def _waiting(content: Content) -> Iterator[Advice]:
 
 
 def _optimizer(content: Content) -> Iterator[Advice]:
-    share = phase_shares(usual(content))["optimizer"]
+    share = phase_shares(without_slowest(content))["optimizer"]
     if share > OPTIMIZER_SHARE:
         yield Advice(
             share / 2,
@@ -203,7 +204,7 @@ def _optimizer(content: Content) -> Iterator[Advice]:
 
 
 def _between(content: Content) -> Iterator[Advice]:
-    share = phase_shares(usual(content))["between"]
+    share = phase_shares(without_slowest(content))["between"]
     if share > BETWEEN_SHARE:
         yield Advice(
             share,
@@ -215,7 +216,7 @@ def _between(content: Content) -> Iterator[Advice]:
 
 
 def _other(content: Content) -> Iterator[Advice]:
-    share = phase_shares(usual(content))["other"]
+    share = phase_shares(without_slowest(content))["other"]
     if share > OTHER_SHARE:
         yield Advice(
             share,
@@ -226,9 +227,9 @@ def _other(content: Content) -> Iterator[Advice]:
 
 
 def _layers(content: Content) -> Iterator[Advice]:
-    shares = phase_shares(usual(content))
+    shares = phase_shares(without_slowest(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
-        # One slow call, usually the first, says nothing about the others.
+        # A single slow call, usually the first, does not represent the others.
         if len(layers) <= 2:  # noqa: PLR2004  # of two layers one is always the larger
             continue
         layer = max(layers, key=_without_hooks_s)
@@ -238,12 +239,12 @@ def _layers(content: Content) -> Iterator[Advice]:
 
 
 def _without_hooks_s(layer: LayerTime) -> float:
-    """Return the layer's self time without the time that torchotel's hooks may take of it."""
+    """Return the layer's self time in seconds, less the possible share of torchotel's hooks."""
     return max(0.0, layer.self_s - HOOKS_S * layer.inner_calls)
 
 
 def _phase_s(summary: Summary, direction: str, layers: Sequence[LayerTime]) -> float:
-    """Return the time of a phase in the steps that the layers are of; calls that are recomputed are in the backward."""
+    """Return the seconds of a phase in the layers' steps. Recomputed calls count in the backward phase."""
     phase_s = sum(step.forward_s if direction == "forward" else step.backward_s for step in summary.module_steps)
     return max(phase_s, sum(layer.self_s for layer in layers)) or 1.0
 
@@ -252,9 +253,9 @@ def _outside(content: Content) -> Iterator[Advice]:
     steps = content.summary.module_steps
     if not steps:
         return
-    outside_s = median(step.forward_s - step.outermost_s - OUTERMOST_HOOKS_S * step.outermost_calls for step in steps)
+    outside_s = median(step.forward_s - step.root_calls_s - ROOT_CALL_HOOKS_S * step.root_calls for step in steps)
     share = outside_s / (median(step.forward_s for step in steps) or 1.0)
-    weight = share * phase_shares(usual(content))["forward"]
+    weight = share * phase_shares(without_slowest(content))["forward"]
     if share > OUTSIDE_SHARE and weight > WORTHWHILE:
         yield Advice(
             weight / 2,
@@ -268,11 +269,11 @@ def _outside(content: Content) -> Iterator[Advice]:
 def _dominating(
     direction: str, layers: Sequence[LayerTime], layer: LayerTime, *, share: float, weight: float
 ) -> Advice:
-    name = shown(layer.name(several=has_several_models(layers)))
+    name = escaped(layer.name(several=has_several_models(layers)))
     return Advice(
         weight,
         f"One module takes {percent(share)} of the {direction}",
-        f"<code>{name}</code> ({shown(layer.type)}): {duration(layer.self_s)} of its own in "
+        f"<code>{name}</code> ({escaped(layer.type)}): {duration(layer.self_s)} of its own in "
         f"{count(layer.calls, 'call')}. {_remedy(layer.type, container=_is_container(layer, layers))}",
     )
 
@@ -285,7 +286,7 @@ def _is_container(layer: LayerTime, layers: Sequence[LayerTime]) -> bool:
 
 
 def _remedy(kind: str, *, container: bool) -> str:
-    """Say what can be done for a module of a class."""
+    """Return the advice for a slow module of a class."""
     if container:
         return "It is time of its own code, outside of the modules in it: functions, loops, copies."
     if kind.endswith("Loss"):
@@ -299,36 +300,36 @@ def _remedy(kind: str, *, container: bool) -> str:
 
 
 def _outliers(content: Content) -> Iterator[Advice]:
-    steps = later(content)
+    steps = after_warm_up(content)
     if len(steps) < WARM_UP_STEPS:
         return
     median_s = median(step.duration_s for step in steps)
     slow = [step for step in steps if step.duration_s > SLOW_RATIO * median_s]
     if not slow:
         return
-    usual_s = [median(step.phases_s[place] for step in steps) for place in range(len(PHASES))]
+    usual_s = [median(step.phases_s[index] for step in steps) for index in range(len(PHASES))]
     lost_s = sum(step.duration_s - median_s for step in slow)
     worst = max(slow, key=lambda step: step.duration_s)
-    words = f"The slowest is step {worst.number:,} with {duration(worst.duration_s)}, {_excess([worst], usual_s)}."
+    sentences = f"The slowest is step {worst.number:,} with {duration(worst.duration_s)}, {_excess([worst], usual_s)}."
     if len(slow) > 1:
-        words = f"Together they cost {duration(lost_s)} beyond it, {_excess(slow, usual_s)}. {words}"
+        sentences = f"Together they cost {duration(lost_s)} beyond it, {_excess(slow, usual_s)}. {sentences}"
     yield Advice(
         lost_s / (sum(step.duration_s for step in steps) or 1.0),
         f"{count(len(slow), 'step')} took more than {SLOW_RATIO:g} times the median",
-        f"{words} {_recorded(content, worst.number)}",
+        f"{sentences} {_recorded(content, worst.number)}",
     )
 
 
 def _excess(slow: Sequence[StepTime], usual_s: Sequence[float]) -> str:
-    """Name the phase that takes most of the time beyond the usual."""
-    excess_s = [sum(step.phases_s[place] - usual_s[place] for step in slow) for place in range(len(PHASES))]
-    place = max(range(len(PHASES)), key=excess_s.__getitem__)
-    return f"{duration(excess_s[place])} of that in <b>{PHASES[place]}</b> beyond what is usual"
+    """Return the phase with most of the time beyond the usual, as HTML."""
+    excess_s = [sum(step.phases_s[index] - usual_s[index] for step in slow) for index in range(len(PHASES))]
+    index = max(range(len(PHASES)), key=excess_s.__getitem__)
+    return f"{duration(excess_s[index])} of that in <b>{PHASES[index]}</b> beyond what is usual"
 
 
 def _recorded(content: Content, number: int) -> str:
-    """Say what the run file has of a step."""
-    step = next((step for _, step in content.traces.chosen() if step.number == number), None)
+    """Return whether the run file has a step's modules, as HTML."""
+    step = next((step for _, step in content.traces.selected() if step.number == number), None)
     if step is None:
         return f"Its spans are not in the run file. {HAVE_MODULES}"
     if step.detailed:
@@ -337,7 +338,7 @@ def _recorded(content: Content, number: int) -> str:
 
 
 def _drift(content: Content) -> Iterator[Advice]:
-    steps = later(content)
+    steps = after_warm_up(content)
     quarter = len(steps) // 4
     if quarter < WARM_UP_STEPS:
         return
@@ -368,12 +369,11 @@ def _gradients(content: Content) -> Iterator[Advice]:
         yield Advice(
             0.3,
             f"Gradients vanish in {count(len(faint), 'layer')}",
-            f"Their norm is less than {VANISHING:g} of the largest layer's: <code>{shown(name)}</code> has {norm:.2g} "
-            f"beside {largest:.2g}"
-            + (f", and {count(zero, 'layer')} get none at all" if zero else "")
-            + ". Look for saturated "
-            "activations, a detached branch, missing normalisation or residual connections, or half precision "
-            "without scaling.",
+            f"Their norm is less than {VANISHING:g} of the largest layer's: <code>{escaped(name)}</code> has "
+            f"{norm:.2g}, the largest {largest:.2g}"
+            + (f", and {count(zero, 'layer')} get none" if zero else "")
+            + ". Look for saturated activations, a detached branch, missing normalisation or "
+            "residual connections, or half precision without scaling.",
         )
 
 
@@ -398,7 +398,7 @@ def _detail(content: Content) -> Iterator[Advice]:
             0,
             f"Only {count(summary.detailed_steps, 'step')} recorded in detail",
             "Times by module rest on these alone. Record more: <code>torchotel run --detail 8 …</code>, or "
-            "<code>handle.detail(steps=5)</code> where it matters.",
+            "<code>handle.detail(steps=5)</code> for the steps that matter.",
         )
     deleted = (content.info.get("recording") or {}).get("spans_deleted", 0)
     if isinstance(deleted, int) and deleted:

@@ -1,4 +1,4 @@
-"""Collect what the report page shows, in one pass over a run."""
+"""Collect the data of the report page in one pass over a run."""
 
 import math
 from array import array
@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from torchotel import _semconv as names
+from torchotel._records import PHASES
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.reader import RecordLine, Run, SpanLine
-from torchotel.runs.summary import PHASES, Summary, summarise
-from torchotel.runs.value_ranges import COUNTED, FIRST, LayerId, layer_names
+from torchotel.runs.summary import Summary, summarise
+from torchotel.runs.value_ranges import LayerId, layer_names
 
 MAX_LAYERS = 4_000
 MAX_LOGGED = 12
 NEAR_MEDIAN = 0.1
-"""Relative distance of a step's time up to which it is called a median step."""
+"""Relative distance from the median up to which a step is called a median step."""
 MISSING, NONFINITE = math.nan, math.inf
 
 Item = TypeVar("Item")
@@ -32,7 +33,7 @@ class StepTime(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Steps in a row, of which three are shown: real ones, so that an outlier is never averaged away."""
+    """Consecutive steps, drawn as their fastest, median and slowest step. No step is averaged, so outliers stay."""
 
     first: int
     last: int
@@ -44,43 +45,43 @@ class Bucket(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """Take in the lines of a run one by one, and keep the numbers that figures need."""
+    """Collect the series that the figures need from the lines of a run."""
 
     steps: list[StepTime] = field(default_factory=list)
     norm_steps: "array[int]" = field(default_factory=lambda: array("q"))
-    """Numbers of the steps whose gradients were looked at."""
+    """Numbers of the steps with gradient norms."""
     layer_norms: "dict[LayerId, array[float]]" = field(default_factory=dict)
-    """By layer, one number for each of those steps: NaN where there is none, infinite where it was not finite."""
+    """Norms by layer, one for each of `norm_steps`: NaN if the step has none, infinite if it was not finite."""
     layers_left_out: int = 0
     logged: "dict[str, tuple[array[int], array[float]]]" = field(default_factory=dict)
-    """Step numbers and values by the name that they were logged under."""
+    """Step numbers and values by logged name."""
     began_unix_ns: int = 0
     ended_unix_ns: int = 0
 
     @property
     def norms(self) -> "Mapping[str, array[float]]":
-        """`layer_norms` by the names of the layers."""
+        """Return `layer_norms` by the display names of the layers."""
         named = layer_names(self.layer_norms)
         return {named[layer]: row for layer, row in self.layer_norms.items()}
 
-    def add(self, unit: RecordLine) -> None:
-        """Take in a step; evaluations have no place on the axis of steps."""
-        if unit.kind == "evaluation":
+    def add(self, record: RecordLine) -> None:
+        """Add a step or logged values; evaluations are left out."""
+        if record.kind == "evaluation":
             return
-        self._add_logged(unit)
-        if unit.kind != "step":
+        self._add_logged(record)
+        if record.kind != "step":
             return
-        phases_s = tuple(unit.phases.get(name, 0.0) for name in PHASES)
-        self.steps.append(StepTime(unit.number, unit.duration_s, phases_s, unit.detailed))
-        self.began_unix_ns = self.began_unix_ns or unit.start_unix_ns
-        self.ended_unix_ns = unit.start_unix_ns + int(unit.duration_s * 1e9)
-        if unit.gradient_norms:
-            self._add_norms(unit)
+        phases_s = tuple(record.phases.get(name, 0.0) for name in PHASES)
+        self.steps.append(StepTime(record.number, record.duration_s, phases_s, record.detailed))
+        self.began_unix_ns = self.began_unix_ns or record.start_unix_ns
+        self.ended_unix_ns = record.start_unix_ns + int(record.duration_s * 1e9)
+        if record.gradient_norms:
+            self._add_norms(record)
 
-    def _add_norms(self, unit: RecordLine) -> None:
-        looked_at = len(self.norm_steps)
-        self.norm_steps.append(unit.number)
-        for model, norms in unit.gradient_norms.items():
+    def _add_norms(self, record: RecordLine) -> None:
+        steps_before = len(self.norm_steps)
+        self.norm_steps.append(record.number)
+        for model, norms in record.gradient_norms.items():
             for path, norm in norms.items():
                 layer = LayerId(model, path)
                 row = self.layer_norms.get(layer)
@@ -89,37 +90,38 @@ class Series:
                         self.layers_left_out += 1
                         continue
                     row = self.layer_norms[layer] = array("f")
-                row.extend([MISSING] * (looked_at - len(row)))
+                row.extend([MISSING] * (steps_before - len(row)))
                 row.append(NONFINITE if norm is None else norm)
 
-    def _add_logged(self, unit: RecordLine) -> None:
-        values = [(name, value) for name, value in unit.values.items() if name not in COUNTED]
-        if unit.gradient_norm is not None:
-            values.append(("gradient norm", unit.gradient_norm))
+    def _add_logged(self, record: RecordLine) -> None:
+        values = [(name, value) for name, value in record.values.items() if name not in names.LOGGED_COUNTS]
+        if record.gradient_norm is not None:
+            values.append(("gradient norm", record.gradient_norm))
         for name, value in values:
-            # Epochs only count up, and truths are no numbers.
+            # Epochs only count up; booleans are not drawn.
             if isinstance(value, bool) or not isinstance(value, int | float) or name == "epoch":
                 continue
             if name not in self.logged and len(self.logged) >= MAX_LOGGED:
                 continue
-            numbers, known = self.logged.setdefault(name, (array("q"), array("d")))
-            numbers.append(unit.number)
-            known.append(value)
+            numbers, stored = self.logged.setdefault(name, (array("q"), array("d")))
+            numbers.append(record.number)
+            stored.append(value)
 
     def logged_in_order(self) -> Sequence[str]:
-        """Name what was logged: loss and learning rate first."""
-        return sorted(self.logged, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))
+        """Return the logged names, loss and learning rate first."""
+        order = {name: place for place, name in enumerate(names.LOGGED_NAMES)}
+        return sorted(self.logged, key=lambda name: (order.get(name, len(order)), name))
 
 
-def chunks(items: Sequence[Item], most: int) -> Iterator[Sequence[Item]]:
-    """Cut a sequence into at most so many parts of equal length; the last one may be shorter."""
-    length = max(1, math.ceil(len(items) / most))
+def chunks(items: Sequence[Item], max_parts: int) -> Iterator[Sequence[Item]]:
+    """Split a sequence into at most `max_parts` parts of equal length; the last part may be shorter."""
+    length = max(1, math.ceil(len(items) / max_parts))
     return (items[start : start + length] for start in range(0, len(items), length))
 
 
-def buckets(steps: Sequence[StepTime], most: int) -> Sequence[Bucket]:
-    """Bring steps down to at most so many buckets."""
-    return [_bucket(part) for part in chunks(steps, most)]
+def buckets(steps: Sequence[StepTime], max_buckets: int) -> Sequence[Bucket]:
+    """Group steps into at most `max_buckets` buckets."""
+    return [_bucket(part) for part in chunks(steps, max_buckets)]
 
 
 def _bucket(steps: Sequence[StepTime]) -> Bucket:
@@ -127,20 +129,20 @@ def _bucket(steps: Sequence[StepTime]) -> Bucket:
     return Bucket(steps[0].number, steps[-1].number, len(steps), ordered[0], ordered[len(ordered) // 2], ordered[-1])
 
 
-def spread(values: Sequence[float], pick: Callable[[Sequence[float]], float]) -> float:
-    """Pick one of the finite values, `MISSING` where there is none."""
+def pick_finite(values: Sequence[float], choose: Callable[[Sequence[float]], float]) -> float:
+    """Apply `choose` to the finite values; `MISSING` if there is none."""
     finite = [value for value in values if math.isfinite(value)]
-    return pick(finite) if finite else MISSING
+    return choose(finite) if finite else MISSING
 
 
-def middle(values: Sequence[float]) -> float:
-    """Pick the median, a value that was really there."""
+def upper_median(values: Sequence[float]) -> float:
+    """Return the median, or the upper one of the two middle values, so that it is a value of the series."""
     return sorted(values)[len(values) // 2]
 
 
 _MAX_DEVICES = 64
 _MAX_SPANS = 20_000
-"""Of one trace; torchotel writes 2,000 by default, a stranger any number."""
+"""Largest number of spans read of one trace. torchotel's own limit is 2,000 by default."""
 
 
 @dataclass(frozen=True)
@@ -150,34 +152,34 @@ class StepTrace:
     number: int
     duration_s: float
     detailed: bool
-    """Whether it has spans of modules."""
+    """Whether the step has module spans."""
     root: SpanLine
     spans: Sequence[SpanLine]
-    """All of them, the root included."""
+    """All spans of the step, including the root."""
 
 
 @dataclass
-class Traces:
-    """Take in the spans of a run, and keep those of three steps; a trace is written in one piece.
+class StepTraceSelector:
+    """Select three steps from the spans of a run. The run file writes a trace as a whole, so its spans are consecutive.
 
     Args:
-        median_s: How long a step takes.
+        median_s: Seconds of the median step.
     """
 
     median_s: float
     slowest: StepTrace | None = None
     slowest_later: StepTrace | None = None
-    """Without the first steps."""
+    """The slowest step after the warm-up."""
     median: StepTrace | None = None
-    """The one whose time is closest to the median; one with detail where there is any."""
+    """The step closest to the median; a detailed step if the run has any."""
     detailed: int = 0
-    """Steps whose modules could be read: the spans of others were deleted, or left out by a sampler."""
+    """Steps with module spans. The spans of other steps were not recorded, deleted or sampled out."""
     devices: set[str] = field(default_factory=set)
-    """Those that modules ran on."""
+    """Devices that modules ran on."""
     _open: list[SpanLine] = field(default_factory=list)
 
     def add(self, span: SpanLine) -> None:
-        """Take in a span."""
+        """Add a span."""
         if self._open and self._open[0].trace_id != span.trace_id:
             self.close()
         device = span.attributes.get(names.DEVICE)
@@ -187,24 +189,26 @@ class Traces:
             self._open.append(span)
 
     def close(self) -> None:
-        """Take the spans so far for a whole trace."""
+        """End the current trace and compare its step with the selected ones."""
         step = _step(self._open)
         self._open = []
         if step is None:
             return
         self.detailed += step.detailed
-        self.slowest = _better(self.slowest, step, lambda one: one.duration_s)
+        self.slowest = _higher_ranked(self.slowest, step, lambda step: step.duration_s)
         if step.number >= WARM_UP_STEPS:
-            self.slowest_later = _better(self.slowest_later, step, lambda one: one.duration_s)
-        self.median = _better(self.median, step, lambda one: (one.detailed, -abs(one.duration_s - self.median_s)))
+            self.slowest_later = _higher_ranked(self.slowest_later, step, lambda step: step.duration_s)
+        self.median = _higher_ranked(
+            self.median, step, lambda step: (step.detailed, -abs(step.duration_s - self.median_s))
+        )
 
-    def chosen(self) -> Sequence[tuple[str, StepTrace]]:
-        """Name the steps to show, slowest first; the slowest after the first ones too, where that is another."""
-        found = [("Slowest step", self.slowest)]
+    def selected(self) -> Sequence[tuple[str, StepTrace]]:
+        """Return the selected steps with their titles: the slowest, the slowest after the warm-up, the median."""
+        titled_steps = [("Slowest step", self.slowest)]
         if self.slowest is not self.slowest_later:
-            found.append((f"Slowest step after the first {WARM_UP_STEPS}", self.slowest_later))
-        found.append((self._median_title(), self.median))
-        return [(title, step) for title, step in found if step is not None]
+            titled_steps.append((f"Slowest step after the first {WARM_UP_STEPS}", self.slowest_later))
+        titled_steps.append((self._median_title(), self.median))
+        return [(title, step) for title, step in titled_steps if step is not None]
 
     def _median_title(self) -> str:
         step = self.median
@@ -213,10 +217,10 @@ class Traces:
         return f"{'Detailed' if step.detailed else 'Recorded'} step nearest to the median"
 
 
-def _better(
-    known: StepTrace | None, new: StepTrace, rank: Callable[[StepTrace], tuple[bool, float] | float]
+def _higher_ranked(
+    stored: StepTrace | None, candidate: StepTrace, rank: Callable[[StepTrace], tuple[bool, float] | float]
 ) -> StepTrace:
-    return new if known is None or rank(new) > rank(known) else known  # type: ignore[operator] # one kind of rank a call
+    return candidate if stored is None or rank(candidate) > rank(stored) else stored  # type: ignore[operator] # one kind of rank a call
 
 
 def _step(spans: Sequence[SpanLine]) -> StepTrace | None:
@@ -238,42 +242,42 @@ Line = TypeVar("Line")
 
 @dataclass(frozen=True)
 class Content:
-    """What the page is made from."""
+    """The content of the report page."""
 
     name: str
-    """Of the run's folder."""
+    """Name of the run's folder."""
     info: Mapping[str, Any]
     summary: Summary
     series: Series
-    traces: Traces
+    traces: StepTraceSelector
 
     @property
     def median_s(self) -> float:
-        """How long a typical step takes; 0 where there was none."""
+        """Seconds of the median step; 0 if the run has no step."""
         return self.summary.phases[0].p50_s if self.summary.phases else 0.0
 
 
 def gather(run: Run) -> Content:
-    """Read a run; what is kept is bounded by its steps and layers, not by its spans.
+    """Read a run. Memory is bounded by the number of steps and layers, not of spans.
 
     Raises:
-        RunError: a file is damaged.
+        RunError: A file is damaged.
     """
     series = Series()
-    traces = Traces(0.0)
+    traces = StepTraceSelector(0.0)
 
     def spans() -> Iterator[SpanLine]:
-        # Nothing runs here before the first span is asked for, and then all steps are known.
+        # `summarise` reads all step records before it asks for the first span.
         durations = sorted(step.duration_s for step in series.steps)
         traces.median_s = durations[len(durations) // 2] if durations else 0.0
-        yield from _watched(run.spans(), traces.add)
+        yield from _observed(run.spans(), traces.add)
         traces.close()
 
-    summary = summarise(_watched(run.units(), series.add), spans())
+    summary = summarise(_observed(run.records(), series.add), spans())
     return Content(run.folder.resolve().name, run.info, summary, series, traces)
 
 
-def _watched(lines: Iterable[Line], watch: Callable[[Line], None]) -> Iterator[Line]:
+def _observed(lines: Iterable[Line], on_line: Callable[[Line], None]) -> Iterator[Line]:
     for line in lines:
-        watch(line)
+        on_line(line)
         yield line

@@ -1,4 +1,4 @@
-"""Figure: the gradient norm of every layer over the steps."""
+"""Draw the gradient norm of every layer over the steps as a heat map."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,42 +6,42 @@ from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from torchotel.runs.html.data import Content, Series, chunks, middle, spread
-from torchotel.runs.html.style import ALARM, LINE, ON_DARK, PAPER, Section, count, figure, rounded, shown
+from torchotel.runs.html.data import Content, Series, chunks, pick_finite, upper_median
+from torchotel.runs.html.style import ALARM, LINE, ON_DARK, PAPER, Section, count, escaped, figure, rounded
 from torchotel.runs.summary import quantile
 
-MOST_COLUMNS, MOST_CELLS = 300, 100_000
+MAX_COLUMNS, MAX_CELLS = 300, 100_000
 _MAX_MARKS = 500
 _ROW_PX = 13
-_LEAST_PX, _MOST_PX = 260, 760
+_MIN_PX, _MAX_PX = 260, 760
 _LABELLED = 60
-"""Layers that all have their names at the side."""
-_LEAST_TICKS, _MOST_TICKS = 3, 8
+"""Largest number of layers that are all labelled at the side."""
+_MIN_TICKS, _MAX_TICKS = 3, 8
 _FEW_STEPS = 10
-"""Of which each has its number below; there would be halves between them."""
+"""Largest number of steps that are all labelled below; plotly would label half steps."""
 
-_PICKS: dict[str, Callable[[Sequence[float]], float]] = {"largest": max, "median": middle, "smallest": min}
+_PICKS: dict[str, Callable[[Sequence[float]], float]] = {"largest": max, "median": upper_median, "smallest": min}
 
 
 def section(content: Content) -> Section | None:
-    """Draw the norms, or nothing where no gradient was looked at."""
+    """Return the section on gradient norms; None if no norm was recorded."""
     series = content.series
     if not series.norms:
         return None
-    columns = list(chunks(range(len(series.norm_steps)), max(1, min(MOST_COLUMNS, MOST_CELLS // len(series.norms)))))
+    columns = list(chunks(range(len(series.norm_steps)), max(1, min(MAX_COLUMNS, MAX_CELLS // len(series.norms)))))
     picks = _PICKS if len(columns[0]) > 1 else {"norm": max}
     low, high = _bounds(series)
     maps = [
-        _heatmap(series, columns, name, pick, (low, high), visible=place == 0)
-        for place, (name, pick) in enumerate(picks.items())
+        _heatmap(series, columns, name, choose, (low, high), visible=index == 0)
+        for index, (name, choose) in enumerate(picks.items())
     ]
     marks = _marks(series, columns)
     alarms = [_alarms(series, columns), marks] if marks else []
-    height = max(_LEAST_PX, min(_MOST_PX, len(series.norms) * _ROW_PX + 100))
-    made = figure([*maps, *alarms], height, xaxis=_steps(_edges(series, columns)), yaxis=_layers(series))
+    height = max(_MIN_PX, min(_MAX_PX, len(series.norms) * _ROW_PX + 100))
+    drawn_figure = figure([*maps, *alarms], height, xaxis=_steps(_edges(series, columns)), yaxis=_layers(series))
     if len(maps) > 1:
-        made.update_layout(updatemenus=[_buttons(list(picks), alarms=len(alarms))])
-    return Section("norms", "Gradient norms by layer", _lead(series, len(columns[0]), marks), made)
+        drawn_figure.update_layout(updatemenus=[_buttons(list(picks), alarms=len(alarms))])
+    return Section("norms", "Gradient norms by layer", _lead(series, len(columns[0]), marks), drawn_figure)
 
 
 def _lead(series: Series, steps: int, marks: go.Scatter | None) -> str:
@@ -63,26 +63,30 @@ def _bounds(series: Series) -> tuple[float, float]:
     logs = sorted(math.log10(norm) for row in series.norms.values() for norm in row if 0 < norm < math.inf)
     if not logs:
         return -1.0, 1.0
-    # One norm far out takes the outermost colour; it does not pale all others.
+    # Single extreme norms get the outermost colour, so that they do not stretch the colour scale.
     low, high = quantile(logs, 0.005), quantile(logs, 0.995)
     return (low, high) if high - low > 1 else ((low + high - 1) / 2, (low + high + 1) / 2)
 
 
 def _ticks(low: float, high: float) -> Mapping[float, str]:
-    """Choose round norms between two logarithms: powers of ten, and where there are few of them 2 and 5 times those."""
+    """Return round norms between two logarithms: powers of ten, and multiples of 2 and 5 if powers are too few."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     ticks = {power + math.log10(digit): f"{digit}e{power}" for power in powers for digit in (1, 2, 5)}
     inside = {log: text for log, text in ticks.items() if low <= log <= high}
-    whole = [log for log, text in inside.items() if text.startswith("1e")]
-    chosen = whole[:: math.ceil(len(whole) / _MOST_TICKS)] if len(whole) >= _LEAST_TICKS else list(inside)
-    return {log: inside[log] for log in chosen}
+    powers_of_ten = [log for log, text in inside.items() if text.startswith("1e")]
+    tick_logs = (
+        powers_of_ten[:: math.ceil(len(powers_of_ten) / _MAX_TICKS)]
+        if len(powers_of_ten) >= _MIN_TICKS
+        else list(inside)
+    )
+    return {log: inside[log] for log in tick_logs}
 
 
 def _heatmap(
     series: Series,
     columns: Sequence[Sequence[int]],
     name: str,
-    pick: Callable[[Sequence[float]], float],
+    choose: Callable[[Sequence[float]], float],
     bounds: tuple[float, float],
     *,
     visible: bool,
@@ -92,15 +96,18 @@ def _heatmap(
     return go.Heatmap(
         name=name,
         x=_edges(series, columns),
-        z=[[_log(spread(row[part[0] : part[-1] + 1], pick), low) for part in columns] for row in series.norms.values()],
+        z=[
+            [_log(pick_finite(row[part[0] : part[-1] + 1], choose), low) for part in columns]
+            for row in series.norms.values()
+        ],
         zmin=rounded(low),
         zmax=rounded(high),
         visible=visible,
         colorscale="Viridis",
         hoverongaps=False,
         hoverinfo="text",
-        # The page's script makes the hover texts out of these, which would be most of its size.
-        meta={"rows": [shown(name) for name in series.norms], "columns": [_column(series, part) for part in columns]},
+        # The page's script builds the hover texts from these; the finished texts would be most of the page.
+        meta={"rows": [escaped(name) for name in series.norms], "columns": [_column(series, part) for part in columns]},
         colorbar={
             "title": {"text": "L2 norm", "side": "right"},
             "tickvals": list(ticks),
@@ -117,14 +124,14 @@ def _column(series: Series, part: Sequence[int]) -> str:
 
 
 def _log(norm: float, low: float) -> float | None:
-    """Take the logarithm; a norm of 0 has none, and is shown a thousand times below the smallest colour."""
+    """Return the rounded logarithm; 0 is drawn three powers of ten below the lowest colour, and NaN not at all."""
     if math.isnan(norm):
         return None
     return rounded(math.log10(norm)) if norm > 0 else rounded(low - 3)
 
 
 def _alarms(series: Series, columns: Sequence[Sequence[int]]) -> go.Heatmap:
-    """Fill what was not finite: there may be more of it than marks."""
+    """Return a heat map of the cells with NaN or infinity; the number of marks is limited, that of cells is not."""
     return go.Heatmap(
         x=_edges(series, columns),
         z=[
@@ -139,19 +146,19 @@ def _alarms(series: Series, columns: Sequence[Sequence[int]]) -> go.Heatmap:
 
 
 def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | None:
-    """Mark what was not finite by a cross, for readers who do not see the red."""
-    found = [
+    """Return crosses on the cells with NaN or infinity, for colour-blind readers."""
+    points = [
         ((series.norm_steps[part[0]] + series.norm_steps[part[-1]]) / 2, layer)
         for part in columns
         for layer, row in enumerate(series.norms.values())
         if any(map(math.isinf, row[part[0] : part[-1] + 1]))
     ][:_MAX_MARKS]
-    if not found:
+    if not points:
         return None
     return go.Scatter(
         name="NaN or infinite",
-        x=[step for step, _ in found],
-        y=[layer for _, layer in found],
+        x=[step for step, _ in points],
+        y=[layer for _, layer in points],
         mode="markers",
         marker={"symbol": "x", "size": 6, "color": ON_DARK},
         hovertemplate="NaN or infinite<extra></extra>",
@@ -159,7 +166,7 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
 
 
 def _edges(series: Series, columns: Sequence[Sequence[int]]) -> list[float]:
-    """Put columns where their steps are: each reaches half-way to the next, since not every step is looked at."""
+    """Return the columns' edges. A column reaches half-way to the next one, since not every step has norms."""
     bounds = [(series.norm_steps[part[0]], series.norm_steps[part[-1]]) for part in columns]
     inner = [(last + first) / 2 for (_, last), (first, _) in pairwise(bounds)]
     (first, _), (_, last) = bounds[0], bounds[-1]
@@ -184,7 +191,7 @@ def _layers(series: Series) -> dict[str, object]:
     names = list(series.norms)
     return {
         "tickvals": places,
-        "ticktext": [shown(names[place], 36) for place in places],
+        "ticktext": [escaped(names[index], 36) for index in places],
         "showgrid": False,
         "range": [len(names) - 0.5, -0.5],
         "tickfont": {"size": 10},
@@ -202,9 +209,13 @@ def _buttons(names: Sequence[str], *, alarms: int) -> dict[str, object]:
         "pad": {"b": 6},
         "bgcolor": PAPER,
         "bordercolor": LINE,
-        "font": {"color": "#7B8794"},  # plotly's colour of the chosen one is light in dark mode too
+        "font": {"color": "#7B8794"},  # plotly keeps the selected button light, in dark mode too
         "buttons": [
-            {"label": name, "method": "restyle", "args": ["visible", [one == name for one in names] + [True] * alarms]}
+            {
+                "label": name,
+                "method": "restyle",
+                "args": ["visible", [shown_name == name for shown_name in names] + [True] * alarms],
+            }
             for name in names
         ],
     }

@@ -1,15 +1,15 @@
-"""The head of the page: what ran, how long, where the time went, and what to do first, for the template."""
+"""Compute the head of the report page: the run, its duration, its phases and advice."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any, NamedTuple
 
-from torchotel.runs.compare import conditions
-from torchotel.runs.html.advice import BROKEN, advise, later, phase_shares
+from torchotel._records import PHASES
+from torchotel.runs.compare import run_environment
+from torchotel.runs.html.advice import BROKEN, advise, after_warm_up, phase_shares
 from torchotel.runs.html.data import Content, StepTime
-from torchotel.runs.html.style import count, cut, duration, percent, rate, shown, size
-from torchotel.runs.summary import PHASES
+from torchotel.runs.html.style import count, count_in_words, cut, duration, escaped, percent, rate
 from torchotel.runs.value_ranges import NOT_FINITE
 
 _MAX_ADVICE = 8
@@ -17,7 +17,7 @@ _MAX_MODELS = 5
 
 
 class Tile(NamedTuple):
-    """A number that the head of the page shows large."""
+    """A key figure at the head of the page."""
 
     name: str
     value: str
@@ -25,7 +25,7 @@ class Tile(NamedTuple):
 
 
 class PhaseShare(NamedTuple):
-    """How much of a step a phase takes."""
+    """A phase's share of the time of a step, and its mean in seconds."""
 
     phase: str
     share: float
@@ -33,8 +33,8 @@ class PhaseShare(NamedTuple):
 
 
 def overview(content: Content) -> Mapping[str, Any]:
-    """Compute the variables of the template for the head of the page and the settings; the template escapes them."""
-    steps = later(content)
+    """Return the template variables for the head of the page and the settings; the template escapes them."""
+    steps = after_warm_up(content)
     summary = content.summary
     return {
         "title": _title(content),
@@ -46,8 +46,8 @@ def overview(content: Content) -> Mapping[str, Any]:
         "left_out": len(content.series.steps) - len(steps),
         "advice": advise(content)[:_MAX_ADVICE],
         "broken": BROKEN,
-        "unchecked": "" if summary.tracked.onset else summary.tracked.partly_checked(summary.steps),
-        "settings": conditions(content.info, content.traces.devices),
+        "unchecked": "" if summary.value_ranges.onset else summary.value_ranges.partly_checked(summary.steps),
+        "settings": run_environment(content.info, content.traces.devices),
     }
 
 
@@ -56,9 +56,9 @@ def _title(content: Content) -> str:
 
 
 def _about(content: Content) -> Sequence[tuple[str, object]]:
-    """List what stands in the line below the title: run, machine and versions."""
+    """Return name and value of the line below the title: run, machine and versions."""
     resource = _mapping(content.info.get("resource"))
-    parts = [
+    entries = [
         ("run", content.info.get("run_id") or content.name),
         ("host", resource.get("host.name")),
         ("torch", resource.get("torch.version")),
@@ -66,53 +66,58 @@ def _about(content: Content) -> Sequence[tuple[str, object]]:
     ]
     world = resource.get("torch.world_size")
     if isinstance(world, int) and world > 1:
-        parts.append(("rank", f"{resource.get('torch.rank')} of {world}"))
-    return [(name, value) for name, value in parts if value]
+        entries.append(("rank", f"{resource.get('torch.rank')} of {world}"))
+    return [(name, value) for name, value in entries if value]
 
 
 def _sentence(content: Content) -> str:
-    """Write the first sentences as HTML."""
+    """Return the introductory sentences as HTML."""
     summary = content.summary
     model = _mapping(content.info.get("model"))
-    what = f"<b>{shown(_title(content))}</b>"
+    subject = f"<b>{escaped(_title(content))}</b>"
     if model.get("name"):
         parameters = model.get("parameters")
-        known = f", {size(parameters)} parameters" if isinstance(parameters, int) else ""
+        parameter_count = f", {count_in_words(parameters)} parameters" if isinstance(parameters, int) else ""
         modules = model.get("modules")
-        held = count(modules, "module") if isinstance(modules, int) else ""
+        module_count = count(modules, "module") if isinstance(modules, int) else ""
         layers = [*summary.forward, *summary.backward]
-        further = sorted({one.model for one in layers if not one.is_root} - {model["name"]})
-        names = ", ".join(f"<b>{shown(name)}</b>" for name in further[:_MAX_MODELS])
-        others = f" and {names}" + (f" and {len(further) - _MAX_MODELS} more" if len(further) > _MAX_MODELS else "")
-        what += f" ran <b>{shown(model['name'])}</b> ({held}{known}){others if further else ''}"
+        further = sorted({layer.model for layer in layers if not layer.is_root} - {model["name"]})
+        names = ", ".join(f"<b>{escaped(name)}</b>" for name in further[:_MAX_MODELS])
+        further_models = f" and {names}" + (
+            f" and {len(further) - _MAX_MODELS} more" if len(further) > _MAX_MODELS else ""
+        )
+        subject += (
+            f" ran <b>{escaped(model['name'])}</b> ({module_count}{parameter_count}){further_models if further else ''}"
+        )
     if not summary.steps:
-        return f"{what}: no training step, {count(summary.evaluations, 'evaluation')}."
-    words = f"{what} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
+        return f"{subject}: no training step, {count(summary.evaluations, 'evaluation')}."
+    sentence = f"{subject} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
     if summary.evaluations:
-        words += f", with {count(summary.evaluations, 'batch')}".replace("batchs", "batches") + " of evaluation"
-    (first, most), (second, more) = _typical_shares(content)[:2]
+        sentence += f", with {count(summary.evaluations, 'batch')}".replace("batchs", "batches") + " of evaluation"
+    (first, first_share), (second, second_share) = _typical_shares(content)[:2]
     return (
-        f"{words}. A typical step takes <b>{duration(content.median_s)}</b>; {percent(most)} of its time goes to "
-        f"<b>{_spoken(first)}</b>, {percent(more)} to {_spoken(second)}."
+        f"{sentence}. A typical step takes <b>{duration(content.median_s)}</b>; "
+        f"{percent(first_share)} of its time goes to <b>{_phase_in_words(first)}</b>, "
+        f"{percent(second_share)} to {_phase_in_words(second)}."
     )
 
 
 def _typical_shares(content: Content) -> Sequence[tuple[str, float]]:
-    """Return the shares of the phases by their medians, as the step's time is one; the largest first."""
-    columns = zip(*(step.phases_s for step in later(content)), strict=True)
+    """Return the shares of the phases by their medians, which are scaled to add up to 1; the largest first."""
+    columns = zip(*(step.phases_s for step in after_warm_up(content)), strict=True)
     medians = dict(zip(PHASES, map(median, columns), strict=True))
     whole_s = sum(medians.values()) or 1.0
     return sorted(((name, time_s / whole_s) for name, time_s in medians.items()), key=lambda item: -item[1])
 
 
-def _spoken(phase: str) -> str:
-    spoken = {
+def _phase_in_words(phase: str) -> str:
+    phrases = {
         "between": "the time between steps",
         "data": "waiting for data",
         "optimizer": "the optimizer",
         "other": "what is in no phase",
     }
-    return spoken.get(phase, phase)
+    return phrases.get(phase, phase)
 
 
 def _tiles(content: Content) -> Sequence[Tile]:
@@ -128,18 +133,18 @@ def _tiles(content: Content) -> Sequence[Tile]:
         tiles.append(Tile("throughput", f"{rate(summary.samples_per_second)}/s", "samples, by the wall clock"))
     elif summary.steps_per_second:
         tiles.append(Tile("throughput", f"{rate(summary.steps_per_second)}/s", "steps, by the wall clock"))
-    loss = next((track for track in summary.tracked.values if track.name == "loss"), None)
+    loss = next((track for track in summary.value_ranges.values if track.name == "loss"), None)
     if loss is not None:
         last = NOT_FINITE if loss.last is None else f"{loss.last:.4g}"
         tiles.append(Tile("last loss", last, f"first {loss.first:.4g}, lowest {loss.smallest:.4g}"))
-    elif "loss" in summary.tracked.nonfinite:
+    elif "loss" in summary.value_ranges.nonfinite:
         tiles.append(Tile("last loss", NOT_FINITE, "never finite"))
     if summary.phases:
-        share = phase_shares(later(content))["data"]
-        # Even a loader that is always ready takes some time.
+        share = phase_shares(after_warm_up(content))["data"]
+        # The fetch phase is never zero if a DataLoader ran.
         loaded = any(step.phases_s[PHASES.index("data")] for step in content.series.steps)
-        said = (percent(share), "of the time of a step") if loaded else ("not seen", "no DataLoader ran")
-        tiles.append(Tile("waiting for data", *said))
+        tile_text = (percent(share), "of the time of a step") if loaded else ("not seen", "no DataLoader ran")
+        tiles.append(Tile("waiting for data", *tile_text))
     return tiles
 
 
@@ -157,7 +162,7 @@ def _wall_s(content: Content) -> float:
 def _began(content: Content) -> str:
     try:
         began = datetime.fromtimestamp(content.series.began_unix_ns / 1e9, tz=UTC)
-    except (OverflowError, OSError, ValueError):  # a stranger's number
+    except (OverflowError, OSError, ValueError):  # a damaged run file
         return ""
     return f"{began:%Y-%m-%d %H:%M} UTC" if content.series.began_unix_ns else ""
 

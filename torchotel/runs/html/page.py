@@ -1,4 +1,4 @@
-"""Renders the report page: one file that opens without a network and runs no code but its own."""
+"""Render the report page: one file that opens without a network and runs no scripts but its own."""
 
 import gzip
 from base64 import b64encode
@@ -22,14 +22,14 @@ SECTIONS: Sequence[Callable[[Content], Section | None]] = (
 )
 
 
-def document(content: Content, drawn: Callable[[], object] = lambda: None) -> str:
-    """Render the whole page; `drawn` is called after each of the SECTIONS."""
+def document(content: Content, on_section: Callable[[], object] = lambda: None) -> str:
+    """Return the whole page as HTML; `drawn` is called after each of the SECTIONS, for a progress display."""
     sections = []
     for make in SECTIONS:
         section = make(content)
         if section is not None:
             sections.append(section)
-        drawn()
+        on_section()
     plotly, script = get_plotlyjs(), _resource("page.js")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"cut": cut, "duration": duration, "percent": percent}
@@ -39,14 +39,14 @@ def document(content: Content, drawn: Callable[[], object] = lambda: None) -> st
         style=_resource("page.css"),
         colours=PHASE_COLOURS,
         sections=sections,
-        # plotly's code is nearly all of the page; compressed it takes a third of the space.
+        # plotly's script is most of the page; compression reduces it to a third.
         plotly=b64encode(gzip.compress(plotly.encode(), mtime=0)).decode(),
         script=script,
     )
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Allow the page's own scripts and nothing else: text that escaping missed could not run or load anything."""
+    """Return a Content-Security-Policy that allows the page's own scripts only, in case any text was not escaped."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "

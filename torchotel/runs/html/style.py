@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from torchotel._utils.text import cut, duration, rate
 
-# Okabe and Ito's palette, which colour-blind people can tell apart; a phase has its colour on the whole page.
+# Okabe and Ito's palette, which is safe for colour-blind readers; a phase has the same colour on the whole page.
 PHASE_COLOURS = {
     "between": "#CC79A7",
     "data": "#E69F00",
@@ -21,28 +21,34 @@ PHASE_COLOURS = {
 }
 INK, FAINT, LINE, PAPER = "#1F2933", "#616E7C", "#E4E7EB", "#FFFFFF"
 ON_DARK, ON_LIGHT = "#FEFEFE", "#14202B"
-"""Text on a colour of its own; the page's script replaces the four colours above in dark mode, and not these."""
+"""Text colours on a coloured surface. In dark mode, the page's script replaces the four colours above only."""
 ALARM = "#B3123D"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page: its heading, what it shows in words, and the figure."""
+    """One section of the page: heading, introduction and figure."""
 
     id: str
     title: str
     lead: str
-    """HTML: describes the figure. Names from the run are escaped in it, since the template inserts it as it is."""
+    """HTML: describes the figure. Names from the run are already escaped, since the template inserts it unchanged."""
     figure: go.Figure
     after: str = ""
-    """HTML below the figure, escaped in the same way."""
+    """HTML below the figure, already escaped."""
 
 
 def figure(traces: Sequence[Any], height: int, **layout: Any) -> go.Figure:
-    """Make a figure that looks like the others."""
-    made = go.Figure(traces)
-    made.update_layout(
+    """Return a figure with the page's defaults.
+
+    Args:
+        traces: plotly traces.
+        height: Pixels.
+        **layout: Attributes of plotly's layout, which override the defaults.
+    """
+    result = go.Figure(traces)
+    result.update_layout(
         template={"layout": {"xaxis": _AXIS, "yaxis": _AXIS, "colorway": [INK]}},
         height=height,
         margin={"l": 64, "r": 24, "t": 40, "b": 48},
@@ -52,8 +58,8 @@ def figure(traces: Sequence[Any], height: int, **layout: Any) -> go.Figure:
         hoverlabel={"font": {"family": FONT, "size": 12}, "align": "left"},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
     )
-    made.update_layout(**layout)
-    return made
+    result.update_layout(**layout)
+    return result
 
 
 _AXIS = {
@@ -69,13 +75,13 @@ _AXIS = {
 
 
 def shade(colour: str, strength: float) -> str:
-    """Let the paper shine through a colour: 0 is hardly a tint, 1 the colour itself."""
+    """Return a translucent colour: strength 0 is a faint tint, 1 the full colour."""
     red, green, blue = _parts(colour)
     return f"rgba({red},{green},{blue},{_share(strength):.3g})"
 
 
 def ink_on(colour: str, strength: float) -> str:
-    """Choose the colour of text on a shade; on a light one the paper's ink, which dark mode replaces with the paper."""
+    """Return the text colour with the better contrast on a shade; INK, which dark mode replaces, on tints only."""
     share = _share(strength)
     light = _luminance([255 - (255 - part) * share for part in _parts(colour)])
     if 1.05 / (light + 0.05) > (light + 0.05) / (_luminance(_parts(INK)) + 0.05):
@@ -88,54 +94,54 @@ def _share(strength: float) -> float:
 
 
 def _parts(colour: str) -> Sequence[int]:
-    return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    return [int(colour[index : index + 2], 16) for index in (1, 3, 5)]
 
 
 def _luminance(parts: Sequence[float]) -> float:
-    """Return the relative luminance that WCAG's contrast is made of (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
+    """Return the relative luminance by WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
     # The constants are WCAG's.
-    linear = [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in parts]  # noqa: PLR2004
+    linear = [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in parts]  # noqa: PLR2004 - WCAG's constants
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-_LONGEST = 60
+_MAX_TEXT = 60
 _SECOND_S = 1.0
 
 
-def shown(text: object, limit: int = _LONGEST) -> str:
-    """Cut a stranger's text and escape it, for HTML and for plotly, which reads tags and TeX in its labels."""
+def escaped(text: object, limit: int = _MAX_TEXT) -> str:
+    """Cut and escape a text from the run, for HTML and for plotly, which reads tags and TeX in its labels."""
     return html.escape(cut(text, limit), quote=False).replace("$", "&#36;")
 
 
 def scale(seconds: float) -> tuple[str, float]:
-    """Choose the unit of an axis by a typical value: its name, and how many of it a second holds."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+    """Return the axis unit for a typical value, and the number of these units in a second."""
+    for record, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= _SECOND_S:
-            return unit, factor
+            return record, factor
     return "ms", 1e3
 
 
 def percent(share: float) -> str:
-    """Write a share with as many digits as it deserves."""
+    """Return a share in percent, with two significant digits."""
     return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"  # noqa: PLR2004 # two digits in either case
 
 
 def count(number: float, noun: str) -> str:
-    """Write a count with its noun, in the plural where it needs one."""
+    """Return a count with its noun, in the plural if needed."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def size(number: float) -> str:
-    """Write a large count as people say it."""
-    for unit, scale_ in (("billion", 1e9), ("million", 1e6)):
+def count_in_words(number: float) -> str:
+    """Return a large count in words: 25.6 million."""
+    for record, scale_ in (("billion", 1e9), ("million", 1e6)):
         if number >= scale_:
-            return f"{number / scale_:.3g} {unit}"
+            return f"{number / scale_:.3g} {record}"
     return f"{number:,}"
 
 
 def rounded(value: float) -> float | None:
-    """Keep four digits, which is more than a screen shows and half the size; JSON has no other than finite numbers."""
+    """Round to four significant digits, which halves the page's size; None for a number that JSON cannot hold."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-__all__ = ["count", "cut", "duration", "percent", "rate", "rounded", "scale", "shown", "size"]
+__all__ = ["count", "count_in_words", "cut", "duration", "escaped", "percent", "rate", "rounded", "scale"]

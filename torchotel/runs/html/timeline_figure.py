@@ -1,4 +1,4 @@
-"""Figure: the slowest step span by span, beside a typical one."""
+"""Draw the spans of the slowest step and of a median step."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from torchotel import _semconv as names
+from torchotel._records import PHASE_SPANS
 from torchotel.runs.html.advice import HAVE_MODULES
 from torchotel.runs.html.data import NEAR_MEDIAN, Content, StepTrace
 from torchotel.runs.html.style import (
@@ -16,97 +17,95 @@ from torchotel.runs.html.style import (
     Section,
     count,
     duration,
+    escaped,
     figure,
     ink_on,
     rounded,
     scale,
     shade,
-    shown,
 )
 from torchotel.runs.reader import SpanLine
 
 MAX_BARS = 1_500
-"""Spans of one step that are drawn: the longest."""
+"""Spans of one step that are drawn, the longest first."""
 
-_DEEPEST = 24
+_MAX_DEPTH = 24
 _LANE_PX = 22
-_BETWEEN_PX = 58
+_PANEL_GAP_PX = 58
 _MINUS = "\N{MINUS SIGN}"
 _LABEL_SHARE = 0.02
-"""Of the panel's width: a bar as wide may hold a name."""
-_PHASES = {
-    names.SPAN_BETWEEN: "between",
-    names.SPAN_DATA: "data",
-    names.SPAN_FORWARD: "forward",
-    names.SPAN_BACKWARD: "backward",
-    names.SPAN_OPTIMIZER: "optimizer",
-}
+"""Share of the panel's width that a bar needs for a label."""
+_PHASES = {span: phase for phase, span in PHASE_SPANS.items()}
 _PREFIXES = {names.FORWARD_PREFIX: "forward", names.BACKWARD_PREFIX: "backward"}
 
 
 class Bar(NamedTuple):
-    """One span in its place."""
+    """One span and its position."""
 
     span: SpanLine
     lane: int
-    """How many spans it stands in."""
+    """Number of spans that contain it."""
     phase: str
 
 
 def section(content: Content) -> Section | None:
-    """Draw the chosen steps one below the other, or nothing where no span was kept."""
-    chosen = content.traces.chosen()
-    if not chosen:
+    """Return the section with one panel for each selected step; None if no span was recorded."""
+    selected = content.traces.selected()
+    if not selected:
         return None
-    panels = [bars(step) for _, step in chosen]
+    panels = [bars(step) for _, step in selected]
     heights = [max((bar.lane for bar in panel), default=0) + 1 for panel in panels]
-    pixels = sum(heights) * _LANE_PX + len(panels) * _BETWEEN_PX
-    made = figure([], pixels + 20, barmode="overlay", bargap=0.08, hovermode="closest", showlegend=False)
+    pixels = sum(heights) * _LANE_PX + len(panels) * _PANEL_GAP_PX
+    drawn_figure = figure([], pixels + 20, barmode="overlay", bargap=0.08, hovermode="closest", showlegend=False)
     top = 1.0
-    for place, ((title, step), panel, lanes) in enumerate(zip(chosen, panels, heights, strict=True), 1):
-        axis = "" if place == 1 else str(place)
+    for number, ((title, step), panel, lanes) in enumerate(zip(selected, panels, heights, strict=True), 1):
+        axis = "" if number == 1 else str(number)
         bottom = top - lanes * _LANE_PX / pixels
-        _panel(made, axis, panel, step, (max(0.0, bottom), top))
-        made.add_annotation(_title(f"{title}: {_about(step, content.median_s)}", axis))
-        top = bottom - _BETWEEN_PX / pixels
-    made.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8}, uniformtext={"minsize": 9, "mode": "hide"})
-    return Section("timeline", "The slowest step and a median step", _lead(chosen), made, _differences(chosen))
+        _panel(drawn_figure, axis, panel, step, (max(0.0, bottom), top))
+        drawn_figure.add_annotation(_title(f"{title}: {_describe(step, content.median_s)}", axis))
+        top = bottom - _PANEL_GAP_PX / pixels
+    drawn_figure.update_layout(margin={"l": 24, "r": 24, "t": 32, "b": 8}, uniformtext={"minsize": 9, "mode": "hide"})
+    return Section(
+        "timeline", "The slowest step and a median step", _lead(selected), drawn_figure, _differences(selected)
+    )
 
 
 def bars(step: StepTrace) -> Sequence[Bar]:
-    """Put the longest spans of a step into lanes, each below the span that it stands in."""
+    """Assign lanes to the longest spans of a step; a span's lane is below its parent's."""
     by_id = {span.span_id: span for span in step.spans}
     longest = sorted(step.spans, key=lambda span: span.start_ns - span.end_ns)[:MAX_BARS]
-    found = []
+    placed = []
     for span in longest:
-        above = _above(span, by_id, step.root.span_id)
-        if above is not None:
-            found.append(Bar(span, len(above) - 1, next(filter(None, map(_phase, above)), "other")))
-    return found
+        ancestry = _ancestry(span, by_id, step.root.span_id)
+        if ancestry is not None:
+            placed.append(Bar(span, len(ancestry) - 1, next(filter(None, map(_phase, ancestry)), "other")))
+    return placed
 
 
-def _above(span: SpanLine, by_id: Mapping[str, SpanLine], root: str) -> Sequence[SpanLine] | None:
-    """List a span and those it stands in, up to the step; None where it does not stand in the step."""
-    above = [span]
-    while above[-1].span_id != root:
-        parent = by_id.get(above[-1].parent_id)
-        if parent is None or len(above) >= _DEEPEST:
+def _ancestry(span: SpanLine, by_id: Mapping[str, SpanLine], root: str) -> Sequence[SpanLine] | None:
+    """Return a span and its ancestors up to the step's root; None if the span is not a descendant of the root."""
+    ancestry = [span]
+    while ancestry[-1].span_id != root:
+        parent = by_id.get(ancestry[-1].parent_id)
+        if parent is None or len(ancestry) >= _MAX_DEPTH:
             return None
-        above.append(parent)
-    return above
+        ancestry.append(parent)
+    return ancestry
 
 
 def _phase(span: SpanLine) -> str | None:
-    known = _PHASES.get(span.name)
-    return known or next((phase for prefix, phase in _PREFIXES.items() if span.name.startswith(prefix)), None)
+    phase = _PHASES.get(span.name)
+    return phase or next((phase for prefix, phase in _PREFIXES.items() if span.name.startswith(prefix)), None)
 
 
-def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, domain: tuple[float, float]) -> None:
-    unit, factor = scale(step.duration_s)
+def _panel(
+    drawn_figure: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, domain: tuple[float, float]
+) -> None:
+    record, factor = scale(step.duration_s)
     lanes = max((bar.lane for bar in panel), default=0)
     began_ns = step.root.start_ns
     lengths_s = [max(0, bar.span.end_ns - bar.span.start_ns) / 1e9 for bar in panel]
-    made.add_trace(
+    drawn_figure.add_trace(
         go.Bar(
             orientation="h",
             xaxis=f"x{axis}",
@@ -117,7 +116,7 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
             width=0.96,
             insidetextfont={"size": 11, "color": [ink_on(*_colour(bar)) for bar in panel]},
             text=[
-                shown(_label(bar.span), 40) if length_s > _LABEL_SHARE * step.duration_s else ""
+                escaped(_label(bar.span), 40) if length_s > _LABEL_SHARE * step.duration_s else ""
                 for bar, length_s in zip(panel, lengths_s, strict=True)
             ],
             textposition="inside",
@@ -128,7 +127,7 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
                 [_name(bar.span), duration(length_s), _error(bar.span)]
                 for bar, length_s in zip(panel, lengths_s, strict=True)
             ],
-            hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}, from %{{base:,.4~g}} {unit}"
+            hovertemplate=f"<b>%{{customdata[0]}}</b><br>%{{customdata[1]}}, from %{{base:,.4~g}} {record}"
             "%{customdata[2]}<extra></extra>",
             marker={
                 "color": [shade(*_colour(bar)) for bar in panel],
@@ -136,12 +135,12 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
             },
         )
     )
-    made.update_layout(
+    drawn_figure.update_layout(
         {
             f"xaxis{axis}": {
                 "anchor": f"y{axis}",
                 "range": [0, rounded(step.duration_s * factor)],
-                "ticksuffix": f" {unit}",
+                "ticksuffix": f" {record}",
                 "tickfont": {"color": FAINT},
                 "zeroline": False,
                 "ticks": "outside",
@@ -159,30 +158,30 @@ def _panel(made: go.Figure, axis: str, panel: Sequence[Bar], step: StepTrace, do
 
 
 def _colour(bar: Bar) -> tuple[str, float]:
-    # The step and its phases have the phase's own colour, modules lighter ones by turns, so that neighbours differ.
+    # Steps and phases have the phase's full colour; modules alternate between lighter ones, so that neighbours differ.
     colour = PHASE_COLOURS[bar.phase]
     return colour, 1.0 if bar.lane <= 1 else 0.55 - 0.12 * (bar.lane % 2)
 
 
 def _name(span: SpanLine) -> str:
     model = span.attributes.get(names.MODEL)
-    return shown(span.name) + (f" of {shown(model)}" if model is not None else "")
+    return escaped(span.name) + (f" of {escaped(model)}" if model is not None else "")
 
 
 def _label(span: SpanLine) -> str:
     path = span.attributes.get(names.MODULE_PATH)
     if path is not None and names.MODULE_TYPE in span.attributes:
-        *above, last = str(path).split(".")
-        # The third of a row of blocks is told by its row.
-        return f"{above[-1]}.{last}" if above and last.isdecimal() else last
+        *ancestry, last = str(path).split(".")
+        # An element of a container is identified by the container's name and its index: `layer1.2`.
+        return f"{ancestry[-1]}.{last}" if ancestry and last.isdecimal() else last
     return span.name.removeprefix("torch.")
 
 
 def _error(span: SpanLine) -> str:
-    return f"<br>failed: {shown(span.attributes.get(names.ERROR_TYPE, 'error'))}" if span.error else ""
+    return f"<br>failed: {escaped(span.attributes.get(names.ERROR_TYPE, 'error'))}" if span.error else ""
 
 
-def _about(step: StepTrace, median_s: float) -> str:
+def _describe(step: StepTrace, median_s: float) -> str:
     about = f"step {step.number:,}, {duration(step.duration_s)}"
     ratio = step.duration_s / median_s if median_s else 1.0
     if ratio > 1 + NEAR_MEDIAN:
@@ -205,23 +204,23 @@ def _title(text: str, axis: str) -> dict[str, object]:
     }
 
 
-def _lead(chosen: Sequence[tuple[str, StepTrace]]) -> str:
+def _lead(selected: Sequence[tuple[str, StepTrace]]) -> str:
     lead = (
         "Each bar is a span: the step, its phases, and the module calls inside them. Each step has a scale of its own."
     )
-    most = max(len(step.spans) for _, step in chosen)
-    if most > MAX_BARS:
-        lead += f" The longest {MAX_BARS:,} of up to {count(most, 'span')} are drawn."
-    if not all(step.detailed for _, step in chosen):
+    max_spans = max(len(step.spans) for _, step in selected)
+    if max_spans > MAX_BARS:
+        lead += f" The longest {MAX_BARS:,} of up to {count(max_spans, 'span')} are drawn."
+    if not all(step.detailed for _, step in selected):
         lead += f" {HAVE_MODULES}"
     return lead
 
 
-def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
-    """Say in a table which phase made the slow steps slow."""
-    if len(chosen) == 1:
+def _differences(selected: Sequence[tuple[str, StepTrace]]) -> str:
+    """Return an HTML table of the phases of the slow steps, next to those of the median step."""
+    if len(selected) == 1:
         return ""
-    *slow, (usual, median) = chosen
+    *slow, (usual, median) = selected
     head = "".join(f"<th>{title.lower()}</th><th>more</th>" for title, _ in slow)
     usual_s = _phase_times(median)
     rows = ""
@@ -239,7 +238,7 @@ def _differences(chosen: Sequence[tuple[str, StepTrace]]) -> str:
 
 
 def _phase_times(step: StepTrace) -> dict[str, float]:
-    """Add up the phases that stand in the step itself; what is left is other."""
+    """Return the seconds of each phase directly inside the step; the rest is `other`."""
     times_s = dict.fromkeys(_PHASES.values(), 0.0)
     for span in step.spans:
         phase = _PHASES.get(span.name)

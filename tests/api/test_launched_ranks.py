@@ -1,0 +1,154 @@
+"""What real launchers start: each process has a run file of its own, with its rank and the run of its job."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import commands
+
+from torchotel.runs import open_run
+
+pytestmark = pytest.mark.program
+
+TRAIN = """
+import sys, torch, torchotel
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+def train(model, workers=0):
+    context = "spawn" if workers else None
+    loader = torch.utils.data.DataLoader(Rows(), 4, num_workers=workers, multiprocessing_context=context)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+
+
+def rank(number, folder):
+    torchotel.instrument(record=folder + "/run", detail="all")
+    torch.distributed.init_process_group(
+        "gloo", init_method="file://" + folder + "/store", rank=number, world_size=2
+    )
+    train(DistributedDataParallel(nn.Linear(4, 1)))
+    torch.distributed.destroy_process_group()
+"""
+PROGRAMS = {
+    "torchrun": "torchotel.instrument(record='run')\ntorch.distributed.init_process_group()\n"
+    "train(DistributedDataParallel(nn.Linear(4, 1)))\ntorch.distributed.destroy_process_group()\n",
+    "alone": "torchotel.instrument(record='run')\ntrain(nn.Linear(4, 1))\n",
+    "spawn": "import torch.multiprocessing\n"
+    "if __name__ == '__main__':\n    torch.multiprocessing.spawn(rank, (sys.argv[1],), 2)\n",
+    "loader": "torchotel.instrument(record='run')\nif __name__ == '__main__':\n    train(nn.Linear(4, 1), workers=2)\n",
+    "unknown": "rank(int(sys.argv[1]), sys.argv[2])\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, program in PROGRAMS.items():
+        (tmp_path / f"{name}.py").write_text(TRAIN + program)
+    return tmp_path
+
+
+def _recorded(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Return rank, local rank, world size and steps of each run by the name of its folder."""
+    found = {}
+    for path in sorted(folder.glob("run*")):
+        resource = _resource(path)
+        of = (resource.get(f"torch.{name}") for name in ("rank", "local_rank", "world_size"))
+        found[path.name] = (*of, len(list(open_run(path).records())))
+    return found
+
+
+def _resource(path: Path) -> Mapping[str, Any]:
+    """Return the resource, which is the same in `run.json` and beside the spans."""
+    described: dict[str, Any] = dict(open_run(path).info["resource"])
+    first = json.loads((path / "trace-00001.jsonl").read_text().partition("\n")[0])
+    sent = {entry["key"]: entry["value"] for entry in first["resourceSpans"][0]["resource"]["attributes"]}
+    for name in ("torch.rank", "torch.world_size"):
+        assert int(sent[name]["intValue"]) == described[name]
+    assert sent["torch.run.id"]["stringValue"] == described["torch.run.id"]
+    return described
+
+
+def _run_ids(folder: Path) -> list[str]:
+    return [str(_resource(path)["torch.run.id"]) for path in sorted(folder.glob("run*"))]
+
+
+def _at_once(folder: Path, *launched: tuple[list[str], dict[str, str]]) -> list[str]:
+    """Run processes side by side; return what each said."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=folder,
+            env=commands.environment(**commands.SILENT, **variables),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words, variables in launched
+    ]
+    said = [process.communicate(timeout=commands.TIMEOUT_S)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), said
+    return said
+
+
+def test_torchrun(folder: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "torchrun.py"]
+    done = commands.python(*words, cwd=folder, OMP_NUM_THREADS="1", **commands.SILENT)
+    assert done.returncode == 0, done.stderr
+    assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
+    first, second = _run_ids(folder)
+    assert first == second
+
+
+def test_tasks_of_a_step_of_slurm(folder: Path) -> None:
+    """They have no process group here: by the variables alone."""
+    step = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3"}
+    _at_once(folder, *((["alone.py"], {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}) for rank in "01"))
+    assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
+    assert _run_ids(folder) == ["77.3", "77.3"]
+
+
+def test_processes_of_which_nothing_tells_their_ranks(folder: Path) -> None:
+    """None ends for the other's folder, and the second says where it is recorded; both are runs of their own."""
+    said = _at_once(folder, (["alone.py"], {}), (["alone.py"], {}))
+    assert _recorded(folder) == {"run": (0, 0, 1, 2), "run-2": (0, 0, 1, 2)}
+    assert sum(f"{folder / 'run'} holds a run already" in text for text in said) == 1
+    first, second = _run_ids(folder)
+    assert first != second
+
+
+def test_a_launcher_that_passes_the_rank_as_an_argument(folder: Path) -> None:
+    """The process group tells the rank, also where it comes after `instrument()` has opened the folder."""
+    _at_once(folder, *((["unknown.py", rank, str(folder)], {}) for rank in "01"))
+    assert sorted(rank for rank, *_ in _recorded(folder).values()) == [0, 1]
+    first, second = _run_ids(folder)
+    assert first == second
+
+
+def test_ranks_that_multiprocessing_spawns(folder: Path) -> None:
+    done = commands.python("spawn.py", str(folder), cwd=folder, **commands.SILENT)
+    assert done.returncode == 0, done.stderr
+    assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
+    first, second = _run_ids(folder)
+    assert first == second
+
+
+def test_workers_of_a_data_loader_that_are_spawned(folder: Path) -> None:
+    """They run the script's `instrument()` again, and make no folder."""
+    done = commands.python("loader.py", cwd=folder, **commands.SILENT)
+    assert done.returncode == 0, done.stderr
+    assert _recorded(folder) == {"run": (0, 0, 1, 2)}

@@ -1,0 +1,81 @@
+"""Test `torchotel summary`, and the command line without installed packages."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from support import commands, run_folders
+
+from torchotel.cli import main
+
+
+def test_shows_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_folders.net(tmp_path / "run")
+    assert main(["summary", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "slowest layers, backward, in training steps\nlayer" in shown
+    assert main(["summary", str(folder), "--top", "1"]) == 0
+    assert len(capsys.readouterr().out) < len(shown)
+
+
+def test_shows_the_newest_run_where_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["summary"]) == 2
+    assert "torchotel-runs: no run found; name a run folder" in capsys.readouterr().err
+    for number, name in enumerate(["b", "c", "a"]):
+        folder = run_folders.net(tmp_path / "torchotel-runs" / name)
+        os.utime(folder, ns=(number, number))
+    assert main(["summary"]) == 0
+    assert capsys.readouterr().out.endswith("read from torchotel-runs/a\n")
+
+
+@pytest.mark.program
+def test_fits_a_terminal_and_colours_what_failed(tmp_path: Path) -> None:
+    path = "encoder.layers.11.self_attention.output_projection.linear"
+    failed = run_folders.step(1, 0.1, phases={}) | {"error": {"type": "ValueError", "message": "no " * 60}}
+    calls = [run_folders.module(path, 2, 0, 0, 10), run_folders.module(f"{path}_norm", 3, 0, 20, 30)]
+    run_folders.write(tmp_path / "run", info={"run_id": "r"}, units=[failed], segments=[[run_folders.request(calls)]])
+    code, shown = commands.on_a_terminal("summary", "run", cwd=tmp_path, COLUMNS="80")
+    assert code == 0
+    assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", shown) == ["errors", "ended with"]
+    assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in shown.splitlines()) <= 80
+    assert re.search(r"^enco\S*…\S*_norm ", shown, re.MULTILINE)
+    piped = commands.torchotel("summary", "run", cwd=tmp_path).stdout
+    assert f"\n{path}_norm " in piped
+    assert "\x1b" not in piped
+
+
+def test_says_that_a_folder_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(tmp_path)]) == 2
+    assert f"torchotel summary: {tmp_path}: no run in it" in capsys.readouterr().err
+
+
+@pytest.mark.program
+def test_needs_neither_torch_nor_opentelemetry(tmp_path: Path) -> None:
+    folder = run_folders.net(tmp_path / "run")
+    code = (
+        "import sys, torchotel.cli, torchotel.runs\n"
+        f"assert torchotel.cli.main(['summary', {str(folder)!r}]) == 0\n"
+        "assert not {'torch', 'opentelemetry'} & set(sys.modules)\n"
+    )
+    done = commands.python("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["nothing"], ["summary", "--top", "x"], ["demo", "--epochs"]])
+def test_exits_with_two_on_a_wrong_use(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "usage: torchotel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["summary", "-h"], ["demo", "-h"]])
+def test_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 0
+    assert "torchotel" in capsys.readouterr().out

@@ -1,1 +1,0 @@
-"""Training loops of frameworks, unmodified, beside a plain one."""

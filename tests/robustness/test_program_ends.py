@@ -1,0 +1,88 @@
+"""However a program ends, it ends as it would have, and its run file reads up to its last whole line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import fault_program
+from support.commands import environment
+from support.misbehaving_servers import misbehaving, silence
+
+from torchotel.runs.reader import open_run
+
+pytestmark = pytest.mark.program
+
+PROGRAM = fault_program.__file__
+KILLED = "is killed"
+
+
+class End(NamedTuple):
+    """A row of the table."""
+
+    what: str
+    signals: tuple[signal.Signals, ...] = ()
+    """Sent one after the other, each when a line has come."""
+    finished: bool = False
+    """Whether the run file knows what became of the run."""
+
+    def __str__(self) -> str:
+        return "-".join([self.what, *(one.name for one in self.signals)])
+
+
+ENDS = (
+    End(KILLED, (signal.SIGTERM,)),
+    End(KILLED, (signal.SIGKILL,)),
+    End("ends in order at SIGTERM", (signal.SIGTERM,), finished=True),
+    End("is interrupted", (signal.SIGINT,), finished=True),
+    End("is interrupted", (signal.SIGINT, signal.SIGINT)),
+    End("os._exit"),
+    End("fork", finished=True),
+    End("a daemon thread trains on", finished=True),
+    End("trains in an earlier atexit", finished=True),
+    End("trains in a later atexit", finished=True),
+    End("a full disk"),
+)
+
+
+def run(end: End, endpoint: str, folder: Path, **variables: str) -> tuple[int, str, str]:
+    """Run the program to its end; give its exit code and what it said."""
+    words = [sys.executable, PROGRAM, end.what, endpoint, str(folder)]
+    process = subprocess.Popen(
+        words, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    said = ""
+    for one in end.signals:
+        said += process.stdout.readline()
+        process.send_signal(one)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, said + out, err
+
+
+@pytest.mark.parametrize("end", ENDS, ids=str)
+def test_end(end: End, tmp_path: Path) -> None:
+    """The same exit code and output as without torchotel, while its endpoint is a black hole; one warning a cause."""
+    folder = tmp_path / "run"
+    plain = run(end, "http://localhost:1", folder, OTEL_SDK_DISABLED="true")
+    assert not folder.exists()
+    with misbehaving(silence) as port:
+        code, said, errors = run(end, f"http://127.0.0.1:{port}", folder, OTEL_EXPORTER_OTLP_TIMEOUT="2")
+    assert (code, said) == plain[:2], errors
+    warnings = [line for line in errors.splitlines() if line.startswith("Could not")]
+    assert len(warnings) == len(set(warnings)) <= 2
+    lines = [line for path in sorted(folder.glob("trace-*")) for line in path.read_bytes().splitlines(keepends=True)]
+    assert lines
+    assert all(json.loads(line) for line in lines if line.endswith(b"\n"))
+    assert all(line.endswith(b"\n") for line in lines[:-1])
+    info = json.loads((folder / "run.json").read_bytes())
+    if end.finished:
+        spans = info["spans"]
+        assert info["finished"]
+        assert spans["spans_recorded"] == spans["spans_exported"] + spans["spans_dropped"] > 0
+    assert list(open_run(folder).records())

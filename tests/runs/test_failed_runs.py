@@ -1,0 +1,282 @@
+"""Test how summary and page report an exception that ended the run: step, layer and message."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import commands, report_runs
+from support.recorded_runs import advice, recorded, train
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from torchotel.runs import describe, open_run, render, run_failure, summarise
+
+MESSAGE = "addmm: mat1 and mat2 shapes cannot be multiplied (4x6 and 8x8)"
+
+
+def _net() -> nn.Sequential:
+    return nn.Sequential(nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)))
+
+
+def _too_narrow_at(bad: int) -> Callable[[int], torch.Tensor]:
+    return lambda step: torch.rand(4, 6 if step == bad else 8)
+
+
+@pytest.mark.parametrize("detail", ["all", "off"])
+def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
+    """A failed training forward counts as a step, not as an evaluation; its layer is known without module spans too."""
+    content = recorded(
+        tmp_path, lambda: train(_net(), 30, batch=_too_narrow_at(20)), raises=RuntimeError, detail=detail
+    )
+    summary = content.summary
+    failure = run_failure(summary, content.info)
+    assert failure is not None
+    assert failure._asdict() == {
+        "type": "RuntimeError",
+        "message": MESSAGE,
+        "path": "1.0",
+        "kind": "step",
+        "number": 20,
+        "last_step": 19,
+        "phase": "",
+    }
+    assert (summary.steps, summary.evaluations) == (20, 0)
+    text = render(summary, content.info)
+    assert f"ended with  RuntimeError at step 20, in layer 1.0\n            {MESSAGE}\n" in text
+    assert "the last whole step before it is 19\n" in text
+    found = advice(content, "The run ended with RuntimeError at step 20")
+    assert found is not None
+    assert "It was raised in <code>1.0</code>" in found.text
+    assert f"<code>{MESSAGE}</code>" in found.text
+    assert "The last whole step before it is step 19" in found.text
+    assert "evaluation" not in report_runs.head(content)
+
+
+def test_a_forward_that_fails_at_once(tmp_path: Path) -> None:
+    content = recorded(tmp_path, lambda: train(_net(), 1, batch=_too_narrow_at(0)), raises=RuntimeError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == "RuntimeError at step 0, in layer 1.0"
+    found = advice(content, "The run ended with")
+    assert found is not None
+    assert "last whole step" not in found.text
+
+
+def test_an_evaluation_that_ends_the_run(tmp_path: Path) -> None:
+    def program() -> None:
+        net = _net()
+        train(net, 5)
+        with torch.no_grad():
+            net(torch.rand(4, 8))
+            net(torch.rand(4, 6))
+
+    content = recorded(tmp_path, program, raises=RuntimeError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == "RuntimeError at evaluation 1, after step 4, in layer 1.0"
+    assert content.summary.evaluations == 2
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_request_with_gradients_on_is_no_step(tmp_path: Path, steps: int) -> None:
+    """A model in evaluation mode that fails with gradients enabled counts as an evaluation, not as a step."""
+
+    def program() -> None:
+        net = _net()
+        train(net, steps)
+        net.eval()(torch.rand(4, 6))
+
+    content = recorded(tmp_path, program, raises=RuntimeError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert (failure.kind, failure.number, failure.last_step) == ("evaluation", 0, steps - 1 if steps else None)
+    assert (content.summary.steps, content.summary.evaluations) == (steps, 1)
+
+
+def test_a_backward_that_ends_the_run(tmp_path: Path) -> None:
+    """A failed backward belongs to its step, and no module call raised the exception."""
+
+    def twice(step: int, output: torch.Tensor) -> torch.Tensor:
+        loss = output.exp().mean()
+        if step == 3:
+            loss.backward()
+        return loss
+
+    content = recorded(tmp_path, lambda: train(_net(), 5, loss=twice), raises=RuntimeError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert (describe(failure), failure.last_step) == ("RuntimeError at step 3, in the backward", 2)
+    found = advice(content, "The run ended with RuntimeError at step 3, in the backward")
+    assert found is not None
+    assert "No module's call raised it" in found.text
+
+
+class NoMemory(torch.optim.SGD):
+    """An optimizer that raises MemoryError at the fourth step."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        if self.steps == 4:
+            if closure is not None:
+                closure()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_an_optimizer_step_that_ends_the_run(tmp_path: Path, *, closure: bool) -> None:
+    """A failed optimizer step is named, even if a backward ran inside it."""
+
+    def program() -> None:
+        net = _net()
+        optimizer = NoMemory(net.parameters(), 0.1)
+        for _ in range(5):
+            if closure:
+                optimizer.step(lambda: net(torch.rand(4, 8)).sum().backward())
+            else:
+                net(torch.rand(4, 8)).sum().backward()
+                optimizer.step()
+
+    content = recorded(tmp_path, program, raises=torch.OutOfMemoryError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    place = "torch.OutOfMemoryError at step 3, in the optimizer's step"
+    assert (describe(failure), failure.last_step) == (place, 2)
+    found = advice(content, f"The run ended with {place}")
+    assert found is not None
+    assert "No module's call raised it" in found.text
+
+
+class Disk(Dataset[torch.Tensor]):
+    """A dataset that raises OSError at its end."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 9:
+            raise OSError("disk gone\nsector 7")
+        return torch.rand(8)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fetch_that_ends_the_run(tmp_path: Path, workers: int) -> None:
+    """A failed fetch is not an evaluation; the worker's own message is shown besides that of PyTorch."""
+
+    def program() -> None:
+        batches = iter(DataLoader(Disk(), batch_size=2, num_workers=workers))
+        train(_net(), 6, batch=lambda _: next(batches))
+
+    content = recorded(tmp_path, program, raises=OSError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == "OSError while fetching a batch, after step 3"
+    caught = "Caught OSError in DataLoader worker process 0. OSError: "
+    assert failure.message == f"{caught if workers else ''}disk gone"
+    found = advice(content, "The run ended with OSError while fetching a batch, after step 3")
+    assert found is not None
+    assert "module" not in found.text
+    assert content.summary.evaluations == 0
+
+
+@pytest.mark.parametrize(("steps", "place"), [(3, "after step 2"), (0, "before the first step")])
+def test_an_exception_of_the_programs_own_code(tmp_path: Path, steps: int, place: str) -> None:
+    """An exception outside steps is known from the run's end, since it has no span."""
+
+    def program() -> None:
+        train(_net(), steps)
+        with torch.no_grad():
+            _net()(torch.rand(4, 8))
+        raise ValueError("no such file")
+
+    content = recorded(tmp_path, program, raises=ValueError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert (describe(failure), failure.message) == (f"ValueError {place}", "no such file")
+    assert advice(content, f"The run ended with ValueError {place}") is not None
+    assert content.summary.evaluations == 1
+
+
+@pytest.mark.parametrize(("after", "text"), [(False, "KeyError at step 2"), (True, "KeyError after step 2")])
+def test_an_exception_before_the_optimizer(tmp_path: Path, *, after: bool, text: str) -> None:
+    """An exception between backward and optimizer belongs to that step, unless an evaluation follows it."""
+
+    def program() -> None:
+        net = _net()
+        train(net, 2)
+        net(torch.rand(4, 8)).sum().backward()
+        if after:
+            with torch.no_grad():
+                [net(batch) for (batch,) in DataLoader(TensorDataset(torch.rand(4, 8)))]
+        raise KeyError("accuracy")
+
+    content = recorded(tmp_path, program, raises=KeyError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == text
+    assert ("the last whole step before it is 1" in render(content.summary, content.info)) is not after
+
+
+def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:
+    """An exception that the program caught did not end the run, even if nothing was recorded after it."""
+
+    def program() -> None:
+        net = _net()
+        with pytest.raises(RuntimeError):
+            train(net, 3, batch=_too_narrow_at(2))
+        train(net, 3)
+        with pytest.raises(RuntimeError):
+            net(torch.rand(4, 6))
+
+    content = recorded(tmp_path, program)
+    assert run_failure(content.summary, content.info) is None
+    text = render(content.summary, content.info)
+    assert "errors      2 RuntimeError\nfirst error RuntimeError at step 2, in layer 1.0\n" in text
+    assert (content.summary.steps, content.summary.evaluations) == (5, 0)
+    found = advice(content, "2 failures, the first at step 2")
+    assert found is not None
+    assert "Failures in all: 2 RuntimeError" in found.text
+
+
+def test_a_run_without_a_failure(tmp_path: Path) -> None:
+    content = recorded(tmp_path, lambda: train(_net(), 3))
+    assert (run_failure(content.summary, content.info), content.summary.first_failure) == (None, None)
+    assert advice(content, "failure") is None
+    assert advice(content, "ended") is None
+
+
+@pytest.mark.parametrize("text", ["type", "full"])
+def test_the_run_file_has_as_much_of_the_text_as_is_allowed(tmp_path: Path, text: str) -> None:
+    content = recorded(
+        tmp_path, lambda: train(_net(), 1, batch=_too_narrow_at(0)), raises=RuntimeError, exception_text=text
+    )
+    message = MESSAGE if text == "full" else ""
+    assert content.info["error"]["message"] == message
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert (failure.message, failure.path) == (message, "1.0")
+
+
+PROGRAM = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(5):
+    net(torch.rand(4, 6 if step == 4 else 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.program
+def test_run_ends_with_the_place(tmp_path: Path) -> None:
+    """`torchotel run` prints the place of the exception after the summary, before the folder of the recording."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    done = commands.torchotel("run", "--record", "here", "train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "\nthe program ended with RuntimeError at step 4, in layer 0\nrecorded in here\n" in done.stdout
+    run = open_run(tmp_path / "here")
+    assert summarise(run.records(), run.spans()).evaluations == 0

@@ -1,0 +1,1 @@
+"""Training loops of frameworks, unmodified, and a plain loop to compare them with."""
