@@ -189,7 +189,7 @@ class Session:
         undo.callback(self._worker.stop, 0.0)
         undo.callback(self._capture.uninstall)
         if model is not None:
-            self._capture.learn(model)
+            self._capture.register_model(model)
         self._capture.install()
         undo.callback(self._frameworks.uninstall)
         self._frameworks.install()
@@ -207,11 +207,13 @@ class Session:
     @property
     def began(self) -> bool:
         """Whether a step or an evaluation has begun."""
-        return any(thread.machine.in_step for thread in self._capture.threads) or any(self._capture.numbers.values())
+        return any(thread.step_detector.in_step for thread in self._capture.threads.all) or any(
+            self._capture.output.numbers.values()
+        )
 
     def register_model(self, model: torch.nn.Module) -> None:
         """Give the modules of a model their full names before its first call."""
-        self._capture.learn(model)
+        self._capture.register_model(model)
 
     def flush(self, timeout_s: float) -> bool:
         """Export all finished records; return False on timeout, or if spans were dropped since the last flush."""
@@ -280,8 +282,8 @@ class Session:
             steps=self._worker.counts["step"],
             evaluations=self._worker.counts["evaluation"],
             steps_detailed=self._worker.detailed,
-            calls_dropped=self._capture.calls_dropped,
-            stamps_dropped=self._capture.gate.dropped,
+            calls_dropped=self._capture.switch.calls_dropped,
+            stamps_dropped=self._capture.switch.timestamps_dropped,
             internal_errors=sum(guard.faults for guard in guards),
             overhead_ratio=self._overhead.ratio,
         )

@@ -246,7 +246,7 @@ def test_one_step_without_a_forward_is_not_told_of(caplog: pytest.LogCaptureFixt
 
 def test_more_calls_than_are_kept(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted, and told of once."""
-    monkeypatch.setattr("torchotel.capture.root_calls.MAX_CALLS", 4)
+    monkeypatch.setattr("torchotel.capture.root_calls.MAX_STEP_CALLS", 4)
     with capture() as captured, torch.enable_grad():
         layer = nn.Linear(4, 4)
         for _ in range(9):

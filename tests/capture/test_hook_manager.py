@@ -222,12 +222,12 @@ def test_a_call_takes_one_of_our_hooks_along() -> None:
         return at_each_instruction
 
     capture, before = Capture(lambda _: None, Detail("off")), sys.gettrace()
-    ours = capture.calls.before, capture.outermost.first
+    ours = capture.forward_hooks.before, capture.forward_hooks.on_root_forward_start
     capture.install()
     try:
         sys.settrace(at_each_instruction)
         for detailed in (True, False, True):
-            capture.hooks.want(capture.here.thread, detailed=detailed)
+            capture.hooks.set_detailed(capture.current_thread.state, detailed=detailed)
     finally:
         sys.settrace(before)
         capture.uninstall()

@@ -21,12 +21,12 @@ def test_hooks_come_back_when_regions_of_several_threads_have_ended() -> None:
 
     before = len(nn_module._global_forward_pre_hooks)
     for _ in range(8):
-        hooks = ModuleHooks(nothing, nothing, nothing, nothing)
+        hooks = ModuleHooks()
         threads = [threading.Thread(target=region) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        hooks.install()
+        hooks.install(nothing, nothing, nothing, nothing)
         assert len(nn_module._global_forward_pre_hooks) == before + 1
         hooks.remove()

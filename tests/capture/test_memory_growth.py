@@ -94,7 +94,7 @@ def test_capture_does_not_grow(program: Callable[[], Callable[[], object]], deta
             for _ in range(steps):
                 step()
             capture.flush()
-            held.append(reachable(capture, capture.here.thread))
+            held.append(reachable(capture, capture.current_thread.state))
     finally:
         capture.uninstall()
     assert abs(held[1] - held[0]) < 100 < held[0]
@@ -123,5 +123,5 @@ def test_a_graph_that_outlives_us() -> None:
     made = clock.made
     for _ in range(5):
         loss.backward(retain_graph=True)
-    (thread,) = capture.threads
-    assert (len(thread.backward.log.stamps), thread.device_log.take(), clock.made) == (0, None, made)
+    (thread,) = capture.threads.all
+    assert (len(thread.calls.backward.log.stamps), thread.calls.device_log.drain(), clock.made) == (0, None, made)

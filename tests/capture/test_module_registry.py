@@ -40,9 +40,9 @@ def test_no_model_is_kept_alive() -> None:
         for _ in range(3):
             backward_of(Net())
         gc.collect()
-        assert capture.paths.states == {}
-        assert capture.paths._owners == {}
-        assert capture.paths._roots == {}
+        assert capture.registry.states == {}
+        assert capture.registry._owners == {}
+        assert capture.registry._roots == {}
 
 
 def test_a_shared_module_has_its_first_path() -> None:

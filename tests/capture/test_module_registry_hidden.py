@@ -44,7 +44,7 @@ def test_modules_made_in_forward_do_not_pile_up() -> None:
     net = Hasty()
     with captured() as capture:
         kept = [net(torch.randn(3, 4)) for _ in range(50)]
-        assert (len(capture.paths.states), len(capture.paths._hidden)) == (5, 0)
+        assert (len(capture.registry.states), len(capture.registry._hidden)) == (5, 0)
     with recorded() as run:
         kept = [net(torch.randn(3, 4)) for _ in range(3)]
     shown = ("Hasty", [("body", ["body.0", "body.1"]), "head", "Softmax"])

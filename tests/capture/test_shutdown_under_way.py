@@ -13,11 +13,8 @@ from torch.nn.modules import module as nn_module
 from torch.utils.data import DataLoader, Dataset
 
 import torchotel
-from torchotel.capture.autograd_hooks import RecordingSwitch
-from torchotel.capture.cuda import CudaClock, DeviceMarks
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.recorder import Capture
-from torchotel.capture.thread_state import ThreadState
 from torchotel.sampling.detail import Detail
 
 ROW = torch.ones(2, 4)
@@ -131,15 +128,13 @@ def test_forwards_end_while_other_threads_begin_theirs() -> None:
 def test_hooks_are_put_in_once_by_several_threads() -> None:
     """Threads whose detailed steps begin and end at the same time leave no hook behind."""
     before = hooks()
-    module_hooks = ModuleHooks(*[lambda *_: None] * 4)
-    module_hooks.install()
+    capture, module_hooks = Capture(lambda _: None, Detail("off")), ModuleHooks()
+    module_hooks.install(*[lambda *_: None] * 4)
 
     def toggle() -> None:
-        thread = ThreadState(
-            lambda *_: None, lambda: None, DeviceMarks(CudaClock()), RecordingSwitch(), lambda: None, lambda _: None
-        )
+        thread = capture.current_thread.state
         for number in range(5000):
-            module_hooks.want(thread, detailed=number % 2 == 0)
+            module_hooks.set_detailed(thread, detailed=number % 2 == 0)
             module_hooks.arm()
             module_hooks.disarm()
 

@@ -17,6 +17,31 @@ from torchotel.capture.step_segment import StepSegment, build_record
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
 
 
+class Listener:
+    """Pass records on, and nothing else.
+
+    Args:
+        on_record: Gets each record's kind and segments.
+        user_span: Returns the user's span that is current.
+    """
+
+    def __init__(
+        self,
+        on_record: Callable[[str, list[StepSegment]], None],
+        user_span: Callable[[], SpanReference | None] = lambda: None,
+    ) -> None:
+        self.on_record, self.user_span = on_record, user_span
+
+    def baggage(self) -> None:
+        """Return no baggage."""
+
+    def on_segment_begin(self) -> None:
+        """Do nothing."""
+
+    def on_segment_end(self, segment: StepSegment) -> None:
+        """Do nothing."""
+
+
 class Program:
     """Play events to a machine and keep what it hands over: (kind, phases, start, end)."""
 
@@ -28,7 +53,7 @@ class Program:
         """Records of it."""
         self.now = 0
         self.user_span: SpanReference | None = None
-        self.machine = StepDetector(lambda _: None, self._emit, lambda: self.user_span)
+        self.machine = StepDetector(Listener(self._emit, lambda: self.user_span))
 
     def play(self, events: str) -> "Program":
         """Play one event a letter; each starts 10 after the last and lasts 10."""
@@ -294,7 +319,7 @@ def test_a_failed_forward_is_no_part_of_the_next_step(before: str, after: str, h
 def test_a_fetch_that_failed_is_handed_over() -> None:
     """With its error: the program may end there."""
     handed: list[StepSegment] = []
-    machine = StepDetector(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    machine = StepDetector(Listener(lambda _, parts: handed.extend(parts)))
     machine.fetch_failed(10, 20, Error("ValueError", "no file"))
     (part,) = handed
     assert (part.start_ns, part.end_ns, part.error) == (10, 20, Error("ValueError", "no file"))
@@ -323,7 +348,7 @@ def test_backwards_of_tensors_accumulate_until_the_optimizer_steps() -> None:
 def test_steps_updated_by_hand_keep_their_ids() -> None:
     """Those that are open when it is found out belong to no step that has been handed over."""
     handed: list[StepSegment] = []
-    machine = StepDetector(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    machine = StepDetector(Listener(lambda _, parts: handed.extend(parts)))
     for now in range(WITHOUT_OPTIMIZER):
         part = machine.forward_begins(now, grad=True)
         machine.forward_ends(now)
@@ -336,7 +361,7 @@ def test_steps_updated_by_hand_keep_their_ids() -> None:
 def test_what_was_handed_over_amid_a_backward_changes_no_more() -> None:
     """The worker makes a record of it at some later time, and the backward goes on; so does an optimizer's step."""
     handed: list[StepSegment] = []
-    machine = StepDetector(lambda _: None, lambda _, parts: handed.extend(parts), lambda: None)
+    machine = StepDetector(Listener(lambda _, parts: handed.extend(parts)))
     machine.forward_begins(10, grad=True)
     machine.forward_ends(20)
     machine.backward_begins(30, in_forward=False)
@@ -428,6 +453,6 @@ def test_a_backward_inside_a_forward_confirms_nothing() -> None:
 def test_an_optimizer_that_raised_does_not_swallow_the_next_step() -> None:
     """An optimizer step that never ended is closed by the next event, and the program goes on."""
     program = Program().play("FB(")
-    program.machine.abandon_stepping(100)
+    program.machine.close_unfinished_optimizers(100)
     program.now = 100
     assert program.play("FBO FBO").end() == _steps("FBOFBO", "FBO")

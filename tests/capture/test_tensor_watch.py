@@ -210,7 +210,7 @@ def test_after_the_end() -> None:
     y.sum().backward()
     assert torch.equal(leaf.grad, torch.full((2,), 2.0))  # type: ignore[arg-type]  # the backward has set it
     assert gradients(seen) == []
-    assert capture.here.thread.watched == []
+    assert capture.current_thread.state.watched == []
 
 
 def test_a_backward_on_another_thread() -> None:

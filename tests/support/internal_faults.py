@@ -12,17 +12,17 @@ HOOKS = (
     # forward
     "capture.module_calls.ModuleCallRecorder.open",
     "capture.module_calls.ModuleCallRecorder.close_interrupted",
-    "capture.module_calls.ModuleCallRecorder._add",
-    "capture.module_calls.ModuleCallRecorder._add_failed",
+    "capture.module_calls.ModuleCallRecorder.add",
+    "capture.module_calls.ModuleCallRecorder.add_failed",
     "capture.module_calls.ModuleCallRecorder._state_of",
     "capture.root_calls.RootCalls.enter",
     "capture.root_calls.RootCalls.leave",
-    "capture.root_calls.RootCalls._recompute",
-    "capture.root_calls.RootCalls.drop_exit_hook",
+    "capture.root_calls.RootCalls._enter_recomputation",
+    "capture.root_calls.RootCalls.remove_exit_hook",
     "capture.call_signatures.CallSignatures.find",
-    "capture.cuda.DeviceMarks.look",
+    "capture.cuda.DeviceMarks.check_running",
     # the nodes of the graph
-    "capture.autograd_hooks.BackwardTimestamps.hook_one",
+    "capture.autograd_hooks.BackwardTimestamps.hook_single_output",
     "capture.autograd_hooks.TimestampLog.add",
     # backward, fetch, optimizer, scaler, registration
     "capture.event_hooks.EventHooks._backward_begins",
@@ -41,7 +41,7 @@ HOOKS = (
     "capture.event_hooks.EventHooks._parameter_registered",
     "capture.event_hooks.EventHooks._buffer_registered",
     # what is read on the side
-    "capture.gradient_norms.Gradients.take",
+    "capture.gradient_norms.Gradients.read",
     "capture.tensor_watch.Watches._put_hook",
     "capture.tensor_watch.Watches._report",
     "capture.logged_values.LogReader.read",

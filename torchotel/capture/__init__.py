@@ -1,1 +1,1 @@
-"""From PyTorch's hooks to what plain records are made of; nothing here knows OpenTelemetry."""
+"""Records training steps by PyTorch's hooks; imports torch and nothing of OpenTelemetry."""

@@ -1,7 +1,8 @@
-"""The ids of what is innermost on a thread, fixed when somebody asks for them while it runs.
+"""Span contexts of the step and the module calls that are running.
 
-A database read inside `forward` is to be a child of that module's span, which is built much later. So whoever asks
-gets ids that the step, its forward phase and the open module calls then keep; as long as nobody does, it costs nothing.
+A span that the program starts inside `forward`, such as a database query, must be a child of the module's span, which
+is built later. So the ids of the step, its forward phase and the open module calls are fixed when a caller asks for
+the current span context. Until then no ids are made.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from torchotel._records import Baggage, SpanReference
 from torchotel.capture.step_segment import Identity, StepSegment, unix_offset_ns
 
 if TYPE_CHECKING:
-    from torchotel.capture.recorder import Capture
+    from torch.nn import Module
+
+    from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.module_calls import CallStack
     from torchotel.capture.thread_state import ThreadState
 
 
@@ -30,130 +34,163 @@ class StartSpan(Protocol):
 
 Leave: TypeAlias = Callable[[], None]
 MakeCurrent: TypeAlias = Callable[[Callable[[], SpanReference | None], object], Leave | None]
-"""Makes a span current that asks for its ids, for a key; returns what ends that, None where one is for this key."""
+"""Attaches a span that asks for its ids, for a key; returns a function that detaches it, None if the key has one."""
+
+
+class ContextState:
+    """What one thread has made current in the program's context."""
+
+    __slots__ = ("current_identity", "is_answering", "leave_forward", "leave_step")
+
+    def __init__(self) -> None:
+        self.is_answering = False
+        self.current_identity: object = None
+        """The identity of the step that was made current."""
+        self.leave_step: Leave | None = None
+        """Restores the context before the step."""
+        self.leave_forward: Leave | None = None
+        """Restores the context before the forward, if that differs."""
 
 
 class ActiveSpans:
-    """Answer for the threads of a capture, and keep what answers current while a step lasts.
+    """Keep a thread's step current in the program's context, and fix the ids of the innermost open span on request.
 
     Args:
-        capture: Whose threads.
         start_span: Fixes ids.
         make_current: Puts into the context what answers.
+        baggage: Returns the program's baggage on the calling thread, None if it is empty.
+        path_of: Returns the path of an open call's module, None for a module whose calls are left out.
+        switch: Whether anything is recorded.
+        fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, capture: Capture, start_span: StartSpan | None, make_current: MakeCurrent | None) -> None:
-        self._capture, self._start_span, self._make_current = capture, start_span, make_current
+    def __init__(
+        self,
+        start_span: StartSpan | None,
+        make_current: MakeCurrent | None,
+        baggage: Callable[[], Baggage | None],
+        path_of: Callable[[CallStack, Module], str | None],
+        switch: RecordingSwitch,
+        fault: Callable[[], None],
+    ) -> None:
+        self._start_span, self._make_current, self._baggage = start_span, make_current, baggage
+        self._path_of, self._switch, self._fault = path_of, switch, fault
 
     # ---- keeping it current
 
-    def enter(self, thread: ThreadState, part: StepSegment | None, *, forward: bool = False) -> None:
-        """Make the thread's step current, once; for a forward also over a span that the user has opened in the step.
+    def enter(self, thread: ThreadState, segment: StepSegment | None, *, forward: bool = False) -> None:
+        """Attach the thread's step to the context, once; for a forward also over a span that the user has opened.
 
-        Each step has a span of its own: contexts that were copied, as those of threads, hold on to it.
+        Each step has a span of its own, because copies of the context, such as those of threads, keep it.
 
         Args:
             thread: The calling one.
-            part: What is open on it, where that is what is to be current.
+            segment: The thread's open segment; None to attach what a fetch will open.
             forward: Whether a forward begins.
         """
         if self._make_current is None:
             return
-        if part is None or thread.in_fetch:
+        if segment is None or thread.events.in_fetch:
             current = thread.current()
             if current is None:
                 return
             identity = current[0]
         else:
-            identity = part.identity
-        if thread.entered is identity and not forward:
+            identity = segment.identity
+        context = thread.context
+        if context.current_identity is identity and not forward:
             return
         leave = self._make_current(lambda: self._answer(thread, identity), identity)
         if leave is None:
             return
-        if thread.entered is identity:
-            thread.leave_forward = leave
+        if context.current_identity is identity:
+            context.leave_forward = leave
         else:
-            thread.entered, thread.leave_step = identity, leave
+            context.current_identity, context.leave_step = identity, leave
 
     def leave_forward(self, thread: ThreadState) -> None:
-        """Bring back the user's span that the forward began in.
+        """Restore the context in which the forward began.
 
-        Also where a step may come of it still, on a thread that has never trained: it serves, and what a request
-        does after a forward is the request's.
+        A thread that has never trained restores it even if the segment may still become a step: the thread serves
+        requests, and spans after a forward belong to the request.
         """
-        leave, thread.leave_forward = thread.leave_forward, None
-        part = None if leave is not None or thread.trains else thread.machine.open_part
-        if part is not None and part.user_span is not None and not (part.fetched or part.explicit or part.trained):
-            leave, thread.leave_step, thread.entered = thread.leave_step, None, None
+        context = thread.context
+        leave, context.leave_forward = context.leave_forward, None
+        segment = None if leave is not None or thread.events.trains else thread.step_detector.open_segment
+        if (
+            segment is not None
+            and segment.user_span is not None
+            and not (segment.fetched or segment.explicit or segment.trained)
+        ):
+            leave, context.leave_step, context.current_identity = context.leave_step, None, None
         if leave is not None:
             leave()
 
     def leave_step(self, thread: ThreadState) -> None:
-        """Bring back what was current before the step, where nothing of the thread is open any more."""
-        if thread.leave_step is not None and not thread.machine.in_step:
-            leave, thread.leave_step, thread.entered = thread.leave_step, None, None
+        """Restore the context before the step, if nothing is open on the thread."""
+        if thread.context.leave_step is not None and not thread.step_detector.in_step:
+            leave, thread.context.leave_step, thread.context.current_identity = thread.context.leave_step, None, None
             leave()
 
     # ---- answering
 
     def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
-        """Answer with what is innermost; another thread that the context was handed to gets the step."""
-        if not self._capture.installed or thread.asking:
+        """Return the innermost span; another thread that has a copy of the context gets the step."""
+        if not self._switch.open or thread.context.is_answering:
             return None
         if threading.get_ident() != thread.thread.ident:
             return identity.reference
-        thread.asking = True  # a processor of the user's may ask again while it is told of the span
+        thread.context.is_answering = True  # the user's span processor may ask again in `on_start`
         try:
             return self._innermost(thread, identity)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
-            self._capture.guard.fault()
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's program
+            self._fault()
             return None
         finally:
-            thread.asking = False
+            thread.context.is_answering = False
 
     def _innermost(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         current = thread.current()
         if current is None or self._start_span is None:
             return None
         if identity.reference is not None and current[0] is not identity:
-            return identity.reference  # a context that the program has kept of an earlier step
+            return identity.reference  # the program has kept the context of an earlier step
         identity, start_ns = current
-        part = thread.machine.open_part
-        if part is not None and part.identity is not identity:
-            part = None  # a fetch runs that will open another
+        segment = thread.step_detector.open_segment
+        if segment is not None and segment.identity is not identity:
+            segment = None  # a fetch runs that will open another
         if identity.reference is None:
             identity.unix_offset_ns = unix_offset_ns()
-            evaluates = part is not None and part.evaluates
+            evaluates = segment is not None and segment.evaluates
             name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
-            user_span = part.user_span if part is not None and evaluates else None
-            baggage = self._capture.baggage() if part is None else part.baggage
+            user_span = segment.user_span if segment is not None and evaluates else None
+            baggage = self._baggage() if segment is None else segment.baggage
             start_ns += identity.unix_offset_ns
             identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
-        recorded = part is not None and thread.in_forward and thread.stack
-        if part is None or not recorded or thread.recompute or thread.muted_from is not None:
+        recorded = segment is not None and thread.root.in_forward and thread.calls.frames
+        if segment is None or not recorded or thread.root.is_recomputation or thread.root.dropped_from is not None:
             return identity.reference
-        return self._innermost_call(thread, part, identity.reference, identity.unix_offset_ns)
+        return self._innermost_call(thread, segment, identity.reference, identity.unix_offset_ns)
 
     def _innermost_call(
-        self, thread: ThreadState, part: StepSegment, root: SpanReference, unix_offset_ns: int
+        self, thread: ThreadState, segment: StepSegment, root: SpanReference, unix_offset_ns: int
     ) -> SpanReference:
-        """Fix the ids of all open calls: the span of an inner one may need its parent's at once."""
-        assert self._start_span is not None  # noqa: S101  # says so to the type checker
+        """Fix the ids of all open calls: the span of an inner call needs its parent's."""
+        assert self._start_span is not None  # noqa: S101  # for the type checker
         parent = root
-        if part.forward_start_ns is not None and not part.opened_without_grad:
-            if not part.forward_id:
-                forward = self._start_span(names.SPAN_FORWARD, root, part.forward_start_ns + unix_offset_ns)
-                part.forward_id = forward.span_id
-            parent = root._replace(span_id=part.forward_id, remote=False)
-        for frame in thread.stack:
-            reference = thread.given_ids.get(id(frame))
+        if segment.forward_start_ns is not None and not segment.opened_without_grad:
+            if not segment.forward_id:
+                forward = self._start_span(names.SPAN_FORWARD, root, segment.forward_start_ns + unix_offset_ns)
+                segment.forward_id = forward.span_id
+            parent = root._replace(span_id=segment.forward_id, remote=False)
+        for frame in thread.calls.frames:
+            reference = thread.calls.reserved_ids.get(id(frame))
             if reference is None:
-                path = self._capture.calls.shown_path(thread, frame[0])
+                path = self._path_of(thread.calls, frame[0])
                 if path is None:
                     continue
                 start_ns = frame[2] + unix_offset_ns
                 reference = self._start_span(names.FORWARD_PREFIX + path, parent, start_ns)
-                thread.given_ids[id(frame)] = reference
+                thread.calls.reserved_ids[id(frame)] = reference
             parent = reference
         return parent

@@ -1,9 +1,9 @@
-"""When a call's backward starts and ends: stamps by hooks on autograd nodes.
+"""Timestamps of the start and the end of a call's backward, by hooks on autograd nodes.
 
 The start is a pre-hook on the nodes of the outputs. On one CPU thread nodes run in falling order of their sequence
-numbers, so a call's backward is one run, and its end is a post-hook on the call's lowest node that the outputs
-reach. Where that order is not given (several devices or threads, recomputation) the end is the latest of post-hooks
-on all nodes that lead out of the call. What is hooked holds no node and no tensor: it would keep the graph alive.
+numbers, so a call's backward is one run, and its end is a post-hook on the lowest node of the call that the outputs
+reach. Without that order (several devices or threads, recomputation) the end is the latest of post-hooks on all nodes
+that lead out of the call. A hook holds no node and no tensor, which would keep the graph alive.
 """
 
 from __future__ import annotations
@@ -20,74 +20,96 @@ from torch.compiler import is_dynamo_compiling
 
 from torchotel._limits import MAX_STEP_TIMESTAMPS
 from torchotel._records import NO_SLOTS, NodeTimestamp, Slots
-from torchotel.capture.module_registry import ModuleState
 from torchotel.capture.torch_internals import LEAF_NUMBER, graph_task, node_number, node_of, sequence_number
 
-MAX_NODES = 4096  # walked for one call; beyond it the children's ends stand for the call's
-MAX_PATH = 1024  # remembered
+MAX_NODES = 4096  # visited for one call; beyond it the call's end is that of its children
+MAX_PATH = 1024  # of nodes in a cached path
 
 DeviceTimestamp: TypeAlias = Callable[[int, int], None]
-"""Takes a slot and the graph task."""
+"""Records a slot and the graph task on the clock of a device."""
 
-_next_slot = count().__next__  # unique over the process: a graph that lives on never stamps another call
+_next_slot = count().__next__  # unique in the process, so a graph that outlives its step never marks another call
 
 
 @dataclass(slots=True, eq=False)
 class RecordingSwitch:
-    """What hooks of nodes ask: a graph may live on, and its hooks with it, when capture has been taken out."""
+    """Whether anything is recorded, and how much was left out.
+
+    Hooks that are still running when capture ends ask it, and hooks of graphs that live on.
+    """
 
     open: bool = False
-    dropped: int = 0
-    """Stamps beyond `MAX_STEP_TIMESTAMPS`: a graph may run backward any number of times."""
+    calls_dropped: int = 0
+    timestamps_dropped: int = 0
+    """Timestamps beyond `MAX_STEP_TIMESTAMPS`: a graph may run backward any number of times."""
+
+
+class NodePath:
+    """What is known of the nodes that a module's calls make.
+
+    The cached path leads from the output's node to the call's lowest node: the index of each next function. Sequence
+    numbers check it.
+    """
+
+    __slots__ = ("cached_path", "no_inplace_seen", "node_range", "offset", "probe_slot")
+
+    def __init__(self) -> None:
+        self.cached_path: tuple[int, ...] | None = None
+        self.offset = self.node_range = 0
+        self.probe_slot: int | None = None
+        """The start of the backward that is to show whether an in-place operation replaces the output's node.
+
+        Only an output that is a view of a tensor which the call made needs a probe.
+        """
+        self.no_inplace_seen = False
+        """Whether the last probe has shown that none does."""
 
 
 class TimestampLog:
-    """Write stamps to a list, while the gate is open.
+    """A list of timestamps, which is written while the switch is open.
 
     Args:
-        gate: Whether anything is kept.
+        switch: Whether anything is recorded.
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, gate: RecordingSwitch, fault: Callable[[], None]) -> None:
+    def __init__(self, switch: RecordingSwitch, fault: Callable[[], None]) -> None:
         self.stamps: list[NodeTimestamp] = []
-        self._gate, self.fault = gate, fault
+        self._switch, self.fault = switch, fault
 
-    def add(self, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None) -> None:
-        """Keep this moment; where the state's module awaits it, no in-place operation took that node away."""
-        if not self._gate.open:
+    def add(self, slot: int, path: NodePath | None, on_device: DeviceTimestamp | None) -> None:
+        """Append the current time; if it is that of the path's probe, no in-place operation replaced the node."""
+        if not self._switch.open:
             return
         if len(self.stamps) >= MAX_STEP_TIMESTAMPS:
-            self._gate.dropped += 1
+            self._switch.timestamps_dropped += 1
             return
         self.stamps.append((slot, perf_counter_ns(), graph_task()))
-        if state is not None and state.awaited == slot:
-            state.awaited, state.settled = None, True
+        if path is not None and path.probe_slot == slot:
+            path.probe_slot, path.no_inplace_seen = None, True
         if on_device is not None:
             on_device(slot, graph_task())
 
 
 class NodeHook:
-    """A hook of a node that keeps the moment.
+    """A hook of an autograd node that records a timestamp.
 
-    The garbage collector counts what is made and not let go of, and a backward's hooks are made in its forward. This is
-    one object; a function with the same in its closure is seven, and what they provoked took up to half of our time.
+    The hooks of a backward are made in its forward and live until then, so their number triggers garbage collections.
+    This is one object; a closure is seven, and the collections took up to half of the recording time.
     """
 
-    __slots__ = ("_log", "_on_device", "_slot", "_state")
+    __slots__ = ("_log", "_on_device", "_path", "_slot")
 
-    def __init__(
-        self, log: TimestampLog, slot: int, state: ModuleState | None, on_device: DeviceTimestamp | None
-    ) -> None:
-        self._log, self._slot, self._state, self._on_device = log, slot, state, on_device
+    def __init__(self, log: TimestampLog, slot: int, path: NodePath | None, on_device: DeviceTimestamp | None) -> None:
+        self._log, self._slot, self._path, self._on_device = log, slot, path, on_device
 
     def __call__(self, *_: object) -> None:
-        """Keep it, but where compiled autograd traces hooks: that guards on whatever is read first."""
-        if is_dynamo_compiling():  # is_compiling() is two calls
+        """Record a timestamp, unless compiled autograd traces the hook: it guards on whatever is read first."""
+        if is_dynamo_compiling():  # `is_compiling()` takes two calls
             return
         try:
-            self._log.add(self._slot, self._state, self._on_device)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+            self._log.add(self._slot, self._path, self._on_device)
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's backward
             self._log.fault()
 
 
@@ -95,63 +117,63 @@ class BackwardTimestamps:
     """Hook the nodes of calls and keep the log that the hooks write to; one for each thread that runs forwards.
 
     Args:
-        gate: Whether anything is kept.
+        switch: Whether anything is recorded.
         fault: Called for an internal error, in its `except` block.
     """
 
-    def __init__(self, gate: RecordingSwitch, fault: Callable[[], None]) -> None:
-        self._gate, self._fault = gate, fault
-        self.log = TimestampLog(gate, fault)
-        """What the hooks write to."""
+    def __init__(self, switch: RecordingSwitch, fault: Callable[[], None]) -> None:
+        self._switch, self._fault = switch, fault
+        self.log = TimestampLog(switch, fault)
+        """The log that the hooks write to."""
         self.on_device: DeviceTimestamp | None = None
-        """Keeps the moment on the clock of the device too, where the call that is hooked has one."""
+        """Records the time on the device too, if the hooked call has a device clock."""
         self.borders: set[Node] = set()
-        """Nodes of another thread that lead out of any call: held while an outermost call runs."""
+        """Nodes of another thread that lead out of any call; kept while a root call runs."""
         self.starts: dict[int, int] = {}
-        """Slots of the nodes that are hooked at the start of their backward, by their numbers; empty if none is."""
+        """Slots of the nodes that have a pre-hook, by sequence number."""
         self._spared: set[int] = set()
-        """Numbers in `starts` beside which no other node needs a hook."""
+        """Sequence numbers in `starts` of outputs whose view needs no second pre-hook."""
         self._ends: dict[int, int] = {}
 
     def another(self) -> BackwardTimestamps:
-        """Return one with a log of its own."""
-        return BackwardTimestamps(self._gate, self._fault)
+        """Return a new object with a log of its own."""
+        return BackwardTimestamps(self._switch, self._fault)
 
     def write_to_log_of(self, other: BackwardTimestamps) -> None:
-        """Write what is hooked from now on to another thread's log."""
+        """Let hooks from now on write to another thread's log."""
         self.log = other.log
 
     def clear(self) -> None:
-        """Forget which nodes are hooked: numbers are shared only within one outermost call."""
+        """Forget which nodes are hooked: nodes are shared only within one root call."""
         self.starts.clear()
         self._spared.clear()
         self._ends.clear()
 
-    def hook_one(self, output: Tensor, node: Node, first: int, state: ModuleState) -> tuple[Slots, Slots]:
+    def hook_single_output(self, output: Tensor, node: Node, first: int, path: NodePath) -> tuple[Slots, Slots]:
         """Hook a call with one output, in order; `first` is the number of the first node that it could make."""
         number = node_number(node)
         if number < first:
-            return NO_SLOTS, NO_SLOTS  # passed through: no node of its own
-        start = self._start_of(output, node, number, first, state)
-        end = self._ends.get(first)  # a child made our first node: its end is ours
+            return NO_SLOTS, NO_SLOTS  # the call returned its input: it has no node of its own
+        start = self._start_of(output, node, number, first, path)
+        end = self._ends.get(first)  # a child made the first node, so its end is the call's end
         if end is None:
-            end = self._lowest(node, number, first, state)
+            end = self._lowest(node, number, first, path)
         return start, NO_SLOTS if end is None else end
 
-    def hook_many(self, outputs: list[Tensor], first: int, state: ModuleState) -> tuple[Slots, Slots]:
+    def hook_outputs(self, outputs: list[Tensor], first: int, path: NodePath) -> tuple[Slots, Slots]:
         """Hook a call with several outputs, in order: the earliest start and the latest end count."""
         starts: list[int] = []
         ends: list[int] = []
         for output in outputs:
             node = node_of(output)
             if node is not None:
-                start, end = self.hook_one(output, node, first, state)
+                start, end = self.hook_single_output(output, node, first, path)
                 starts += _as_list(start)
                 ends += _as_list(end)
         return tuple(dict.fromkeys(starts)), tuple(dict.fromkeys(ends))
 
-    def hook_leaf(self, outputs: list[Tensor]) -> tuple[Slots, Slots]:
-        """Hook the output nodes alone, where torch has no sequence numbers: right for calls of one node."""
+    def hook_output_nodes(self, outputs: list[Tensor]) -> tuple[Slots, Slots]:
+        """Hook only the output nodes, if torch has no sequence numbers: exact for calls of one node."""
         nodes = {n for t in outputs if (n := node_of(t)) is not None}
         if not nodes:
             return NO_SLOTS, NO_SLOTS
@@ -161,10 +183,10 @@ class BackwardTimestamps:
             node.register_hook(self._hook(end))
         return start, end
 
-    def hook_unordered(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
-        """Hook every node that leads out of the call; the latest to run is the end."""
+    def hook_boundary_nodes(self, outputs: list[Tensor], inputs: list[Tensor], first: int) -> tuple[Slots, Slots]:
+        """Hook every node that leads out of the call; the end is the latest of them."""
         nodes = {n for t in outputs if (n := node_of(t)) is not None and node_number(n) >= first}
-        stops = {n for t in inputs if (n := node_of(t)) is not None}  # another thread's numbers may be in range too
+        stops = {n for t in inputs if (n := node_of(t)) is not None}  # numbers of another thread may be in range, too
         stops |= self.borders
         stops -= {n for n in nodes & stops if _is_made(n)}  # an input that was changed in place
         nodes -= stops
@@ -191,38 +213,38 @@ class BackwardTimestamps:
             todo += fresh
         return start, end
 
-    def _start_of(self, output: Tensor, node: Node, number: int, first: int, state: ModuleState) -> Slots:
-        """Hook the output's node, and where the output is a view of what the call made the node of that, too.
+    def _start_of(self, output: Tensor, node: Node, number: int, first: int, path: NodePath) -> Slots:
+        """Hook the output's node, and if the output is a view of a tensor that the call made, the node of that tensor.
 
-        An in-place operation on such an output gives it a new node, and the old one never runs. Where that of the
-        module's awaited call did run, none is expected for one call more, which is awaited then.
+        An in-place operation on such an output gives it a new node, and the old node never runs. If the output's node
+        of the module's probed call did run, the next call is expected to have no in-place operation and is the probe.
         """
         own = self.starts.get(number)
         if own is not None and number in self._spared:
-            return own  # the last child's output is ours too
-        if own is None and state.settled:
-            state.settled = False
+            return own  # the last child's output is the call's output
+        if own is None and path.no_inplace_seen:
+            path.no_inplace_seen = False
             self._spared.add(number)
-            return self._start(node, number, state)
+            return self._start(node, number, path)
         if not output._is_view() or (base := output._base) is None or (made := base.grad_fn) is None:
             return self._start(node, number)
         base_number = node_number(made)
         if not number != base_number >= first:
             return self._start(node, number)
-        return self._start(node, number, state if state.awaited is None else None), self._start(made, base_number)
+        return self._start(node, number, path if path.probe_slot is None else None), self._start(made, base_number)
 
-    def _start(self, node: Node, number: int, state: ModuleState | None = None) -> int:
+    def _start(self, node: Node, number: int, path: NodePath | None = None) -> int:
         slot = self.starts.get(number)
         if slot is None:
             slot = self.starts[number] = _next_slot()
-            if state is not None:
-                state.awaited = slot
-            node.register_prehook(self._hook(slot, state))
+            if path is not None:
+                path.probe_slot = slot
+            node.register_prehook(self._hook(slot, path))
         return slot
 
-    def _lowest(self, node: Node, number: int, first: int, state: ModuleState) -> int | None:
+    def _lowest(self, node: Node, number: int, first: int, path: NodePath) -> int | None:
         """Hook the call's lowest node that `node` reaches, and return the slot of its end."""
-        lowest = node if number == first else _follow(node, number, first, state) or _walk(node, number, first, state)
+        lowest = node if number == first else _follow(node, number, first, path) or _walk(node, number, first, path)
         if lowest is None:
             return None
         if lowest is not node:
@@ -233,12 +255,12 @@ class BackwardTimestamps:
             lowest.register_hook(self._hook(slot))
         return slot
 
-    def _hook(self, slot: int, state: ModuleState | None = None) -> NodeHook:
-        return NodeHook(self.log, slot, state, self.on_device)
+    def _hook(self, slot: int, path: NodePath | None = None) -> NodeHook:
+        return NodeHook(self.log, slot, path, self.on_device)
 
 
 def _is_made(node: Node) -> bool:
-    """Tell whether this thread can have made a node of a call that ends now: its number has been given out here."""
+    """Return whether this thread may have made a node: its sequence number was given out on this thread."""
     return sequence_number is None or node_number(node) < sequence_number()
 
 
@@ -246,20 +268,20 @@ def _as_list(slots: Slots) -> list[int]:
     return [slots] if isinstance(slots, int) else list(slots)
 
 
-def _follow(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
-    """Go the way that the module's last call took, checked by sequence numbers."""
-    if state.way is None or number - first != state.span:
+def _follow(node: Node, number: int, first: int, path: NodePath) -> Node | None:
+    """Follow the cached path of the module's last call, checked by sequence numbers."""
+    if path.cached_path is None or number - first != path.node_range:
         return None
     found: Node | None = node
-    for index in state.way:
+    for index in path.cached_path:
         following = found.next_functions  # type: ignore[union-attr] # checked below
         if index >= len(following) or (found := following[index][0]) is None:
             return None
-    return found if node_number(found) - first == state.offset else None  # type: ignore[arg-type] # not None
+    return found if node_number(found) - first == path.offset else None  # type: ignore[arg-type] # not None
 
 
-def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | None:
-    """Search all nodes of the call for the lowest, and remember the way there; None where they are too many."""
+def _walk(node: Node, number: int, first: int, path: NodePath) -> Node | None:
+    """Search all nodes of the call for the lowest and cache the path to it; return None if there are too many."""
     best, best_number = node, number
     came_from: dict[Node, tuple[Node, int]] = {}
     todo, seen = [node], {node}
@@ -277,11 +299,11 @@ def _walk(node: Node, number: int, first: int, state: ModuleState) -> Node | Non
                 todo.append(following)
                 if following_number < best_number:
                     best, best_number = following, following_number
-    way: list[int] = []
+    indices: list[int] = []
     step = best
     while step is not node:
         step, index = came_from[step]
-        way.append(index)
-    state.way = tuple(reversed(way)) if len(way) <= MAX_PATH else None
-    state.offset, state.span = best_number - first, number - first
+        indices.append(index)
+    path.cached_path = tuple(reversed(indices)) if len(indices) <= MAX_PATH else None
+    path.offset, path.node_range = best_number - first, number - first
     return best

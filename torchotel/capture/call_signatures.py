@@ -1,11 +1,11 @@
-"""What a call looked like: shapes, dtypes, device, modes; one object for all calls that look the same."""
+"""Call signatures: shapes, dtypes, device and modes, one object for all calls that look the same."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from torchotel.capture.torch_internals import (
 MAX_SIGNATURES = 64  # kept a module; with ever new shapes the oldest go
 DEEPEST = 8  # containers within containers
 
+LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
+"""How a call looked, and its signature; one tuple, because other threads call the module too."""
+
 ONE_SPAN = (
     "%s was scripted, traced or exported: it is one span, since the modules that it was made of are not called. "
     "The eager model shows them, and so does torch.export.unflatten() of an exported one"
@@ -34,7 +37,7 @@ ONE_SPAN = (
 
 
 def tensors_in(value: Any, found: list[Tensor] | None = None, depth: int = 0) -> list[Tensor]:
-    """Flatten lists, tuples, mappings and dataclasses in order; anything else that is no tensor is passed over."""
+    """Flatten lists, tuples, mappings and dataclasses in order; anything else is skipped."""
     found = [] if found is None else found
     if isinstance(value, Tensor):
         if len(found) < MAX_SHAPES:
@@ -55,11 +58,34 @@ def _items(value: Any) -> Iterable[Any]:
     return ()
 
 
+class SeenSignatures:
+    """The signatures of a module's calls so far, and the module's name in them."""
+
+    __slots__ = ("by_appearance", "info", "last")
+
+    def __init__(self) -> None:
+        self.info: ModuleInfo | None = None
+        self.by_appearance: dict[object, CallSignature] = {}
+        self.last: LastCall | None = None
+        """The last call with one tensor in and one out, compared before anything is built."""
+
+    def forget(self) -> None:
+        """Forget the calls, but not the name: the module has been compiled in place."""
+        self.last = None
+        self.by_appearance.clear()
+
+    def of_replica(self) -> SeenSignatures:
+        """Return those of a replica, which looks as its original does."""
+        seen = SeenSignatures()
+        seen.info, seen.by_appearance = self.info, self.by_appearance
+        return seen
+
+
 class CallSignatures:
     """Make and find the `CallSignature` of a call.
 
     Args:
-        warn: Called with what of a call can't be seen.
+        warn: Logs a warning once.
         shapes: Whether shapes and dtypes are recorded.
     """
 
@@ -67,10 +93,10 @@ class CallSignatures:
         self._warn, self._shapes = warn, shapes
 
     def find(self, state: ModuleState, module: Module, inputs: list[Tensor], outputs: list[Tensor]) -> CallSignature:
-        """Return the site for these tensors, made at their first sight."""
+        """Return the signature for these tensors; it is made once."""
         grad_enabled, training = torch.is_grad_enabled(), is_training(module)
         transformed = grad_enabled and any(map(has_gradient_outside, outputs))
-        look = (
+        appearance = (
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in inputs]) if self._shapes else (),
             tuple([(_sizes(t), t.dtype, t.requires_grad) for t in outputs]) if self._shapes else (),
             (outputs or inputs)[0].device if outputs or inputs else None,
@@ -78,27 +104,35 @@ class CallSignatures:
             grad_enabled,
             transformed,
         )
-        site = state.sites.get(look)
-        if site is None:
-            if len(state.sites) >= MAX_SIGNATURES:
-                del state.sites[next(iter(state.sites))]
-            site = state.sites[look] = self._make(
+        signature = state.seen.by_appearance.get(appearance)
+        if signature is None:
+            if len(state.seen.by_appearance) >= MAX_SIGNATURES:
+                del state.seen.by_appearance[next(iter(state.seen.by_appearance))]
+            signature = state.seen.by_appearance[appearance] = self._make(
                 state, module, inputs, outputs, grad_enabled=grad_enabled, transformed=transformed
             )
-        return site
+        return signature
+
+    def find_for_tensor(
+        self, state: ModuleState, module: Module, tensor: Tensor, output: Tensor, looks: tuple[object, ...]
+    ) -> CallSignature:
+        """Return the signature of a call with one tensor in and one out, and remember it as the last one."""
+        signature = self.find(state, module, [tensor], [output])
+        state.seen.last = looks, signature
+        return signature
 
     def unseen(self, state: ModuleState, module: Module) -> CallSignature:
-        """Return the site of a call whose tensors can't be known any more: it has no shapes."""
+        """Return the signature of a call whose tensors are not known any more: it has no shapes."""
         info = info_of(state, module)
         device, grad_enabled = _device(module, [], []), torch.is_grad_enabled()
         training = is_training(module)
-        look = ("unseen", device, training, grad_enabled)
-        site = state.sites.get(look)
-        if site is None:
+        appearance = ("unseen", device, training, grad_enabled)
+        signature = state.seen.by_appearance.get(appearance)
+        if signature is None:
             nothing = (None,) * 6
-            site = CallSignature(info, *nothing, device, training, grad_enabled, is_compiled(module))
-            state.sites[look] = site
-        return site
+            signature = CallSignature(info, *nothing, device, training, grad_enabled, is_compiled(module))
+            state.seen.by_appearance[appearance] = signature
+        return signature
 
     def _make(
         self,
@@ -111,7 +145,7 @@ class CallSignatures:
         transformed: bool,
     ) -> CallSignature:
         keep, info = self._shapes, info_of(state, module)
-        if not state.sites and runs_without_parts(module):  # looked at once, for graphs may be long
+        if not state.seen.by_appearance and runs_without_parts(module):  # checked once, because graphs may be long
             self._warn(ONE_SPAN, info)
         return CallSignature(
             module=info,
@@ -130,12 +164,12 @@ class CallSignatures:
 
 
 def is_training(module: Module) -> bool:
-    """Return the module's mode; a frozen script has none, and only evaluates."""
+    """Return the module's mode; a frozen script has none and counts as evaluating."""
     return getattr(module, "training", False)
 
 
 def is_compiled(module: Module) -> bool:
-    """Tell whether a call of the module runs compiled code: by itself, by what it wraps, or by its `forward` alone."""
+    """Return whether a call of the module runs compiled code."""
     if getattr(module, "_compiled_call_impl", None) is not None:
         return True
     forward = getattr(module, "forward", None)
@@ -145,12 +179,12 @@ def is_compiled(module: Module) -> bool:
 
 
 def info_of(state: ModuleState, module: Module) -> ModuleInfo:
-    """Return a module's name, made once for each place that it stands in."""
-    if state.info is None:
+    """Return a module's description, made once for each of its locations."""
+    if state.seen.info is None:
         depth = 0 if state.root else state.path.count(".") + 1
         model, path, kind = (shortened(name) for name in (state.model, state.path, class_of(module)))
-        state.info = ModuleInfo(model, path, kind, _own_parameters(module), depth, _holds_parameters(module))
-    return state.info
+        state.seen.info = ModuleInfo(model, path, kind, _own_parameters(module), depth, _holds_parameters(module))
+    return state.seen.info
 
 
 def _own_parameters(module: Module) -> int:

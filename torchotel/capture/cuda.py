@@ -17,26 +17,26 @@ from torchotel.capture.torch_internals import has_context, without_torch_functio
 
 
 class TimedEvent(Protocol):
-    """A moment of a device's stream, such as `torch.cuda.Event(enable_timing=True)`."""
+    """An event of a device's stream, such as `torch.cuda.Event(enable_timing=True)`."""
 
     def query(self) -> bool:
-        """Tell whether it was reached, without waiting."""
+        """Return whether the stream has reached the event, without waiting."""
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait until the stream reaches the event."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this one to another of the same device; both were reached."""
+        """Return the milliseconds from this event to another of the same device; both were reached."""
 
 
 class Clock(Protocol):
-    """The clocks of devices: CUDA's, or what stands for them in a test."""
+    """The clocks of devices."""
 
     def is_running(self) -> bool:
-        """Tell whether this process uses such a device; starts none."""
+        """Return whether this process uses such a device, without initialising one."""
 
     def device_of(self, tensor: Tensor) -> int | None:
-        """Return the index of the device that a tensor is on; None for one that has no such clock."""
+        """Return the index of the device that a tensor is on; None for a device without a clock."""
 
     def current(self) -> int:
         """Return the index of the calling thread's current device."""
@@ -49,14 +49,14 @@ class Clock(Protocol):
 
 
 class CudaClock:
-    """That of CUDA devices, and of AMD's, which torch gives the same name."""
+    """The clock of CUDA devices and of AMD devices, which torch also calls `cuda`."""
 
     def is_running(self) -> bool:
-        """Tell whether this process uses such a device; starts none."""
+        """Return whether this process uses such a device, without initialising one."""
         return bool(torch.cuda.is_initialized())
 
     def device_of(self, tensor: Tensor) -> int | None:
-        """Return the index of the device that a tensor is on; None for one that has no such clock."""
+        """Return the index of the device that a tensor is on; None for a device without a clock."""
         return tensor.get_device() if tensor.is_cuda else None
 
     def current(self) -> int:
@@ -72,8 +72,8 @@ class CudaClock:
         event.record(torch.cuda.current_stream(device))
 
 
-MAX_POOLED = 1 << 14  # events of a device that wait for their next use
-MAX_FORWARDS = 1 << 16  # of one part
+MAX_POOLED = 1 << 14  # unused events kept for each device
+MAX_FORWARDS = 1 << 16  # timed for one segment
 
 _next_slot = count(NO_CLOCK + 1).__next__
 
@@ -86,42 +86,42 @@ class Mark(NamedTuple):
 
 
 class DeviceMarks:
-    """Record events and use them again; what goes wrong ends device times alone."""
+    """Record events and reuse them; errors switch off device times only."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._pools: dict[int, list[TimedEvent]] = {}
         self.guard = Guard("device times", off=self._off)
         self.on = False
-        """Whether this process uses a device that has a clock, as of the last outermost forward."""
+        """Whether this process used a device with a clock at the last root forward."""
 
-    def look(self) -> None:
-        """See whether there is a device by now."""
+    def check_running(self) -> None:
+        """Check whether this process uses a device."""
         self.on = self._clock.is_running() and not self.guard.is_off
 
     def begin(self, module: Module, args: Any) -> Mark | None:
         """Mark the start of a call on the device of its first input, or else parameter. Raises nothing."""
         try:
-            with without_torch_function():  # subclasses and modes would see what we ask
+            with without_torch_function():  # subclasses and modes would see the calls
                 first = next((arg for arg in args if isinstance(arg, Tensor)), None)
-                if first is None:  # its inputs all have names
+                if first is None:  # all inputs are keyword arguments
                     first = next(module.parameters(), None)
                 device = self._clock.device_of(first) if first is not None else None
             return self._record(device) if device is not None else None
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self.guard.fault()
             return None
 
     def record(self, device: int | None = None) -> Mark | None:
-        """Mark this moment, on the current device if none is named. Raises nothing."""
+        """Record an event on a device, by default the current one. Raises nothing."""
         try:
             return self._record(device)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward or backward
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward or backward
             self.guard.fault()
             return None
 
     def _record(self, device: int | None) -> Mark | None:
-        if not self.on or is_capturing():  # in a captured graph an event would be part of it
+        if not self.on or is_capturing():  # the event would become part of the captured graph
             return None
         index = self._clock.current() if device is None else device
         pool = self._pools.setdefault(index, [])
@@ -132,8 +132,8 @@ class DeviceMarks:
         self._clock.record(event, index)
         return Mark(index, event)
 
-    def give_back(self, marks: Sequence[Mark]) -> None:
-        """Take events back that nobody will read; recording one again takes it from where it still stands."""
+    def release(self, marks: Sequence[Mark]) -> None:
+        """Return events to the pool that are not read any more; recording an event again moves it."""
         for device, event in marks:
             pool = self._pools.setdefault(device, [])
             if len(pool) < MAX_POOLED:
@@ -145,7 +145,7 @@ class DeviceMarks:
 
 
 class DeviceLog:
-    """What a thread's calls have marked since it was last taken; nodes of their graphs write to it from any thread."""
+    """The events of a thread's calls since the last segment; nodes of the calls' graphs add to it from any thread."""
 
     def __init__(self, marks: DeviceMarks) -> None:
         self._marks = marks
@@ -156,66 +156,66 @@ class DeviceLog:
         """Mark the end of a call's forward; return the slot where its time is found."""
         end = self._marks.record(start.device) if len(self._forwards) < MAX_FORWARDS else None
         if end is None:
-            self._marks.give_back([start])
+            self._marks.release([start])
             return NO_CLOCK
         slot = _next_slot()
         self._forwards.append((slot, start, end))
         return slot
 
     def stamp(self, slot: int, task: int) -> None:
-        """Keep the moment on the device that runs the node of a graph."""
+        """Record an event on the device that runs a node."""
         if (mark := self._marks.record()) is not None:
             self._stamps.append((slot, task, mark))
 
     def move(self, to: DeviceLog) -> None:
-        """Hand what there is to another thread's."""
+        """Move the forwards to another thread's log."""
         forwards, self._forwards = self._forwards, []
         to._forwards += forwards
 
-    def take(self) -> PendingDeviceTimes | None:
-        """Return what there is, on its way; None for nothing."""
+    def drain(self) -> PendingDeviceTimes | None:
+        """Return the device times of all events, which may not be ready; None if there are none."""
         if not (self._forwards or self._stamps):
             return None
         taken = PendingDeviceTimes(self._marks, self._forwards, self._stamps.copy())
-        # Cleared in place: hooks of nodes hold on to this log.
+        # Cleared in place: hooks of nodes keep this log.
         self._forwards = []
         self._stamps.clear()
         return taken
 
 
 class PendingDeviceTimes:
-    """Device times of the calls of a part of a step, until their events are reached."""
+    """Device times of the calls of a segment, until their events are reached."""
 
     def __init__(
         self, marks: DeviceMarks, forwards: Sequence[tuple[int, Mark, Mark]], stamps: Sequence[tuple[int, int, Mark]]
     ) -> None:
         self._marks, self._forwards, self._stamps = marks, forwards, stamps
         self._all = [mark for _, *pair in forwards for mark in pair] + [mark for _, _, mark in stamps]
-        self._left = self._all[::-1]  # the first to be reached is the last
+        self._left = self._all[::-1]  # in order of recording from the end
         self._times: DeviceTimes | None = None
 
     def ready(self) -> bool:
-        """Tell whether they are there, without waiting; to be asked on a training thread."""
+        """Return whether the times are ready, without waiting; for a training thread."""
         return self._look(lambda event: event.query())
 
     def wait(self) -> None:
-        """Wait until they are there."""
+        """Wait until the times are ready."""
         self._look(_reached)
 
     def result(self) -> DeviceTimes | None:
-        """Return them; None where they have not come, and then they never will."""
+        """Return the times; None, for good, if they are not ready."""
         self.drop()
         return self._times
 
     def drop(self) -> None:
-        """Give the events back."""
+        """Return the events to the pool."""
         marks, self._all, self._left = self._all, [], []
-        self._marks.give_back(marks)
+        self._marks.release(marks)
 
     def _look(self, reached: Callable[[TimedEvent], bool]) -> bool:
         try:
             if self._left and is_capturing():
-                return False  # a query would end the capture of a CUDA graph
+                return False  # a query invalidates the capture of a CUDA graph
             while self._left:
                 if not reached(self._left[-1].event):
                     return False
@@ -231,7 +231,7 @@ class PendingDeviceTimes:
     def _read(self) -> DeviceTimes:
         forwards_ns = {slot: _between_ns(start, end) for slot, start, end in self._forwards}
         clocks: dict[int, list[NodeTimestamp]] = {}
-        origins: dict[int, Mark] = {}  # of this part: elapsed times are single floats, and lose digits by the minute
+        origins: dict[int, Mark] = {}  # per segment: elapsed times are 32-bit floats, which lose digits within minutes
         for slot, task, mark in self._stamps:
             time_ns = _between_ns(origins.setdefault(mark.device, mark), mark)
             clocks.setdefault(mark.device, []).append((slot, time_ns, task))
@@ -248,33 +248,33 @@ def _reached(event: TimedEvent) -> bool:
 
 
 class Memory:
-    """Ask the CUDA devices that this process uses; an allocator that keeps no count is asked once."""
+    """Read the memory of the CUDA devices that this process uses; an allocator that raises is asked once."""
 
     def __init__(self) -> None:
         self.guard = Guard("device memory", limit=1)
 
     def read(self) -> tuple[DeviceMemory, ...]:
-        """Return the memory of each; none where it can't be told. Raises nothing, and waits for nothing."""
+        """Return the memory of each device, an empty tuple if unknown. Raises nothing and does not wait."""
         if self.guard.is_off:
             return ()
         try:
             return device_memory()
-        except Exception:  # noqa: BLE001  # what an allocator of the user's raises is of no matter to the step
+        except Exception:  # noqa: BLE001  # the step is recorded without it
             self.guard.fault()
             return ()
 
 
 def device_memory() -> tuple[DeviceMemory, ...]:
-    """Return the memory of the CUDA devices that this process uses; it waits for nothing.
+    """Return the memory of the CUDA devices that this process uses; does not wait.
 
-    The peak is that since the program's start, or since it reset it.
+    The peak is since the start of the program, or since the program reset it.
     """
-    if not torch.cuda.is_initialized():  # to ask any other would start CUDA
+    if not torch.cuda.is_initialized():  # other calls would initialise CUDA
         return ()
     found = []
     for index in range(torch.cuda.device_count()):
         if not has_context(index):
-            continue  # some allocators would start it
+            continue  # some allocators would initialise the device
         stats = torch.cuda.memory_stats_as_nested_dict(index)
         if not stats or not stats["reserved_bytes"]["all"]["peak"]:
             continue

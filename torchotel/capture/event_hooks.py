@@ -1,10 +1,10 @@
-"""Everything besides module calls that the step machine hears of: fetches, backwards, optimizers, registrations."""
+"""Hooks of fetches, backwards, optimizer steps, gradient scalers and registrations."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter_ns
@@ -20,10 +20,22 @@ from torchotel._limits import MAX_REGISTRATIONS
 from torchotel._records import Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
-from torchotel.capture.thread_state import ThreadState
+from torchotel.capture.logged_values import LeadingOptimizer
+from torchotel.capture.root_calls import close_interrupted_optimizer
 
 if TYPE_CHECKING:
-    from torchotel.capture.recorder import Capture
+    from torchotel._utils.faults import Guard, Warn
+    from torchotel.capture.active_span import ActiveSpans
+    from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.exceptions import ErrorReader
+    from torchotel.capture.gradient_norms import Gradients
+    from torchotel.capture.hook_manager import ModuleHooks
+    from torchotel.capture.logged_values import LearningRates
+    from torchotel.capture.module_registry import ModuleRegistry
+    from torchotel.capture.root_calls import RootCalls
+    from torchotel.capture.step_segment import StepSegment
+    from torchotel.capture.thread_state import CurrentThread, ThreadState
+    from torchotel.capture.torch_compile import CompileHooks
 
 
 TASKS = (
@@ -32,19 +44,86 @@ TASKS = (
 )
 
 
-class EventHooks:
-    """Install the seams and hooks of events, and pass what they see to the thread's step machine.
+class EventState:
+    """What the events of one thread have shown so far: fetches, backwards and steps of optimizers."""
 
-    A seam may be called after it was taken out, where another library has put its own wrapper over ours.
+    __slots__ = (
+        "fetch_start_ns", "in_backward", "in_fetch", "leading_optimizer", "optimizer_steps", "registrations", "stepped",
+        "traced_backwards", "trains",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.trains = False
+        """Whether a backward has run."""
+        self.in_backward = 0
+        """Runs of the autograd engine that have begun and not ended."""
+        self.traced_backwards = 0
+        """Runs of the engine that the compiler has begun on this thread and not ended."""
+        self.in_fetch = self.fetch_start_ns = 0
+        self.optimizer_steps = 0
+        """Steps of optimizers since `GradScaler.step` began."""
+        self.stepped: tuple[int, weakref.ref[asyncio.Task[Any]] | None] = 0, None
+        """The `id()` of the optimizer that stepped last, and the task of asyncio that it stepped in."""
+        self.leading_optimizer = LeadingOptimizer()
+        self.registrations: list[Registration] = []
+
+    def drain_into(self, segment: StepSegment) -> None:
+        """Move the registrations since the last segment into the one that ends."""
+        if self.registrations:
+            segment.registrations, self.registrations = self.registrations, []
+
+
+class EventHooks:
+    """Install the hooks of events, and pass each event to the thread's step detector.
+
+    A wrapper may be called after it was removed, if another library has put its own wrapper over it.
+
+    Args:
+        current_thread: The calling thread's state.
+        root_calls: Closes what an interrupt left open before each event.
+        hooks: Which module hooks are in; armed after each event.
+        compile_hooks: Tells whether something is compiled.
+        active_spans: Attaches the step to the program's context.
+        registry: The modules' states and names.
+        gradients: Takes gradient norms.
+        rates: Reads learning rates.
+        errors: Reads exceptions.
+        switch: Whether anything is recorded.
+        numbers: How many steps were recorded.
+        guard: Counts internal errors.
+        warn: Logs a warning once.
     """
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    def __init__(
+        self,
+        current_thread: CurrentThread,
+        root_calls: RootCalls,
+        hooks: ModuleHooks,
+        compile_hooks: CompileHooks,
+        active_spans: ActiveSpans,
+        registry: ModuleRegistry,
+        gradients: Gradients,
+        rates: LearningRates,
+        errors: ErrorReader,
+        switch: RecordingSwitch,
+        numbers: Mapping[str, int],
+        guard: Guard,
+        warn: Warn,
+    ) -> None:
+        self._current_thread, self._root_calls, self._hooks, self._compile_hooks, self._active_spans = (
+            current_thread,
+            root_calls,
+            hooks,
+            compile_hooks,
+            active_spans,
+        )
+        self._registry, self._gradients, self._rates, self._errors = registry, gradients, rates, errors
+        self._switch, self._numbers, self._guarded, self._warn = switch, numbers, guard.guarded, warn
         self._undos = ExitStack()
 
     def install(self) -> None:
-        """Put them in."""
-        guarded, undo = self._capture.guard.guarded, self._undos.callback
+        """Install all hooks."""
+        guarded, undo = self._guarded, self._undos.callback
         undo(torch_internals.around_backward(guarded(self._backward_begins), guarded(self._backward_ends)))
         undo(torch_internals.around_fetch(guarded(self._fetch_begins), guarded(self._fetch_ends)))
         undo(torch_internals.after_failed_step(guarded(self._optimizer_fails)))
@@ -64,191 +143,184 @@ class EventHooks:
             undo(handle.remove)
 
     def uninstall(self) -> None:
-        """Take them out, the last first; one that can't be keeps no other in."""
+        """Remove all hooks, the last first; a failure to remove one does not prevent removing the others."""
         self._undos.close()
 
     # ---- backward
 
-    def _backward_begins(self, roots: Any) -> None:
-        if not self._capture.installed:
+    def _backward_begins(self, root_calls: Any) -> None:
+        if not self._switch.open:
             return
-        thread, compiling = self._capture.here.thread, self._capture.compiling
-        if compiling.threads and compiling.running:
-            thread.traced_backwards += 1
+        thread, compile_hooks = self._current_thread.state, self._compile_hooks
+        if compile_hooks.threads and compile_hooks.running:
+            thread.events.traced_backwards += 1
             return
-        if not thread.in_backward:
-            self._capture.outermost.settle(thread)
-            thread.scaling.backward_begins(roots)
-        thread.in_backward += 1
-        thread.trains = True
-        part = thread.machine.backward_begins(perf_counter_ns(), in_forward=thread.in_forward)
-        if compiling.threads:
-            compiling.tell_beside()
-            part.hooks_were_out = True
-        self._capture.live.enter(thread, part)
+        if not thread.events.in_backward:
+            self._root_calls.close_interrupted(thread)
+            thread.scaling.backward_begins(root_calls)
+        thread.events.in_backward += 1
+        thread.events.trains = True
+        segment = thread.step_detector.backward_begins(perf_counter_ns(), in_forward=thread.root.in_forward)
+        if compile_hooks.threads:
+            compile_hooks.warn_of_forward()
+            segment.hooks_were_out = True
+        self._active_spans.enter(thread, segment)
 
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.here.thread
-        if thread.traced_backwards:  # not asked of the compiler: another thread may have begun or ended to compile
-            thread.traced_backwards -= 1
+        thread = self._current_thread.state
+        if thread.events.traced_backwards:  # another thread may have begun or ended to compile
+            thread.events.traced_backwards -= 1
             return
-        if not thread.in_backward:
-            return  # it began before we came
-        thread.in_backward -= 1
-        if not thread.in_backward:
+        if not thread.events.in_backward:
+            return  # it began before the hooks were installed
+        thread.events.in_backward -= 1
+        if not thread.events.in_backward:
             if exception is None and accumulates:
-                self._capture.gradients.backward_ended(thread, self._capture.numbers["step"])
+                self._gradients.backward_ended(thread, self._numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
-        error = self._capture.errors.read(exception)
-        thread.machine.backward_ends(now_ns, error, in_forward=thread.in_forward, accumulates=accumulates)
-        self._capture.hooks.arm()
+        error = self._errors.read(exception)
+        thread.step_detector.backward_ends(now_ns, error, in_forward=thread.root.in_forward, accumulates=accumulates)
+        self._hooks.arm()
 
     # ---- fetch
 
     def _fetch_begins(self) -> None:
-        if not self._capture.installed:
+        if not self._switch.open:
             return
-        thread = self._capture.here.thread
-        if not thread.in_fetch:
-            self._capture.outermost.settle(thread)
-            self.settle_optimizer(thread)
-            thread.fetch_start_ns = perf_counter_ns()
-            thread.in_fetch = 1
-            self._capture.live.enter(thread, None)
+        thread = self._current_thread.state
+        if not thread.events.in_fetch:
+            self._root_calls.close_interrupted(thread)
+            close_interrupted_optimizer(thread)
+            thread.events.fetch_start_ns = perf_counter_ns()
+            thread.events.in_fetch = 1
+            self._active_spans.enter(thread, None)
         else:
-            thread.in_fetch += 1
+            thread.events.in_fetch += 1
 
     def _fetch_ends(self, outcome: str, exception: BaseException | None) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.here.thread
-        if not thread.in_fetch:
+        thread = self._current_thread.state
+        if not thread.events.in_fetch:
             return
-        thread.in_fetch -= 1
-        if thread.in_fetch or thread.in_forward:
+        thread.events.in_fetch -= 1
+        if thread.events.in_fetch or thread.root.in_forward:
             return
         if outcome in {"made", "fetched"}:
-            thread.machine.fetched(thread.fetch_start_ns, now_ns)
+            thread.step_detector.fetched(thread.events.fetch_start_ns, now_ns)
         elif outcome == "ended":
-            thread.machine.iterator_ended(thread.fetch_start_ns, now_ns)
+            thread.step_detector.iterator_ended(thread.events.fetch_start_ns, now_ns)
         else:
-            error = self._capture.errors.read(exception)
-            thread.machine.fetch_failed(thread.fetch_start_ns, now_ns, error)
-        self._capture.live.leave_step(thread)
-        self._capture.hooks.arm()
+            error = self._errors.read(exception)
+            thread.step_detector.fetch_failed(thread.events.fetch_start_ns, now_ns, error)
+        self._active_spans.leave_step(thread)
+        self._hooks.arm()
 
     # ---- optimizer
 
-    def settle_optimizer(self, thread: ThreadState) -> None:
-        """Close the optimizer steps that raised where `_optimizer_fails` was not called."""
-        if thread.machine.stepping and torch_internals.optimizer_steps_in_progress() == 0:
-            thread.machine.abandon_stepping(perf_counter_ns())
-
     def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._capture.here.thread
-        self._capture.outermost.settle(thread)
-        if thread.stepped[0] != id(optimizer):  # most programs have one
+        thread = self._current_thread.state
+        self._root_calls.close_interrupted(thread)
+        if thread.events.stepped[0] != id(optimizer):  # most programs have one
             self._look_at_task(thread, optimizer)
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         kind = type(optimizer).__name__
-        part = thread.machine.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
-        if part is not None:
-            number = self._capture.numbers["step"]
-            rate = self._capture.rates.read(thread.leading_optimizer, optimizer, number)
-            part.learning_rate = part.learning_rate if rate is None else rate
-            gradients = self._capture.gradients
-            if (part.detailed or gradients.beyond_detail) and len(thread.machine.stepping) == 1:
-                gradients.optimizer_begins(thread, part, optimizer, number, closure=closure)
-        self._capture.live.enter(thread, part)
+        segment = thread.step_detector.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
+        if segment is not None:
+            number = self._numbers["step"]
+            rate = self._rates.read(thread.events.leading_optimizer, optimizer, number)
+            segment.learning_rate = segment.learning_rate if rate is None else rate
+            wanted = segment.detailed or self._gradients.beyond_detail
+            if wanted and len(thread.step_detector.stepping) == 1:
+                self._gradients.optimizer_begins(thread, segment, optimizer, number, closure=closure)
+        self._active_spans.enter(thread, segment)
 
     def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:
-        """Warn where the last other optimizer of the thread belongs to another task, which is not done."""
+        """Warn if the last other optimizer of the thread belongs to another task that is not done."""
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs
             task = None
-        last = thread.stepped[1]() if thread.stepped[1] is not None else None
+        last = thread.events.stepped[1]() if thread.events.stepped[1] is not None else None
         if task is not None and last is not None and last is not task and not last.done():
-            self._capture.warn(TASKS)
-        thread.stepped = id(optimizer), None if task is None else weakref.ref(task)
+            self._warn(TASKS)
+        thread.events.stepped = id(optimizer), None if task is None else weakref.ref(task)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._capture.here.thread
-        thread.optimizer_steps += 1
-        if thread.read_in_closure and len(thread.machine.stepping) == 1:
-            self._capture.gradients.optimizer_ends(thread, thread.machine.stepping[0][3], optimizer)
-        thread.machine.optimizer_ends(perf_counter_ns(), id(optimizer))
-        self._capture.hooks.arm()
+        thread = self._current_thread.state
+        thread.events.optimizer_steps += 1
+        if thread.read_in_closure and len(thread.step_detector.stepping) == 1:
+            self._gradients.optimizer_ends(thread, thread.step_detector.stepping[0][3], optimizer)
+        thread.step_detector.optimizer_ends(perf_counter_ns(), id(optimizer))
+        self._hooks.arm()
 
     def _optimizer_fails(self, exception: BaseException) -> None:
         now_ns = perf_counter_ns()
-        thread = self._capture.here.thread
-        self._capture.outermost.settle(thread)
+        thread = self._current_thread.state
+        self._root_calls.close_interrupted(thread)
         running = (torch_internals.optimizer_steps_in_progress() or 1) - 1
-        thread.machine.optimizer_fails(now_ns, self._capture.errors.read(exception), running)
-        self._capture.hooks.arm()
+        thread.step_detector.optimizer_fails(now_ns, self._errors.read(exception), running)
+        self._hooks.arm()
 
     def _clipping_begins(self, gradients: Sequence[torch.Tensor]) -> None:
-        capture = self._capture
-        capture.gradients.clipping_begins(capture.here.thread, gradients, capture.numbers["step"])
+        self._gradients.clipping_begins(self._current_thread.state, gradients, self._numbers["step"])
 
     def _scaler_begins(self) -> None:
-        self._capture.here.thread.optimizer_steps = 0
+        self._current_thread.state.events.optimizer_steps = 0
 
     def _scaler_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        thread = self._capture.here.thread
+        thread = self._current_thread.state
         self._unscaled(optimizer, stepped=True)
-        if self._capture.installed and not thread.optimizer_steps:
-            part = thread.machine.open_part
-            if part is not None and part.read is not None:
-                self._capture.gradients.optimizer_ends(thread, part, optimizer)
-            thread.machine.optimizer_skipped(perf_counter_ns(), id(optimizer))
+        if self._switch.open and not thread.events.optimizer_steps:
+            segment = thread.step_detector.open_segment
+            if segment is not None and segment.read is not None:
+                self._gradients.optimizer_ends(thread, segment, optimizer)
+            thread.step_detector.optimizer_skipped(perf_counter_ns(), id(optimizer))
 
     def _sharded_imported(self, module: ModuleType) -> None:
         self._undos.callback(self._after_scaling(module.ShardedGradScaler))
 
     def _fsdp_imported(self, module: ModuleType) -> None:
-        clipping_begins = self._capture.guard.guarded(self._clipping_begins)
+        clipping_begins = self._guarded(self._clipping_begins)
         self._undos.callback(torch_internals.before_sharded_clipping(module.FullyShardedDataParallel, clipping_begins))
 
     def _after_scaling(self, scaler: type) -> torch_internals.Undo:
-        guarded = self._capture.guard.guarded
+        guarded = self._guarded
         scaled, unscaled = guarded(self._loss_scaled), guarded(self._optimizer_unscaled)
         updated = guarded(self._scale_updated)
         return torch_internals.after_scaling(scaler, {"scale": scaled, "unscale_": unscaled, "update": updated})
 
     def _loss_scaled(self, scaler: torch.amp.GradScaler, losses: Any, *_: Any) -> None:
         if scaler.is_enabled():
-            self._capture.here.thread.scaling.scaled(scaler, losses)
+            self._current_thread.state.scaling.scaled(scaler, losses)
 
     def _optimizer_unscaled(self, scaler: torch.amp.GradScaler, _: Any, optimizer: torch.optim.Optimizer) -> None:
         if scaler.is_enabled():
             self._unscaled(optimizer, stepped=False)
 
     def _unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
-        capture = self._capture
-        capture.gradients.unscaled(capture.here.thread, optimizer, capture.numbers["step"], stepped=stepped)
+        self._gradients.unscaled(self._current_thread.state, optimizer, self._numbers["step"], stepped=stepped)
 
     def _scale_updated(self, scaler: torch.amp.GradScaler, *_: Any) -> None:
-        self._capture.here.thread.scaling.updated()
+        self._current_thread.state.scaling.updated()
 
     # ---- registration
 
     def _module_registered(self, owner: Module, name: str, child: Module | None) -> None:
         if child is not None:
-            self._capture.paths.registered(owner, name, child)
+            self._registry.registered(owner, name, child)
             self._register(owner, name, "module", new=owner._modules.get(name) is not child)
 
     def _parameter_registered(self, owner: Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         self._register(owner, name, "parameter", new=owner._parameters.get(name) is not parameter)
 
     def _buffer_registered(self, owner: Module, name: str, buffer: torch.Tensor | None) -> None:
-        # A buffer that is assigned in forward fires at every call: only new names count.
+        # A buffer that is assigned in `forward` runs the hook at every call: only new names count.
         self._register(owner, name, "buffer", new=name not in owner._buffers)
 
     def _register(self, owner: Module, name: str, kind: str, *, new: bool) -> None:
-        thread = self._capture.here.thread
-        if new and thread.machine.in_step and len(thread.registrations) < MAX_REGISTRATIONS:
-            path = self._capture.paths.path_below(owner, name)
+        thread = self._current_thread.state
+        if new and thread.step_detector.in_step and len(thread.events.registrations) < MAX_REGISTRATIONS:
+            path = self._registry.path_below(owner, name)
             if path is not None:
-                thread.registrations.append(Registration(perf_counter_ns(), path, kind))
+                thread.events.registrations.append(Registration(perf_counter_ns(), path, kind))

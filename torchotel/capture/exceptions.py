@@ -1,4 +1,4 @@
-"""What a record holds of an exception: its class, its module, and as much of its text as the setting allows."""
+"""Turns exceptions into records: class, module, and as much of the text as the setting allows."""
 
 from collections.abc import Callable
 from itertools import dropwhile
@@ -15,7 +15,7 @@ ExceptionText: TypeAlias = Literal["type", "first_line", "full"]
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WORKER_TRACEBACK = f"\nOriginal {_TRACEBACK}"
-"""Begins what `torch._utils.ExceptionWrapper` adds of another process: its source lines and paths."""
+"""Begins the traceback of another process, with source lines and paths, that `ExceptionWrapper` adds."""
 
 
 class ErrorReader:
@@ -35,11 +35,11 @@ class ErrorReader:
         self._text, self._path_of = text, path_of
 
     def read(self, exception: BaseException | None, module: Module | None = None) -> Error | None:
-        """Describe an exception; None for none, and for the one by which checkpointing ends a recomputation early.
+        """Describe an exception; None for no exception, and for the one that ends a recomputation early.
 
         Args:
-            exception: Being handled, or handled.
-            module: The module whose call it leaves.
+            exception: The exception.
+            module: The module whose call raised.
         """
         if exception is None:
             return None
@@ -49,12 +49,12 @@ class ErrorReader:
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
             message = self._kept(exception)
-        except Exception:  # noqa: BLE001  # the user's own __str__ may raise anything
+        except Exception:  # noqa: BLE001  # `__str__` of the program may raise anything
             message = ""
         return Error(shortened(name), message, self._path(exception, module))
 
     def _path(self, exception: BaseException, module: Module | None) -> str | None:
-        """Find the path of the innermost known module whose call raised: only a detailed step has a span of it."""
+        """Return the path of the innermost known module whose call raised."""
         inside = modules_that_raised(exception.__traceback__)
         for one in reversed(inside if module is None else [module, *inside]):
             path = self._path_of(one)
@@ -73,6 +73,6 @@ class ErrorReader:
 
 
 def _raised(original: str) -> list[str]:
-    """Return the class and the text of a worker's exception: what follows the frames of its last traceback."""
+    """Return the class and the text of a worker's exception, which follow the frames of its last traceback."""
     frames = original.rpartition(_TRACEBACK)[2].rstrip().splitlines()
     return list(dropwhile(lambda line: line[:1] in {" ", ""}, frames))

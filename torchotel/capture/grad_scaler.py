@@ -1,4 +1,4 @@
-"""What `GradScaler`s have scaled on one thread, and which gradients they have brought back to their size."""
+"""Which losses `GradScaler`s have scaled on one thread, and which gradients they have unscaled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchotel.capture.torch_internals import version_of
 
 
 class Scaled:
-    """One call of `scale`: by which scaler."""
+    """One call of `GradScaler.scale`."""
 
     __slots__ = ("scaler",)
 
@@ -23,10 +23,10 @@ class Scaled:
 
 
 class Scaling:
-    """Tell by whose scale the backward that runs makes gradients too large, and which of them are not.
+    """Track whose scale is on the gradients of the backward that runs, and which gradients are unscaled.
 
-    A backward from what `scale` returned is known for certain. One from something made of that, as the share of a
-    batch, counts with the last scaler, as long as its last loss had no backward of its own and `update` none.
+    A backward of a tensor that `scale` returned has that scaler. A backward of a tensor computed from it, such as one
+    share of a batch, has the last scaler, unless that scaler's last loss had its own backward or `update` was called.
     """
 
     def __init__(self) -> None:
@@ -42,35 +42,35 @@ class Scaling:
         return None if self._running is None else self._running.scaler()
 
     def scaled(self, scaler: GradScaler, losses: Any) -> None:
-        """Note what a scaler has made."""
+        """Note the losses that a scaler has scaled."""
         self._last = scaled = Scaled(scaler)
         for loss in losses if isinstance(losses, list | tuple) else [losses]:
             if isinstance(loss, Tensor):
                 self._losses[id(loss)] = weakref.ref(loss, _drop(self._losses, id(loss))), scaled
 
-    def backward_begins(self, roots: Any) -> None:
+    def backward_begins(self, root_calls: Any) -> None:
         """Find out whether an outermost backward begins at a scaled loss."""
         found = None
         if self._losses:
-            for root in roots if isinstance(roots, Sequence) else [roots]:
+            for root in root_calls if isinstance(root_calls, Sequence) else [root_calls]:
                 loss, scaled = self._losses.get(id(root), (None, None))
                 if loss is not None and loss() is root:
                     found = scaled
         self._direct, self._running = found is not None, found or self._last
 
     def backward_ended(self, *, accumulates: bool) -> None:
-        """Forget it."""
+        """End the outermost backward."""
         if accumulates and self._direct and self._running is self._last:
             self._last = None
         self._running = None
 
     def unscaled(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
-        """Note that an optimizer's gradients have their own size.
+        """Note that an optimizer's gradients are unscaled.
 
         Args:
-            optimizer: Which was unscaled.
-            stepped: Whether it has stepped, too. Until then its gradients may be clipped, and nothing adds to them;
-                what changes later is scaled anew.
+            optimizer: The optimizer.
+            stepped: Whether it has stepped, too. Until then its gradients may be clipped, and nothing adds to them; a
+                gradient that changes after the step is scaled again.
         """
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -81,7 +81,7 @@ class Scaling:
                     self._unscaled[key] = weakref.ref(gradient, _drop(self._unscaled, key)), version
 
     def updated(self) -> None:
-        """Note that a scaler begins anew."""
+        """Note a call of `update`: the scaler has a new scale."""
         self._last = None
         for key, (ref, version) in list(self._unscaled.items()):
             gradient = ref()
@@ -89,10 +89,10 @@ class Scaling:
                 self._unscaled[key] = ref, version_of(gradient)
 
     def unscaled_of(self, gradients: Iterable[Tensor]) -> set[int]:
-        """Return the places of those that have their own size."""
+        """Return the positions of the unscaled gradients."""
         if not self._unscaled:
             return set()
-        return {place for place, gradient in enumerate(gradients) if self._has_own_size(gradient)}
+        return {position for position, gradient in enumerate(gradients) if self._has_own_size(gradient)}
 
     def _has_own_size(self, gradient: Tensor) -> bool:
         ref, version = self._unscaled.get(id(gradient), (None, None))

@@ -59,7 +59,7 @@ class GradientReadback:
 
 
 GradientState: TypeAlias = tuple[weakref.ref[Tensor], int | None, GradientReadback, int]
-"""A gradient whose norm was read, its version then, and where its norm is found. Version None: clipped since."""
+"""A gradient whose norm was read, its version then, its norm's readback and position. Version None: clipped since."""
 
 
 class SelectedNorms:
@@ -69,34 +69,34 @@ class SelectedNorms:
         places: The places of those gradients in each reading.
     """
 
-    __slots__ = ("_places",)
+    __slots__ = ("_positions",)
 
-    def __init__(self, places: Mapping[GradientReadback, Collection[int]]) -> None:
-        self._places = places
+    def __init__(self, positions: Mapping[GradientReadback, Collection[int]]) -> None:
+        self._positions = positions
 
     def ready(self) -> bool:
         """Return whether all of them are computed, without waiting; for a training thread."""
-        return all(reading.ready() for reading in self._places)
+        return all(readback.ready() for readback in self._positions)
 
     def wait(self) -> None:
         """Wait until all of them are computed."""
-        for reading in self._places:
-            reading.wait()
+        for readback in self._positions:
+            readback.wait()
 
     def owners(self) -> Iterator[ModuleInfo]:
         """Yield the module of each gradient."""
-        for reading, places in self._places.items():
-            owners = reading.owners()
-            yield from (owners[place] for place in places)
+        for readback, positions in self._positions.items():
+            owners = readback.owners()
+            yield from (owners[position] for position in positions)
 
     def values(self) -> list[tuple[ModuleInfo, float]] | None:
         """Return the module and the norm of each gradient with a known norm; None if a reading is not ready."""
         found = []
-        for reading, places in self._places.items():
-            values, owners = reading.values(), reading.owners()
+        for readback, positions in self._positions.items():
+            values, owners = readback.values(), readback.owners()
             if values is None:
                 return None
-            found += [(owners[place], value) for place in places if (value := values[place]) is not None]
+            found += [(owners[position], value) for position in positions if (value := values[position]) is not None]
         return found
 
 
@@ -107,19 +107,19 @@ NormsByOptimizer: TypeAlias = Mapping[Hashable, SelectedNorms]
 """Norms by the optimizer that got the gradients, and at `AFTER_BACKWARD` those that the last backward left."""
 
 
-def step_norms(parts: Iterable[NormsByOptimizer]) -> GradientNorms | None:
+def step_norms(segments: Iterable[NormsByOptimizer]) -> GradientNorms | None:
     """Return the norms of a step's gradients as its optimizers got them, or the last backward's if none stepped.
 
     Args:
-        parts: The norms of the step's parts, in order. The last step of each optimizer counts. Of a sharded parameter
-            this rank's shard counts, which needs no collective.
+        segments: The norms of the step's segments, in order. The last step of each optimizer counts. Of a sharded
+            parameter this rank's shard counts, which needs no collective.
     """
     last: dict[Hashable, SelectedNorms] = {}
     order: dict[ModuleInfo, None] = {}
-    for part in parts:
-        last.update(part)
-        if AFTER_BACKWARD in part:
-            order.update(dict.fromkeys(part[AFTER_BACKWARD].owners()))
+    for segment in segments:
+        last.update(segment)
+        if AFTER_BACKWARD in segment:
+            order.update(dict.fromkeys(segment[AFTER_BACKWARD].owners()))
     if len(last) > 1:
         last.pop(AFTER_BACKWARD, None)
     modules: dict[ModuleInfo, list[float]] = {owner: [] for owner in order}
@@ -135,35 +135,35 @@ def step_norms(parts: Iterable[NormsByOptimizer]) -> GradientNorms | None:
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
 STEPS_AFTER_LOSS = 8
-"""Steps whose norms are taken after a loss that is not finite."""
+"""Steps whose norms are read after a loss that is not finite."""
 STEPS_BETWEEN_LOOKS = 64
-"""Steps after which that happens again at the earliest: a loss may stay NaN for the rest of a run."""
+"""Steps before that happens again: a loss may stay NaN for the rest of a run."""
 
 
 class Gradients:
-    """Decide where norms are taken, and take them.
+    """Decide on which steps gradient norms are read, and read them.
 
     Args:
-        paths: Names of modules.
-        warn: Called with what the user is to know.
-        setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False. But for False, norms are
-            also taken on some steps after a loss that is not finite.
+        registry: The modules' states and names.
+        warn: Logs a warning once.
+        setting: "auto" (on detailed steps), True (on every step), n for every n-th, or False. Unless it is False, norms
+            are also read on some steps after a loss that is not finite.
     """
 
-    def __init__(self, paths: ModuleRegistry, warn: Warn, *, setting: str | bool | int) -> None:
-        self._paths, self._warn = paths, warn
+    def __init__(self, registry: ModuleRegistry, warn: Warn, *, setting: str | bool | int) -> None:
+        self._registry, self._warn = registry, warn
         self._every = 0 if setting == "auto" else int(setting)
         self._with_detail = setting == "auto"
         self.beyond_detail = self._every > 0
-        """Whether norms may be taken on steps without detail."""
+        """Whether norms may be read on steps without detail."""
         self._after_loss, self._next_look = range(0), 0
         self.guard = Guard("gradient norms", off=self._off)
 
     def note_bad_loss(self, number: int) -> None:
-        """Take the norms of the next steps, since a loss was not finite: they tell which layers are not, either.
+        """Read the norms of the next steps after a loss that is not finite: they show which layers are not finite.
 
         Args:
-            number: Of the next step.
+            number: The number of the next step.
         """
         if (self._with_detail or self._every) and number >= self._next_look:
             self._after_loss = range(number, number + STEPS_AFTER_LOSS)
@@ -171,21 +171,21 @@ class Gradients:
             self.beyond_detail = True
 
     def backward_ended(self, thread: ThreadState, number: int) -> None:
-        """Take the norms that the thread's outermost backward has left, where they are wanted.
+        """Read the norms after the thread's outermost backward, if the step's norms are wanted.
 
         Args:
             thread: The calling thread's state.
-            number: How many steps were handed over before.
+            number: How many steps were recorded before.
         """
         if not self._can_read(thread, number):
             return
         scaler = thread.scaling.scaler
         try:
-            found = self.take(_models_of(thread), thread.scaling, scaler)
-            part = thread.machine.parts[-1]
-            part.read, thread.read_in_closure = found, bool(thread.machine.stepping)
-            part.gradients = {**part.gradients, AFTER_BACKWARD: _selected(found.values())}
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+            found = self.read(_models_of(thread), thread.scaling, scaler)
+            segment = thread.step_detector.segments[-1]
+            segment.read, thread.read_in_closure = found, bool(thread.step_detector.stepping)
+            segment.gradients = {**segment.gradients, AFTER_BACKWARD: _selected(found.values())}
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's backward
             self.guard.fault()
 
     def clipping_begins(self, thread: ThreadState, gradients: Sequence[Tensor], number: int) -> None:
@@ -194,7 +194,7 @@ class Gradients:
         Args:
             thread: The calling thread's state.
             gradients: Those that are about to be clipped.
-            number: How many steps were handed over before.
+            number: How many steps were recorded before.
         """
         if not self._can_read(thread, number):
             return
@@ -203,47 +203,47 @@ class Gradients:
                 read = self._read_changed(thread, gradients)
             for key in map(id, gradients):
                 if key in read:
-                    gradient, _, reading, place = read[key]
-                    read[key] = gradient, None, reading, place
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's clipping
+                    gradient, _, readback, position = read[key]
+                    read[key] = gradient, None, readback, position
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's clipping
             self.guard.fault()
 
     def optimizer_begins(
-        self, thread: ThreadState, part: StepSegment, optimizer: Optimizer, number: int, *, closure: bool
+        self, thread: ThreadState, segment: StepSegment, optimizer: Optimizer, number: int, *, closure: bool
     ) -> None:
-        """Take the norms of the gradients that an optimizer gets, again for those that changed since their backward.
+        """Read the norms of an optimizer's gradients, again for those that changed since their backward.
 
         Args:
             thread: The calling thread's state.
-            part: The part that the optimizer's step belongs to.
-            optimizer: Which begins its step.
-            number: How many steps were handed over before.
+            segment: The segment that the optimizer's step belongs to.
+            optimizer: The optimizer that begins its step.
+            number: How many steps were recorded before.
             closure: Whether it got a closure, which most likely runs the backward.
         """
         thread.read_in_closure = False
-        if thread.in_backward or (closure and part.read is None) or not self._can_read(thread, number):
+        if thread.events.in_backward or (closure and segment.read is None) or not self._can_read(thread, number):
             return
         try:
             with without_torch_function():
                 gradients = _gradients_of_optimizer(optimizer)
                 scale = getattr(optimizer, "grad_scale", None)  # a fused step divides by it
                 read = self._read_changed(thread, gradients, scale if isinstance(scale, Tensor) else None)
-            self._note_optimizer(part, optimizer, gradients, read)
+            self._note_optimizer(segment, optimizer, gradients, read)
         except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
             self.guard.fault()
 
-    def optimizer_ends(self, thread: ThreadState, part: StepSegment, optimizer: Optimizer) -> None:
-        """Take the norms that the last backward left: it ran in the optimizer's step, or a scaler skipped the step."""
+    def optimizer_ends(self, thread: ThreadState, segment: StepSegment, optimizer: Optimizer) -> None:
+        """Use the norms after the last backward: it ran in the optimizer's step, or a scaler skipped the step."""
         thread.read_in_closure = False
         try:
             with without_torch_function():
                 gradients = _gradients_of_optimizer(optimizer)
-            self._note_optimizer(part, optimizer, gradients, _read_of(thread))
+            self._note_optimizer(segment, optimizer, gradients, _read_of(thread))
         except Exception:  # noqa: BLE001  # an optimizer of the user's may have other groups
             self.guard.fault()
 
     def unscaled(self, thread: ThreadState, optimizer: Optimizer, number: int, *, stepped: bool) -> None:
-        """Note that a scaler has brought an optimizer's gradients back, where norms may be taken beside them."""
+        """Note that a scaler has unscaled an optimizer's gradients, on steps whose norms are read."""
         try:
             if self._wanted_now(thread, number):
                 thread.scaling.unscaled(optimizer, stepped=stepped)
@@ -253,17 +253,17 @@ class Gradients:
     def _can_read(self, thread: ThreadState, number: int) -> bool:
         if not self._wanted_now(thread, number):
             return False
-        return not (thread.in_forward or is_compiling() or graph_task() != -1)
+        return not (thread.root.in_forward or is_compiling() or graph_task() != -1)
 
     def _wanted_now(self, thread: ThreadState, number: int) -> bool:
-        part = thread.machine.open_part
-        if part is None:
+        segment = thread.step_detector.open_segment
+        if segment is None:
             return False
-        if self._with_detail and part.detailed:
+        if self._with_detail and segment.detailed:
             return True
         if not self.beyond_detail:
             return False
-        step = number + part.ahead
+        step = number + segment.ahead
         if step >= self._after_loss.stop:
             self.beyond_detail = self._every > 0
         return step in self._after_loss or (self._every > 0 and step % self._every == 0)
@@ -278,46 +278,46 @@ class Gradients:
         Args:
             thread: The calling thread's state.
             gradients: Those to look at.
-            scale: By which the optimizer will divide them.
+            scale: The factor by which the optimizer will divide them.
         """
         read = _read_of(thread)
         changed = _changed(gradients, read)
         if changed:
-            read.update(self.take(_models_of(thread), None, scale, changed))
-            thread.machine.parts[-1].read = read
+            read.update(self.read(_models_of(thread), None, scale, changed))
+            thread.step_detector.segments[-1].read = read
         return read
 
     @staticmethod
     def _note_optimizer(
-        part: StepSegment, optimizer: Optimizer, gradients: Sequence[Tensor], read: dict[int, GradientState]
+        segment: StepSegment, optimizer: Optimizer, gradients: Sequence[Tensor], read: dict[int, GradientState]
     ) -> None:
         states = [state for gradient in gradients if (state := read.get(id(gradient))) is not None]
         if states:
-            part.gradients = {**part.gradients, id(optimizer): _selected(states)}
+            segment.gradients = {**segment.gradients, id(optimizer): _selected(states)}
 
-    def take(
+    def read(
         self,
         models: Iterable[Module],
         scaling: Scaling | None = None,
         scale: Scale | None = None,
         wanted: Collection[int] | None = None,
     ) -> dict[int, GradientState]:
-        """Take the norms of all gradients that the models' parameters have; by `id()` of the gradient.
+        """Read the norms of all gradients of the models' parameters; return them by the gradient's `id()`.
 
-        A parameter that several modules hold is the first one's. One that is frozen got no gradient. A gradient whose
-        norm can't be known is left out, which is warned of once: the total is over the others.
+        A shared parameter counts for the first module that holds it. A gradient whose norm can't be known is left out
+        of the total, which logs a warning once.
 
         Args:
-            models: Parts of models count as the whole.
-            scaling: Which of them are unscaled already.
-            scale: By which the others are too large.
+            models: For a part of a model, the whole model is read.
+            scaling: Tells which gradients are unscaled already.
+            scale: The factor on the others.
             wanted: The `id()`s of gradients; None: all.
         """
         owners: list[ModuleInfo] = []
         gradients: list[Tensor] = []
         seen: set[int] = set()
         with without_torch_function():
-            for root in {id(top): top for top in map(self._paths.topmost, models)}.values():
+            for root in {id(top): top for top in map(self._registry.topmost, models)}.values():
                 for module in modules_of(root):
                     if module._parameters and (own := _gradients_of(module, seen, wanted)):
                         gradients += own
@@ -327,18 +327,18 @@ class Gradients:
             unscaled = scaling.unscaled_of(gradients) if scaling is not None and scale is not None else ()
             norms = norms_async(gradients, scale, unscaled)
             if norms is not None and norms.left_out:
-                place = norms.left_out[0]
-                self._warn(LEFT_OUT, owners[place], _kind(gradients[place]))
-            reading = GradientReadback(owners, norms)
+                position = norms.left_out[0]
+                self._warn(LEFT_OUT, owners[position], _kind(gradients[position]))
+            readback = GradientReadback(owners, norms)
             references, versions = map(weakref.ref, gradients), map(version_of, gradients)
-            states = zip(references, versions, repeat(reading), count(), strict=False)
+            states = zip(references, versions, repeat(readback), count(), strict=False)
             return dict(zip(map(id, gradients), states, strict=True))
 
     def _info(self, module: Module, root: Module) -> ModuleInfo:
-        state = self._paths.states.get(id(module))
+        state = self._registry.states.get(id(module))
         if state is None or not state.in_place(module):
-            self._paths.learn(root)
-            state = self._paths.states[id(module)]
+            self._registry.register_model(root)
+            state = self._registry.states[id(module)]
         return info_of(state, module)
 
     def _off(self) -> None:
@@ -351,14 +351,14 @@ def _kind(tensor: Tensor) -> str:
 
 def _models_of(thread: ThreadState) -> list[Module]:
     """Return the living models of the step that is open."""
-    parts = thread.machine.parts
-    models = {key: model for part in parts for key, ref in part.models.items() if (model := ref()) is not None}
+    segments = thread.step_detector.segments
+    models = {key: model for segment in segments for key, ref in segment.models.items() if (model := ref()) is not None}
     return [*models.values()]
 
 
 def _read_of(thread: ThreadState) -> dict[int, GradientState]:
     """Return how the gradients of the open step were when they were last read."""
-    return next((part.read for part in reversed(thread.machine.parts) if part.read is not None), {})
+    return next((segment.read for segment in reversed(thread.step_detector.segments) if segment.read is not None), {})
 
 
 def _changed(gradients: Sequence[Tensor], read: Mapping[int, GradientState]) -> set[int]:
@@ -372,10 +372,10 @@ def _changed(gradients: Sequence[Tensor], read: Mapping[int, GradientState]) -> 
 
 
 def _selected(states: Iterable[GradientState]) -> SelectedNorms:
-    places: defaultdict[GradientReadback, list[int]] = defaultdict(list)
-    for _, _, reading, place in states:
-        places[reading].append(place)
-    return SelectedNorms(places)
+    positions: defaultdict[GradientReadback, list[int]] = defaultdict(list)
+    for _, _, readback, position in states:
+        positions[readback].append(position)
+    return SelectedNorms(positions)
 
 
 def _gradients_of_optimizer(optimizer: Optimizer) -> list[Tensor]:
@@ -396,7 +396,7 @@ def _gradients_of(module: Module, seen: set[int], wanted: Collection[int] | None
         if parameter is None or id(parameter) in seen:
             continue
         seen.add(id(parameter))
-        # What stands in a parameter's place while a function of it is differentiated may be no leaf.
+        # Inside `torch.func` a parameter may be replaced by a tensor that is no leaf.
         gradient = parameter.grad if parameter.requires_grad and parameter.is_leaf else None
         if gradient is not None and (wanted is None or id(gradient) in wanted):
             found.append(gradient)

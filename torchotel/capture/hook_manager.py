@@ -1,8 +1,8 @@
-"""Which hooks are in: all of them on detailed steps, otherwise one that takes itself out at its first call.
+"""Installs the global module hooks on detailed steps, and a one-shot pre-hook between them.
 
-Even a hook that returns at once costs 6 to 8 µs a call in a real model, so between detailed steps there is none on the
-inner calls. Then a one-shot pre-hook sees the start of the next outermost forward, and one hook on that module, for
-that call only, its end.
+Even a hook that returns at once costs 6 to 8 µs a call in a real model, so between detailed steps inner calls run no
+hook. A one-shot pre-hook then sees the start of the next root call, and a hook on that module, for that call only, its
+end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,7 +20,6 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from torchotel.capture.thread_state import ThreadState
 from torchotel.capture.torch_internals import (
     ENDS_ARE_SEEN,
     forget_end,
@@ -30,40 +29,47 @@ from torchotel.capture.torch_internals import (
     see_end,
 )
 
+if TYPE_CHECKING:
+    from torchotel.capture.thread_state import ThreadState
+
 Hook = Callable[..., None]
 
 UNHOOKED = (nn.TransformerEncoderLayer, torch.jit.ScriptModule)
-"""The fused path of the one looks for hooks on modules, and numbers would change; the other takes none."""
+"""Modules that get no hook: `TransformerEncoderLayer` would leave its fused path, a scripted module takes no hook."""
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 class ExitHook(partial[None]):
-    """A hook that copying and pickling turn into one that does nothing.
+    """A hook that does nothing after it was copied or unpickled.
 
-    A model is often saved where an interrupt of its forward is caught, and then the hook of that call is on it still.
+    Programs save a model when they catch an interrupt of its forward; the hook of that call is then still on it.
     """
 
     def __reduce__(self) -> Any:
-        return getattr, (nullcontext(), "__exit__")  # takes any three arguments, returns None, and is not ours
+        return getattr, (nullcontext(), "__exit__")  # takes three arguments, returns None, and needs no torchotel
 
 
 class PreHook:
-    """One place among torch's global pre-hooks, where one of several hooks is in or none.
+    """One entry among PyTorch's global forward pre-hooks, which holds one of several hooks or none.
 
-    In one place, since a call that begins on another thread takes all hooks of that moment along: never two of ours.
-    Torch is asked once to register it; then it is put where torch has put it, for a third of the price. Where that is
-    not known it is registered anew each time, and a call may take both along.
+    PyTorch snapshots the hook dictionary for each call, so two of these hooks must never be registered at once. The
+    first hook is registered through PyTorch. Later ones replace it in PyTorch's dictionary, which takes a third of the
+    time. If that dictionary is not found, each hook is registered anew, and a call on another thread may run both.
     """
 
     def __init__(self) -> None:
         self._id = -1
         self._hooks: dict[int, Hook] = {}
         self._remove: Callable[[], None] | None = None
-        """Takes it out where it is not known where torch has put it."""
+        """Removes the hook if PyTorch's dictionary is not known."""
         self.hook: Hook | None = None
-        """Which one is in; asked after every event."""
+        """The installed hook; compared after every event."""
 
-    def put(self, hook: Hook) -> None:
-        """Put it in, in the place of what is there."""
+    def install(self, hook: Hook) -> None:
+        """Install a hook in place of the installed one."""
         if self.hook is hook:
             return
         if self._id >= 0:
@@ -72,8 +78,8 @@ class PreHook:
             self._register(hook)
         self.hook = hook
 
-    def take(self) -> None:
-        """Take out what is in."""
+    def remove(self) -> None:
+        """Remove the installed hook."""
         self.hook = None
         self._hooks.pop(self._id, None)
         if self._remove is not None:
@@ -86,49 +92,62 @@ class PreHook:
         if hooks is not None:
             self._id, self._hooks = handle.id, hooks
             return
-        if self._remove is not None:  # after the other is in: a thread may begin a forward in between
+        if self._remove is not None:  # after the new hook is in: another thread may begin a forward in between
             self._remove()
         self._remove = handle.remove
 
 
+class ExitWatch:
+    """The root call of one thread whose end is seen by a hook on its module."""
+
+    __slots__ = ("call", "module")
+
+    def __init__(self) -> None:
+        self.module: weakref.ref[Module] | None = None
+        """None: no hook is on a module for this thread."""
+        self.call: int | None = None
+        """Identifies the call: the module may call itself."""
+
+
 class ModuleHooks:
-    """Put the global module hooks in and take them out.
+    """Install and remove the global module hooks."""
 
-    Args:
-        before: Runs before every module call of a detailed step.
-        after: Runs after it.
-        first: Runs once before the next module call, otherwise.
-        left: Runs after that call.
-    """
-
-    def __init__(self, before: Hook, after: Hook, first: Hook, left: Hook) -> None:
-        self._before, self._after, self._first = before, after, first
+    def __init__(self) -> None:
+        self._before = self._after = self._root_start = _nothing
         self._pre_hook = PreHook()
         self._after_handle: RemovableHandle | None = None
-        self._exit, self._exit_id = ExitHook(left), new_hook_id()
+        self._exit, self._exit_id = ExitHook(_nothing), new_hook_id()
         self._detailed: set[ThreadState] = set()  # threads whose step is recorded in detail
         self._wanted = self._armed = self._installed = False
         self._suspended = 0
         self.renew_lock()
 
     def renew_lock(self) -> None:
-        """Forget who held the lock: in a forked child it may be a thread that is not there."""
-        # Reentrant: a signal's handler may run in the midst of it and shut everything down.
+        """Replace the lock in a forked child: a thread of the parent may have held it."""
+        # Reentrant: a signal handler may shut everything down while the lock is held.
         self._lock = threading.RLock()
 
-    def install(self) -> None:
-        """Begin, by waiting for the next outermost forward."""
+    def install(self, before: Hook, after: Hook, root_start: Hook, root_end: Hook) -> None:
+        """Install the one-shot pre-hook for the next root call.
+
+        Args:
+            before: Runs before every module call of a detailed step.
+            after: Runs after every module call of a detailed step.
+            root_start: Runs before the next root call of other steps.
+            root_end: Runs after that root call.
+        """
+        self._before, self._after, self._root_start, self._exit = before, after, root_start, ExitHook(root_end)
         self._installed = True
-        self._suspended = 0  # the end of a compilation in which we were taken out is never told
+        self._suspended = 0  # a compilation that ran during `remove` calls no `resume`
         self.arm()
 
     @property
     def all_in(self) -> bool:
-        """Whether every module call is seen."""
+        """Whether the hooks of every module call are installed."""
         return self._after_handle is not None
 
-    def want(self, thread: ThreadState, *, detailed: bool) -> bool:
-        """Say whether the thread's calls are to be seen; return whether they are."""
+    def set_detailed(self, thread: ThreadState, *, detailed: bool) -> bool:
+        """Set whether the thread's calls are recorded in detail; return whether all calls are seen."""
         if not (detailed or self._detailed or self._wanted):
             return False  # most calls
         if detailed:
@@ -140,96 +159,97 @@ class ModuleHooks:
         return self.all_in
 
     def release(self, thread: ThreadState) -> None:
-        """Note that no more calls of the thread are to be seen: the hooks go at the next outermost call of any thread.
+        """Stop recording the thread's calls in detail; the hooks are removed at the next root call of any thread.
 
-        Not now: where a call raised, on this thread or another, PyTorch reads them, and they must not change then.
+        They are not removed at once: after a call that raised, on any thread, PyTorch iterates over them.
         """
         self._detailed.discard(thread)
 
-    def forget(self, thread: ThreadState) -> None:
-        """Take note that the thread has ended."""
+    def remove_thread(self, thread: ThreadState) -> None:
+        """Forget a thread that has ended."""
         self._detailed.discard(thread)
         self._wanted = len(self._detailed) > 0
         self._apply()
 
     def arm(self) -> None:
-        """Wait for the next outermost forward."""
+        """Install the one-shot pre-hook, unless the hooks of every call are installed."""
         self._armed = True
-        if self._pre_hook.hook is not self._first:  # after most events it is
+        if self._pre_hook.hook is not self._root_start:  # after most events it is
             self._apply()
 
     def disarm(self) -> None:
-        """Stop waiting: it has come."""
+        """Remove the one-shot pre-hook: the root call has begun."""
         with self._lock:
             self._armed = False
-            if self._pre_hook.hook is self._first:
-                self._pre_hook.take()
+            if self._pre_hook.hook is self._root_start:
+                self._pre_hook.remove()
 
     def suspend(self) -> None:
-        """Take all hooks out while Dynamo compiles or export traces, so that no guard is made of them."""
+        """Remove all hooks while Dynamo compiles or export traces, so that Dynamo makes no guards for them."""
         with self._lock:  # regions of several threads begin and end at once
             self._suspended += 1
             self._apply()
 
     def resume(self) -> None:
-        """Put back what was in."""
+        """Install the hooks that `suspend` removed."""
         with self._lock:
             self._suspended = max(0, self._suspended - 1)
             self._apply()
 
     def remove(self) -> None:
-        """Take all hooks out; what is still running cannot put them back."""
+        """Remove all hooks, until the next `install`."""
         self._installed = False
         self._detailed.clear()
         self._wanted = self._armed = False
         self._apply()
 
-    def watch_exit(self, thread: ThreadState, module: Module, *, alone: bool = False) -> bool:
-        """See the end of this one call of the outermost module; False where it must not have a hook.
+    def watch_exit(self, thread: ThreadState, module: Module, call: int | None, *, alone: bool = False) -> bool:
+        """Put a hook on the module of a root call to see the call's end; return False for a module that takes no hook.
 
         Args:
-            thread: The calling one.
-            module: The outermost one.
-            alone: Whether no other thread forwards: nothing is waited for until the end, as after `disarm`.
+            thread: The calling thread's state.
+            module: The module of the root call.
+            call: Identifies the call.
+            alone: Whether no other thread runs forwards: the one-shot pre-hook is removed, as by `disarm`.
         """
         if not ENDS_ARE_SEEN or isinstance(module, UNHOOKED):
             return False
         with self._lock:
             if alone:
                 self._armed = False
-                if self._pre_hook.hook is self._first:
-                    self._pre_hook.take()
-            thread.hooked = weakref.ref(module)
+                if self._pre_hook.hook is self._root_start:
+                    self._pre_hook.remove()
+            thread.exit_watch.module, thread.exit_watch.call = weakref.ref(module), call
             see_end(module, self._exit_id, self._exit)
         return True
 
     def unwatch_exit(self, thread: ThreadState, threads: Iterable[ThreadState]) -> None:
-        """Take that hook off, unless one of the threads is inside a call of the same module.
+        """Remove that hook, unless one of the threads is inside a call of the same module.
 
-        It is one for all of them: where a call raised PyTorch reads the module's hooks, and they must not change then.
+        All threads share the hook: if a call of the module raised, PyTorch iterates over the module's hooks.
         """
         with self._lock:
-            hooked, thread.hooked = thread.hooked, None
-            module = None if hooked is None else hooked()
+            watched_root, thread.exit_watch.module = thread.exit_watch.module, None
+            module = None if watched_root is None else watched_root()
             if module is None:
                 return
             for other in threads:
-                if other.hooked is not None and other.hooked() is module:
+                if other.exit_watch.module is not None and other.exit_watch.module() is module:
                     return
             forget_end(module, self._exit_id)
 
     def _apply(self) -> None:
-        with self._lock:  # of two threads that find no hooks in, one puts them there
+        with self._lock:  # two threads may find no hooks installed
             free = self._installed and not self._suspended
             all_in = self._wanted and free
             if all_in and self._after_handle is None:
                 self._after_handle = register_module_forward_hook(self._after, with_kwargs=True, always_call=True)
             if all_in:
-                self._pre_hook.put(self._before)
+                self._pre_hook.install(self._before)
             elif self._armed and free:
-                self._pre_hook.put(self._first)
+                self._pre_hook.install(self._root_start)
             else:
-                self._pre_hook.take()
+                self._pre_hook.remove()
             handle = self._after_handle
             if not all_in and handle is not None:
                 self._after_handle = None

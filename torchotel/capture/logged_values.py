@@ -23,12 +23,10 @@ FRACTIONS, COUNTS, NUMBERS = frozenset(LOGGED_GAUGES), frozenset(LOGGED_COUNTS),
 
 
 class Logged:
-    """The values of one step, in the order that they came: the last of a name counts, and counts add up.
+    """The values of one step: the last value of a name is used, and counts are added up.
 
-    What a framework offers holds where the user has logged nothing of that name.
-
-    A loss that is not finite counts before the last: the batch whose update a program leaves out for it is of one step
-    with those that follow.
+    A framework's value is used if the user has logged none of that name. A loss that is not finite has precedence over
+    later ones, because a program that skips the update for such a batch continues the same step.
     """
 
     __slots__ = ("_counts", "_last", "_losses", "_offered", "_reads", "closed")
@@ -36,16 +34,16 @@ class Logged:
     def __init__(self) -> None:
         self._last: dict[str, LogValue | AsyncReadback] = {}
         self._losses: list[LogValue | AsyncReadback] = []
-        """The last, after those that have not come yet; none after one that is not finite."""
+        """Losses that are not read yet, then the last one; none after a loss that is not finite."""
         self._counts: dict[str, list[LogValue | AsyncReadback]] = {}
         self._offered: Logged | None = None
         self._reads = False
-        """Some of it is read later."""
+        """Whether some values are read later."""
         self.closed = False
-        """The step has been handed over: nothing is taken in any more, and what comes now is late."""
+        """Whether the step was handed over: later values are recorded as late."""
 
     def add(self, values: Mapping[str, LogValue | AsyncReadback]) -> None:
-        """Take in what was logged."""
+        """Add logged values."""
         for name, value in values.items():
             if isinstance(value, AsyncReadback):
                 self._reads = True
@@ -62,18 +60,18 @@ class Logged:
                 before.append(value)
 
     def offer(self, values: Mapping[str, LogValue | AsyncReadback]) -> None:
-        """Take in what a framework knows; not what adds up, since it may be a total."""
+        """Add a framework's values, except counts, which may be totals."""
         self._offered, self._reads = self._offered or Logged(), True
         self._offered.add({name: value for name, value in values.items() if name not in COUNTS})
 
     def learning_rate(self, rate: LogValue | AsyncReadback) -> None:
-        """Take in the optimizers', which holds where none was logged."""
+        """Add the optimizer's learning rate, which is used if none was logged."""
         self._last.setdefault("lr", rate)
         if isinstance(rate, AsyncReadback):
             self._reads = True
 
     def merge(self, later: Logged) -> None:
-        """Take in what a later part of the same step has logged."""
+        """Add the values of a later segment of the same step."""
         self._last.update(later._last)
         if later._reads:
             self._reads = True
@@ -94,20 +92,20 @@ class Logged:
         return self._offered is not None and self._offered.loss_is_bad()
 
     def ready(self) -> bool:
-        """Tell whether all that was logged can be read."""
-        return not self._reads or all(reading.ready() for reading in self._readings())
+        """Return whether all values can be read."""
+        return not self._reads or all(readback.ready() for readback in self._readbacks())
 
     def wait(self) -> None:
-        """Wait until it can."""
-        for reading in self._readings():
-            reading.wait()
+        """Wait until all values can be read."""
+        for readback in self._readbacks():
+            readback.wait()
 
     def values(self) -> dict[str, LogValue]:
-        """Return what has come; to be asked when it is closed."""
+        """Return the values that are ready; for closed objects."""
         values: dict[str, LogValue] = {} if self._offered is None else self._offered.values()
         if self._losses and (loss := _worst(self._losses)) is not None:
             values[LOSS] = loss
-        for name, value in list(self._last.items()):  # another thread may be about to add one
+        for name, value in list(self._last.items()):  # another thread may add a value meanwhile
             if (come := _come(name, value)) is not None:
                 values[name] = come
         for name, counts in list(self._counts.items()):
@@ -124,17 +122,17 @@ class Logged:
                 self._losses.pop()
             self._losses.append(value)
 
-    def _readings(self) -> list[AsyncReadback]:
+    def _readbacks(self) -> list[AsyncReadback]:
         values = [*self._last.values(), *self._losses]
         for counts in self._counts.values():
             values += counts
         if self._offered is not None:
-            values += self._offered._readings()
+            values += self._offered._readbacks()
         return [value for value in values if isinstance(value, AsyncReadback)]
 
 
 def _come(name: str, value: LogValue | AsyncReadback) -> LogValue | None:
-    """Return a value, read by now; None where it has not come, or is none of its kind."""
+    """Return a value; None if it is not ready or has the wrong type."""
     if not isinstance(value, AsyncReadback):
         return value
     numbers = value.values()
@@ -147,7 +145,7 @@ def _sum(name: str, values: Sequence[LogValue | AsyncReadback]) -> float | None:
 
 
 def _worst(losses: Sequence[LogValue | AsyncReadback]) -> float | None:
-    """Return the first that is not finite, else the last."""
+    """Return the first loss that is not finite, else the last one."""
     come = [loss for value in losses if (loss := _come_loss(value)) is not None]
     return next((loss for loss in come if not isfinite(loss)), come[-1] if come else None)
 
@@ -158,7 +156,7 @@ def _come_loss(value: LogValue | AsyncReadback) -> float | None:
 
 
 class LogReader:
-    """Check what the user logs; what can't be taken is warned of once a name, and the program goes on."""
+    """Check logged values; a value of a wrong type logs a warning once a name."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -166,7 +164,7 @@ class LogReader:
         self._warn = Warn()
 
     def read(self, given: Mapping[str, object], *, offered: bool = False) -> dict[str, LogValue | AsyncReadback]:
-        """Return what can be taken of the given values.
+        """Return the valid ones of the given values.
 
         Args:
             given: Values by name.
@@ -203,14 +201,14 @@ def _say_nothing(name: str, message: str) -> None:
 
 def _read(name: str, value: Any) -> LogValue | AsyncReadback | None:
     if isinstance(value, Tensor):
-        with without_torch_function():  # a mode of the user's would be called for each property that we read
+        with without_torch_function():  # a mode would be called for each property that is read
             return read_async([value]) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str):
         return None if name in NUMBERS else value[:MAX_LOG_TEXT]
     try:
-        item: Callable[[], Any] | None = getattr(value, "item", None)  # numbers of NumPy and its like
+        item: Callable[[], Any] | None = getattr(value, "item", None)  # NumPy scalars and the like
         return _number(name, item() if item is not None and getattr(value, "size", 0) == 1 else value)
-    except Exception:  # noqa: BLE001  # an object of the user's may raise anything
+    except Exception:  # noqa: BLE001  # an object of the program may raise anything
         return None
 
 
@@ -225,7 +223,7 @@ def _number(name: str, value: object) -> LogValue | None:
         return value if value % 1 else int(value)
     if name == EPOCH:
         return int(value) if isfinite(value) else None
-    return value if isinstance(value, bool | float) else int(value)  # an enum's member is its number
+    return value if isinstance(value, bool | float) else int(value)  # a member of an IntEnum
 
 
 def _takes(name: str) -> str:
@@ -248,7 +246,7 @@ MAX_REST = 100
 class LeadingOptimizer:
     """The optimizer of a thread whose learning rate is the step's, so that one series never mixes two optimizers.
 
-    The first optimizer that steps leads. Another one leads once that is gone, or has not stepped for `MAX_REST` steps.
+    The first optimizer that steps leads. Another leads if that one was deleted or did not step for `MAX_REST` steps.
     """
 
     __slots__ = ("_optimizer", "_step")
@@ -258,7 +256,7 @@ class LeadingOptimizer:
         self._step = 0
 
     def steps(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
-        """Take in that an optimizer steps in the step of a number; return whether it leads."""
+        """Note that an optimizer steps in a step; return whether it leads."""
         leading = self._optimizer and self._optimizer()
         if leading is not optimizer:
             if leading is not None and step - self._step <= MAX_REST:
@@ -269,7 +267,7 @@ class LeadingOptimizer:
 
 
 class LearningRates:
-    """Ask optimizers; what one of the user's raises is counted here."""
+    """Read learning rates of optimizers; an error counts as a fault of this part."""
 
     def __init__(self) -> None:
         self.guard = Guard("learning rates")
@@ -282,7 +280,7 @@ class LearningRates:
             if self.guard.is_off or not leading.steps(optimizer, step):
                 return None
             return learning_rate(optimizer)
-        except Exception:  # noqa: BLE001  # the step goes on without it
+        except Exception:  # noqa: BLE001  # the step is recorded without it
             self.guard.fault()
             return None
 
@@ -290,7 +288,7 @@ class LearningRates:
 def learning_rate(optimizer: torch.optim.Optimizer) -> float | AsyncReadback | None:
     """Return the learning rate of an optimizer's first parameter group; None for one that has none."""
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-    if type(rate) is float:  # most are
+    if type(rate) is float:  # the common case
         return rate
     if isinstance(rate, torch.Tensor):
         return read_async([rate]) if rate.numel() == 1 else None

@@ -1,7 +1,7 @@
-"""The global module hooks: every call of every module, while a step is recorded in detail.
+"""Records of module calls.
 
-These hooks run for each module call of the user's program. They keep no tensor, return nothing, never raise,
-and do nothing but take a time, compare what the call looked like with the module's last one, and append a record.
+The recorder runs for each module call of a step that is recorded in detail. It keeps no tensor. It compares what the
+call looked like with the module's last call, and appends a record to the thread's state.
 """
 
 from __future__ import annotations
@@ -9,36 +9,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
-from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots
+from torchotel._records import NO_CLOCK, NO_SLOTS, CallNote, Error, ModuleCall, Slots, SpanReference
 from torchotel.capture.call_signatures import CallSignatures, tensors_in
+from torchotel.capture.cuda import Mark
 from torchotel.capture.module_registry import ModuleRegistry, ModuleState
 from torchotel.capture.torch_internals import (
-    COMPILING,
     calls_in_progress,
-    compiler_flags,
-    runs_plainly,
     sequence_number,
-    torch_function_modes,
     without_torch_function,
 )
 
 if TYPE_CHECKING:
     from torchotel._records import CallSignature
-    from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.autograd_hooks import BackwardTimestamps
+    from torchotel.capture.cuda import DeviceLog, DeviceMarks
     from torchotel.capture.exceptions import ErrorReader
-    from torchotel.capture.thread_state import CurrentThread, Frame, ThreadState
+    from torchotel.capture.step_segment import StepSegment
 
 
 INTERRUPTED = CallNote(estimated="end")
 RECOMPUTED = CallNote(recompute=True)
-MAX_CALLERS = 64
 
 Note = TypeVar("Note", CallNote, CallNote | None)
 
@@ -47,142 +43,145 @@ _is_grad_enabled = torch.is_grad_enabled
 _next_number = sequence_number or (lambda: 0)
 
 
-class ModuleCallRecorder:
-    """Turn the pre- and post-hook of module calls into records on the thread's state.
+Frame: TypeAlias = tuple[Module, int, int, Mark | None]
+"""An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
+
+
+class CallStack:
+    """The open calls of one thread, and the records of those that have ended since the last segment.
 
     Args:
-        paths: Names of modules.
-        sites: What calls look like.
+        backward: Hooks the nodes of calls.
+        device_log: The calls' times on devices.
+    """
+
+    __slots__ = ("backward", "device", "device_log", "frames", "note", "records", "reserved_ids", "unordered")
+
+    def __init__(self, backward: BackwardTimestamps, device_log: DeviceLog) -> None:
+        self.frames: list[Frame] = []
+        self.records: list[ModuleCall] = []
+        self.backward, self.device_log = backward, device_log
+        self.unordered = False
+        """Nodes of the root call that runs need not run in the order of their numbers."""
+        self.device: str | None = None
+        self.note: CallNote | None = None
+        """The note of the calls inside a root call that is a recomputation."""
+        self.reserved_ids: dict[int, SpanReference] = {}
+        """Ids that were fixed for open calls, by the `id()` of their frame."""
+
+    def begin_inside(self, other: CallStack | None, *, recomputes: bool) -> None:
+        """Begin a root call inside another thread's backward or forward, or inside a backward of this thread.
+
+        Numbers of nodes are each thread's own, and those of a recomputation are not in order either.
+
+        Args:
+            other: The calls of that thread; None for this thread's own or an unknown one.
+            recomputes: Whether the root call is a recomputation.
+        """
+        self.unordered = True
+        if recomputes:
+            self.note = RECOMPUTED
+        if other is not None:
+            self.backward.write_to_log_of(other.backward)
+            if not recomputes:
+                other.unordered = True
+
+    def end_root_call(self) -> None:
+        """Reset the state of one root call."""
+        self.unordered, self.device, self.note = False, None, None
+        if self.reserved_ids:
+            self.reserved_ids.clear()
+        if self.backward.starts:
+            self.backward.clear()
+
+    def move_to(self, other: CallStack, lane: int) -> None:
+        """Hand the records to the thread that waits for them.
+
+        Args:
+            other: The calls of that thread.
+            lane: The id of the thread that ran them.
+        """
+        other.records += [_with_lane(call, lane) for call in self.records]
+        self.device_log.move(other.device_log)
+        self.records.clear()
+        self.backward = self.backward.another()
+
+    def drain_into(self, segment: StepSegment) -> None:
+        """Move the records since the last segment into the segment that ends."""
+        stamps = self.backward.log.stamps
+        device_times = self.device_log.drain()
+        if segment.detailed:
+            segment.calls, segment.stamps, segment.device_times = self.records.copy(), stamps.copy(), device_times
+        elif device_times is not None:
+            device_times.drop()
+        if self.records:
+            self.records.clear()
+        if stamps:
+            stamps.clear()
+
+
+def _with_lane(call: ModuleCall, lane: int) -> ModuleCall:
+    """Mark a call that ran on another thread than the forward that waited for it."""
+    return call._replace(note=(call.note or CallNote())._replace(lane=lane))
+
+
+class ModuleCallRecorder:
+    """Turn the start and the end of module calls into records on the thread's state.
+
+    Args:
+        registry: The modules' states and names.
+        signatures: Finds the signature of a call.
         errors: Reads exceptions.
-        device_marks: Marks on the clocks of devices.
-        here: The calling thread's state.
-        enter: Called before an outermost call; False where the call is not to be recorded.
-        leave: Called after it.
-        fault: Called for an internal error, in its `except` block, with whether PyTorch reads its hooks meanwhile.
+        device_marks: Records events on devices.
     """
 
     def __init__(
         self,
-        paths: ModuleRegistry,
-        sites: CallSignatures,
+        registry: ModuleRegistry,
+        signatures: CallSignatures,
         errors: ErrorReader,
         device_marks: DeviceMarks,
-        here: CurrentThread,
-        enter: Callable[[ThreadState, Module], bool],
-        leave: Callable[[ThreadState, int, Error | None], None],
-        fault: Callable[..., None],
     ) -> None:
-        self._paths, self._sites, self._errors, self._here = paths, sites, errors, here
+        self._registry, self._signatures, self._errors = registry, signatures, errors
         self._device_marks = device_marks
-        self._enter, self._leave, self._fault = enter, leave, fault
-        self._states = paths.states
+        self._states = registry.states
 
-    @runs_plainly
-    def before(self, module: Module, args: Any) -> None:
-        """Open a call; a global forward pre-hook."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
-        try:
-            thread = self._here.thread
-            stack = thread.stack
-            if stack:
-                state = self._states.get(id(module))
-                known = state is not None and id(stack[-1][0]) in state.callers and module is not stack[0][0]
-                if not known and not self._may_open(thread, module, state):
-                    return
-            elif not self._enter(thread, module):
-                return
-            self.open(thread, module, args)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault()
-
-    @runs_plainly
-    def after(self, module: Module, args: Any, *rest: Any) -> None:
-        """Close a call; a global forward hook with `always_call` and `with_kwargs`.
-
-        PyTorch calls it with (kwargs, output), and where the forward raised with (None,) alone.
-        """
-        if is_dynamo_compiling():
-            return
-        end_ns = perf_counter_ns()  # the forward was just before
-        if compiler_flags[COMPILING]:
-            return
-        try:
-            thread = self._here.thread
-            stack = thread.stack
-            if not stack:
-                return
-            frame = stack.pop()
-            if frame[0] is not module:
-                found = self._unwind(thread, module, frame, end_ns)
-                if found is None:
-                    return
-                frame = found
-            slot = thread.device_log.call_ended(frame[3]) if frame[3] is not None else NO_CLOCK
-            error = None
-            if len(rest) == 1:
-                error = self._add_failed(thread, frame, args, end_ns, slot)
-            elif torch_function_modes():
-                with without_torch_function():  # it would be called for each property that we read
-                    self._add(thread, frame, args, rest[0], rest[1], end_ns, slot)
-            else:
-                self._add(thread, frame, args, rest[0], rest[1], end_ns, slot)
-            if not stack:
-                self._leave(thread, end_ns, error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._fault(iterated=len(rest) == 1)
-
-    def open(self, thread: ThreadState, module: Module, args: Any) -> None:
+    def open(self, calls: CallStack, module: Module, args: Any) -> None:
         """Open a call that is to be recorded."""
         marks = self._device_marks
         mark = marks.begin(module, args) if marks.on else None
-        thread.stack.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
+        calls.frames.append((module, _next_number(), perf_counter_ns(), mark))  # the time last: the forward is next
 
-    def close_interrupted(self, thread: ThreadState, now_ns: int, *, opening: int = 0, live: int | None = None) -> None:
-        """Close the calls that an interrupt left open, as far as the Python stack shows.
+    def close_interrupted(self, calls: CallStack, now_ns: int, *, opening: int = 0, running: int | None = None) -> bool:
+        """Close the calls that an interrupt left open, as far as the Python stack shows; return whether all are closed.
 
         Args:
-            thread: The thread that runs this.
+            calls: Those of the calling thread.
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
-            live: How many calls are still running, where that is known.
+            running: How many calls are still running; None to count them on the Python stack.
         """
-        if live is None and (live := calls_in_progress()) is None:
-            return
-        while len(thread.stack) > max(0, live - opening):
-            self._add_interrupted(thread, thread.stack.pop(), now_ns)
-            if not thread.stack:
-                self._leave(thread, now_ns, None)
+        if running is None and (running := calls_in_progress()) is None:
+            return False
+        was_open = bool(calls.frames)
+        while len(calls.frames) > max(0, running - opening):
+            self.add_interrupted(calls, calls.frames.pop(), now_ns)
+        return was_open and not calls.frames
 
-    def shown_path(self, thread: ThreadState, module: Module) -> str | None:
-        """Return the path of an open call's module; None for one whose calls are left out."""
-        state = self._state_of(thread, module)
+    def shown_path(self, calls: CallStack, module: Module) -> str | None:
+        """Return the path of an open call's module; None for a module whose calls are not recorded."""
+        state = self._state_of(calls, module)
         return None if state.skipped else state.path
 
     @staticmethod
-    def _with_id(thread: ThreadState, frame: Frame, note: Note) -> CallNote | Note:
-        """Note the id that was given out while the call ran."""
-        given = thread.given_ids.pop(id(frame), None)
+    def _with_id(calls: CallStack, frame: Frame, note: Note) -> CallNote | Note:
+        """Add the span id that was fixed while the call ran to its note."""
+        given = calls.reserved_ids.pop(id(frame), None)
         return note if given is None else (note or CallNote())._replace(span_id=given.span_id)
-
-    def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
-        """Close what an interrupt left open, and tell whether this call is to be recorded.
-
-        Looks at the Python stack, so each module remembers by whom it was called.
-        """
-        stack = thread.stack
-        self.close_interrupted(thread, perf_counter_ns(), opening=1)
-        if not stack:
-            return self._enter(thread, module)
-        if state is not None:
-            if len(state.callers) >= MAX_CALLERS:
-                state.callers.clear()
-            state.callers.add(id(stack[-1][0]))
-        return True
 
     # ---- records
 
-    def _state_of(self, thread: ThreadState, module: Module) -> ModuleState:
+    def _state_of(self, calls: CallStack, module: Module) -> ModuleState:
         state = self._states.get(id(module))
         if state is not None:
             holder = state.holder
@@ -191,31 +190,40 @@ class ModuleCallRecorder:
             held = h._modules if (h := holder()) is not None else {}
             if state.name in held and held[state.name] is module:  # a scripted module's dictionary has no `get`
                 return state
-        return self._paths.find(module, [frame[0] for frame in thread.stack])
+        return self._registry.find(module, [frame[0] for frame in calls.frames])
 
-    def _add(
-        self, thread: ThreadState, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int
-    ) -> None:
+    def add(self, calls: CallStack, frame: Frame, args: Any, kwargs: Any, output: Any, end_ns: int, slot: int) -> None:
+        """Append the record of a call that has returned.
+
+        Args:
+            calls: Those of the calling thread.
+            frame: The open call.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            output: The result.
+            end_ns: When the call ended.
+            slot: The slot of its time on the device; `NO_CLOCK` for none.
+        """
         module, _, start_ns, _ = frame
-        thread.backward.on_device = thread.device_log.stamp if slot != NO_CLOCK else None
-        state = self._state_of(thread, module)
-        found = self._look_at_one(thread, state, frame, args, kwargs, output)
+        calls.backward.on_device = calls.device_log.stamp if slot != NO_CLOCK else None
+        state = self._state_of(calls, module)
+        found = self._inspect_single_tensor(calls, state, frame, args, kwargs, output)
         if found is None:
             with without_torch_function():  # subclasses of Tensor may have their own
-                found = self._look_closely(thread, state, frame, args, kwargs, output)
-        site, starts, ends = found
+                found = self._inspect_tensors(calls, state, frame, args, kwargs, output)
+        signature, starts, ends = found
         if not state.skipped:
-            note = RECOMPUTED if thread.recompute else None
-            if thread.given_ids:
-                note = self._with_id(thread, frame, note)
-            thread.calls.append(_new(ModuleCall, (site, start_ns, end_ns, starts, ends, note, slot)))
+            note = calls.note
+            if calls.reserved_ids:
+                note = self._with_id(calls, frame, note)
+            calls.records.append(_new(ModuleCall, (signature, start_ns, end_ns, starts, ends, note, slot)))
 
-    def _look_at_one(
-        self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
+    def _inspect_single_tensor(
+        self, calls: CallStack, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots] | None:
-        """Take in a call of one tensor in and one out, as nearly all are; None for any other.
+        """Inspect a call with one tensor in and one out, as nearly all are; return None for any other call.
 
-        Where all that is asked of it is as it was in the module's last call, nothing is built.
+        If the call looks as the module's last call did, no object is built.
         """
         if type(output) is not Tensor or kwargs or len(args) != 1 or type(tensor := args[0]) is not Tensor:
             return None
@@ -236,65 +244,56 @@ class ModuleCallRecorder:
                 _is_grad_enabled(),
             )
         except (RuntimeError, AttributeError):
-            return None  # nested tensors have no shape, a view whose base changed has no node, a frozen script no mode
-        last = state.last
+            return None  # a nested tensor has no shape, a view with a changed base no node, a frozen script no mode
+        last = state.seen.last
         if last is not None and last[0] == looks:
-            site = last[1]
+            signature = last[1]
         else:
-            site = self._sites.find(state, module, [tensor], [output])
-            state.last = looks, site
-        if site.device is not thread.device:
-            self._note_device(thread, site)
+            signature = self._signatures.find_for_tensor(state, module, tensor, output, looks)
+        if signature.device is not calls.device:
+            self._note_device(calls, signature)
         if node is None:
-            return site, NO_SLOTS, NO_SLOTS
-        if thread.unordered:
-            return site, *thread.backward.hook_unordered([output], [tensor], first)
-        return site, *thread.backward.hook_one(output, node, first, state)
+            return signature, NO_SLOTS, NO_SLOTS
+        if calls.unordered:
+            return signature, *calls.backward.hook_boundary_nodes([output], [tensor], first)
+        return signature, *calls.backward.hook_single_output(output, node, first, state.nodes)
 
-    def _look_closely(
-        self, thread: ThreadState, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
+    def _inspect_tensors(
+        self, calls: CallStack, state: ModuleState, frame: Frame, args: Any, kwargs: Any, output: Any
     ) -> tuple[CallSignature, Slots, Slots]:
         module, first, _, _ = frame
         inputs, outputs = tensors_in((args, kwargs)), tensors_in(output)
-        site = self._sites.find(state, module, inputs, outputs)
-        self._note_device(thread, site)
+        signature = self._signatures.find(state, module, inputs, outputs)
+        self._note_device(calls, signature)
         if sequence_number is None:
-            return site, *thread.backward.hook_leaf(outputs)
-        if thread.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
-            return site, *thread.backward.hook_unordered(outputs, inputs, first)
-        return site, *thread.backward.hook_many(outputs, first, state)
+            return signature, *calls.backward.hook_output_nodes(outputs)
+        if calls.unordered or len({t.device for t in (*inputs, *outputs)}) > 1:
+            return signature, *calls.backward.hook_boundary_nodes(outputs, inputs, first)
+        return signature, *calls.backward.hook_outputs(outputs, first, state.nodes)
 
     @staticmethod
-    def _note_device(thread: ThreadState, site: CallSignature) -> None:
-        """Nodes of several devices run on several threads: from the second device on, order is not given."""
-        if site.device is not thread.device:
-            if thread.device is not None:
-                thread.unordered = True
-            thread.device = site.device
+    def _note_device(calls: CallStack, signature: CallSignature) -> None:
+        """Note the call's device: nodes of several devices run on several threads, in no given order."""
+        if signature.device is not calls.device:
+            if calls.device is not None:
+                calls.unordered = True
+            calls.device = signature.device
 
-    def _add_failed(self, thread: ThreadState, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
+    def add_failed(self, calls: CallStack, frame: Frame, args: Any, end_ns: int, slot: int) -> Error | None:
+        """Append the record of a call that raised; return the error."""
         module, _, start_ns, _ = frame
         exception = sys.exc_info()[1]
         error = self._errors.read(exception, module)
-        state = self._state_of(thread, module)
+        state = self._state_of(calls, module)
         with without_torch_function():
-            site = self._sites.find(state, module, tensors_in(args), [])
-        note = self._with_id(thread, frame, CallNote(error, recompute=thread.recompute))
-        thread.calls.append(ModuleCall(site, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
+            signature = self._signatures.find(state, module, tensors_in(args), [])
+        note = self._with_id(calls, frame, CallNote(error, recompute=calls.note is not None))
+        calls.records.append(ModuleCall(signature, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
         return error
 
-    def _add_interrupted(self, thread: ThreadState, frame: Frame, now_ns: int) -> None:
+    def add_interrupted(self, calls: CallStack, frame: Frame, now_ns: int) -> None:
+        """Append the record of a call that an interrupt has ended, with an estimated end."""
         module, _, start_ns, _ = frame
-        site = self._sites.unseen(self._state_of(thread, module), module)
-        note = self._with_id(thread, frame, INTERRUPTED)
-        thread.calls.append(ModuleCall(site, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))
-
-    def _unwind(self, thread: ThreadState, module: Module, frame: Frame, now_ns: int) -> Frame | None:
-        """Find the call that ends; those above it were interrupted. None where it was never opened."""
-        if all(open_module is not module for open_module, *_ in thread.stack):
-            thread.stack.append(frame)  # another's pre-hook raised before ours ran
-            return None
-        while frame[0] is not module:
-            self._add_interrupted(thread, frame, now_ns)
-            frame = thread.stack.pop()
-        return frame
+        signature = self._signatures.unseen(self._state_of(calls, module), module)
+        note = self._with_id(calls, frame, INTERRUPTED)
+        calls.records.append(ModuleCall(signature, start_ns, now_ns, NO_SLOTS, NO_SLOTS, note))

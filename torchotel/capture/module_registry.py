@@ -1,17 +1,21 @@
-"""Names of modules: the path of each module in its model."""
+"""The state and the name of each module: its path in its model."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from torchotel._records import CallSignature, ModelInfo, ModuleInfo
+from torchotel._records import ModelInfo
 from torchotel._utils.text import shortened
 from torchotel.capture.torch_internals import is_generated
+
+if TYPE_CHECKING:
+    from torchotel.capture.autograd_hooks import NodePath
+    from torchotel.capture.call_signatures import SeenSignatures
 
 WRAPPERS = {
     "module": {"DistributedDataParallel", "DataParallel", "AveragedModel"},
@@ -19,13 +23,13 @@ WRAPPERS = {
     "_fsdp_wrapped_module": {"FullyShardedDataParallel"},
     "_checkpoint_wrapped_module": {"ActivationWrapper", "CheckpointWrapper", "OffloadWrapper"},
 }
-"""Attributes that hold what a wrapper wraps, and the classes for which that is so."""
+"""Attributes that hold the wrapped module, and the classes of wrappers that have them."""
 SHARDING_BASES = {"FSDPModule": "FSDP", "ReplicateModule": "Replicate"}
 """First bases of the classes that `fully_shard` and `replicate` give modules, and the prefix of those classes."""
 
 
 def modules_of(root: Module) -> Iterator[Module]:
-    """Yield a module and all below it once, as `Module.modules` does where every module has a hash."""
+    """Yield a module and all its submodules once; unlike `Module.modules`, also modules without a hash."""
     seen: set[int] = set()
     todo = [root]
     while todo:
@@ -37,7 +41,7 @@ def modules_of(root: Module) -> Iterator[Module]:
 
 
 def walk(top: Module, path: str) -> Iterator[tuple[Module, str, Module | None, str]]:
-    """Yield each module once: its stripped path, who holds it and under which name, in `named_modules` order."""
+    """Yield each module once, in `named_modules` order: module, stripped path, holder, and its name there."""
     seen: set[int] = set()
     todo: list[tuple[Module, str, Module | None, str]] = [(top, path, None, "")]
     while todo:
@@ -53,18 +57,18 @@ def walk(top: Module, path: str) -> Iterator[tuple[Module, str, Module | None, s
 
 
 def holds(holder: Module, name: str, module: Module) -> bool:
-    """Tell whether a module holds another under a name; a scripted one's dictionary has no `get`."""
+    """Return whether a module holds another under a name; a scripted one's dictionary has no `get`."""
     return name in holder._modules and holder._modules[name] is module
 
 
 def wraps(module: Module, name: str) -> bool:
-    """Tell whether a module is a wrapper, and what it holds under a name what it wraps."""
+    """Return whether a module is a wrapper that holds the wrapped module under a name."""
     classes = WRAPPERS.get(name)
     return classes is not None and any(base.__name__ in classes for base in type(module).__mro__)
 
 
 def unwrapped(module: Module) -> Module:
-    """Return what a module wraps, itself where it is no wrapper."""
+    """Return the wrapped module, or the module itself if it is no wrapper."""
     while True:
         inner = next((child for name, child in module._modules.items() if wraps(module, name)), None)
         if inner is None:
@@ -73,7 +77,7 @@ def unwrapped(module: Module) -> Module:
 
 
 def class_of(module: Module) -> str:
-    """Return the name of a module's class; `fully_shard` and `replicate` put one of their own in its place."""
+    """Return the name of a module's class; `fully_shard` and `replicate` replace the class by one of theirs."""
     kind = type(module)
     prefix = SHARDING_BASES.get(kind.__bases__[0].__name__)
     if prefix is not None and kind.__name__ == prefix + kind.__bases__[-1].__name__:
@@ -82,112 +86,98 @@ def class_of(module: Module) -> str:
 
 
 class ModuleLocation(NamedTuple):
-    """Where a module stands, and what it is called for it."""
+    """The location of a module and the name that follows from it."""
 
     model: str
     path: str
     holder: weakref.ref[Module] | None
     """None: no module holds it."""
     name: str
-    """Under which the holder has it."""
+    """The name under which the holder has it."""
     root: bool
-    """Whether nothing but wrappers holds it: paths begin below."""
-
-
-LastCall: TypeAlias = tuple[tuple[object, ...], CallSignature]
-"""What of a call is compared with the next, and its site; whole, since other threads call the module too."""
+    """Whether only wrappers hold it: paths begin below it."""
 
 
 class ModuleState:
-    """What is known of one living module; also keeps what its last call looked like."""
+    """The state of one living module: its location, and objects of other parts of capture.
+
+    Args:
+        reference: The module.
+        location: The module's location.
+        seen: The signatures of its calls.
+        nodes: The cached path through the nodes of its calls.
+    """
 
     __slots__ = (
-        "__weakref__",
-        "awaited",
-        "callers",
-        "holder",
-        "info",
-        "last",
-        "model",
-        "name",
-        "offset",
-        "path",
-        "reference",
-        "root",
-        "settled",
-        "sites",
-        "skipped",
-        "span",
-        "way",
-    )
+        "__weakref__", "callers", "holder", "model", "name", "nodes", "path", "reference", "root", "seen", "skipped",
+    )  # fmt: skip
 
-    def __init__(self, reference: weakref.ref[Module], place: ModuleLocation) -> None:
+    def __init__(
+        self, reference: weakref.ref[Module], location: ModuleLocation, seen: SeenSignatures, nodes: NodePath
+    ) -> None:
         self.reference = reference
         self.skipped = False
         self.callers: set[int] = set()
         """Ids of the modules that were seen to call it."""
-        self.move(place)
+        self.move(location, seen, nodes)
 
-    def move(self, place: ModuleLocation) -> None:
-        """Give the module another place; what was kept under the old name goes."""
-        self.model, self.path, self.holder, self.name, self.root = place
-        self.info: ModuleInfo | None = None
-        self.sites: dict[object, CallSignature] = {}
-        self.last: LastCall | None = None
-        """The last call with one tensor in and one out, compared before anything is built."""
-        # The remembered way from its output node to its lowest node, checked by sequence numbers.
-        self.way: tuple[int, ...] | None = None
-        self.offset = self.span = 0
-        # Where outputs are views of what the module makes: the start of a call's backward that is to tell whether an
-        # in-place operation takes the output's node away, and whether the last such call told that none did.
-        self.awaited: int | None = None
-        self.settled = False
+    def move(self, location: ModuleLocation, seen: SeenSignatures, nodes: NodePath) -> None:
+        """Give the module another location, and drop the state of the old one."""
+        self.model, self.path, self.holder, self.name, self.root = location
+        self.seen, self.nodes = seen, nodes
 
     def in_place(self, module: Module) -> bool:
-        """Tell whether the module still stands where its name says."""
+        """Return whether the module is still at its location."""
         if self.holder is None:
             return True
         holder = self.holder()
         return holder is not None and holds(holder, self.name, module)
 
     def path_below(self, name: str) -> str:
-        """Return the path of what the module holds under a name."""
+        """Return the path of a child or a parameter of the module."""
         return name if self.root else f"{self.path}.{name}"
 
 
 class ModuleRegistry:
-    """The states of all modules that were called or stand in a model that was."""
+    """The states of all modules that were called or belong to a model that was called.
 
-    def __init__(self) -> None:
+    Args:
+        new_seen: Makes the object in which `call_signatures` keeps its state of a module.
+        new_nodes: Makes the object in which `autograd_hooks` keeps its state of a module.
+    """
+
+    def __init__(self, new_seen: Callable[[], SeenSignatures], new_nodes: Callable[[], NodePath]) -> None:
+        self._new_seen, self._new_nodes = new_seen, new_nodes
+        self.on_model_named: Callable[[Module], None] = lambda _: None
+        """Called with the module of a root call whose model was named."""
         self.states: dict[int, ModuleState] = {}
         self.stale = False
-        """A module came to a known model: the next outermost call looks again."""
+        """Whether a module was added to a known model: the next root call names the model again."""
         self._owners: dict[int, tuple[weakref.ref[Module], weakref.ref[Module], str]] = {}
         self._roots: dict[int, str] = {}
         self._hidden: set[int] = set()
-        """Those that no module holds, and what is below them: their names follow their caller's."""
+        """Modules that no module holds, and those below them: their names follow their caller's."""
 
-    def learn(self, root: Module) -> ModuleState:
+    def register_model(self, root: Module) -> ModuleState:
         """Name every module below the root, and the root by its class."""
-        return self._place(root, self._model_name(root), "")
+        return self._register(root, self._model_name(root), "")
 
     def name(self, model: Module, name: str) -> bool:
-        """Name a model, `-2` … for another living model of that name; False if it is a part of another module."""
+        """Name a model, with `-2` … if the name is in use; return False for a part of another module."""
         top = self.topmost(model)
         root = unwrapped(top)
         if root is not unwrapped(model):
             return False
         self._roots.pop(id(root), None)
         self._roots[id(root)] = self._unused(shortened(name))
-        self.learn(top)
+        self.register_model(top)
         return True
 
     def compiled(self, module: Module) -> None:
-        """Forget what the module's calls looked like: it has been compiled in place."""
+        """Forget the signatures of a module's calls, after it was compiled in place."""
         state = self.states.get(id(module))
         if state is not None:
-            state.last = None
-            state.sites.clear()
+            state.seen.forget()
 
     def describe(self, module: Module) -> ModelInfo:
         """Describe the model that a module is part of."""
@@ -197,39 +187,40 @@ class ModuleRegistry:
         name = self._roots.get(id(unwrapped(root)), class_of(unwrapped(root)))
         return ModelInfo(shortened(name), len(modules), sum(p.numel() for p in held.values()))
 
-    def enter(self, module: Module) -> bool:
-        """Name the model of an outermost call, again where it has changed since; return whether it was."""
+    def enter(self, module: Module) -> None:
+        """Name the model of a root call, again if it has changed since."""
         state = self.states.get(id(module))
         if state is not None and not self.stale and (state.holder is None or state.in_place(module)):
-            return False
+            return
         self.stale = False
-        self.learn(self.topmost(module))
+        self.register_model(self.topmost(module))
         if id(module) not in self.states:
-            self.learn(module)
-        return True
+            self.register_model(module)
+        self.on_model_named(module)
 
     def find(self, module: Module, callers: Sequence[Module]) -> ModuleState:
-        """Name a module that is unknown or has moved; `callers` are the calls that enclose it, outermost first."""
+        """Name a module that is unknown or has moved; `callers` are the enclosing calls' modules, outermost first."""
         state = self.states.get(id(module))
         held = any(child is module for caller in callers for child in caller._modules.values())
-        if self.stale or held or state is not None or not callers:  # else made by forward: no walk at every call
-            self.learn(self.topmost(callers[0] if callers else module))
+        # Otherwise `forward` made the module, and naming the model at every call would be slow.
+        if self.stale or held or state is not None or not callers:
+            self.register_model(self.topmost(callers[0] if callers else module))
             state = self.states.get(id(module))
             if state is not None and state.in_place(module):
                 return state
         if not callers:
-            return self.learn(module)
-        # Held by no module, but by a plain list or a closure: it, or its caller.
+            return self.register_model(module)
+        # The module or its caller is held by a plain list or a closure.
         parent = self.states.get(id(callers[-1]))
         if parent is None or not parent.in_place(callers[-1]):
             parent = self.find(callers[-1], callers[:-1])
             state = self.states.get(id(module))
             if state is not None and state.in_place(module):
                 return state
-        return self._place(module, parent.model, parent.path_below(class_of(module)))
+        return self._register(module, parent.model, parent.path_below(class_of(module)))
 
     def registered(self, owner: Module, name: str, child: Module) -> None:
-        """Remember who holds a module, so that a root which is never called still gives its names."""
+        """Remember the holder of a module, so that a root which is never called still names its parts."""
         key = id(child)
         reference = weakref.ref(child, lambda _: self._owners.pop(key, None))
         self._owners[key] = (reference, weakref.ref(owner), name)
@@ -237,39 +228,39 @@ class ModuleRegistry:
             self.stale = True
 
     def known(self, module: Module) -> str | None:
-        """Return the path of a known module; None for an unknown one and for a part of a compiled region."""
+        """Return the path of a known module; None for an unknown module or a part of a compiled region."""
         state = self.states.get(id(module))
         return None if state is None or state.skipped or state.reference() is not module else state.path
 
     def path_below(self, owner: Module, name: str) -> str | None:
-        """Path of what a known module holds under a name; None for an unknown module."""
+        """Return the path of a child or a parameter of a known module; None for an unknown module."""
         state = self.states.get(id(owner))
         return None if state is None else state.path_below(name)
 
-    def _place(self, top: Module, model: str, path: str) -> ModuleState:
+    def _register(self, top: Module, model: str, path: str) -> ModuleState:
         """Name a module and all below it; an empty path is a root's."""
         title = class_of(unwrapped(top))
         moved = False
         for module, below, holder, name in walk(top, path):
             reference = None if holder is None else weakref.ref(holder)
-            place = ModuleLocation(model, below or title, reference, name, root=not below)
+            location = ModuleLocation(model, below or title, reference, name, root=not below)
             state = self.states.get(id(module))
             if state is None:
-                self.add(module, place)
-            elif not (_same(state, place) and state.in_place(module)) and not self._belongs_elsewhere(module, top):
+                self.add(module, location)
+            elif not (_same(state, location) and state.in_place(module)) and not self._belongs_elsewhere(module, top):
                 if below:
                     self._roots.pop(id(module), None)
                 moved = True
-                state.move(place)
+                state.move(location, self._new_seen(), self._new_nodes())
             if path:
                 self._hidden.add(id(module))
-        if moved and not path:  # their callers may have moved: they are found again when they are called
+        if moved and not path:  # their callers may have moved: they are named again when they are called
             for key in self._hidden:
                 self.states.pop(key, None)
             self._hidden.clear()
         return self.states[id(top)]
 
-    def add(self, module: Module, place: ModuleLocation) -> ModuleState:
+    def add(self, module: Module, location: ModuleLocation) -> ModuleState:
         """Name a module that is unknown."""
         key = id(module)
 
@@ -278,12 +269,12 @@ class ModuleRegistry:
             self._roots.pop(key, None)
             self._hidden.discard(key)
 
-        state = self.states[key] = ModuleState(weakref.ref(module, gone), place)
+        state = self.states[key] = ModuleState(weakref.ref(module, gone), location, self._new_seen(), self._new_nodes())
         state.skipped = is_generated(module)
         return state
 
     def _belongs_elsewhere(self, module: Module, top: Module) -> bool:
-        """Tell whether a module is still part of another living model, whose name for it stays."""
+        """Return whether a module is still part of another living model, and keeps the name there."""
         state = self.states.get(id(module))
         if state is None or state.holder is None:
             return False
@@ -319,7 +310,7 @@ class ModuleRegistry:
         return owner if owner is not None and holds(owner, entry[2], module) else None
 
     def topmost(self, module: Module) -> Module:
-        """Follow who holds whom up to the module that nobody holds, as far as is known."""
+        """Return the outermost known holder of a module."""
         seen = {id(module)}
         while (holder := self._holder_of(module)) is not None and id(holder) not in seen:
             module = holder
@@ -327,5 +318,10 @@ class ModuleRegistry:
         return module
 
 
-def _same(state: ModuleState, place: ModuleLocation) -> bool:
-    return (state.model, state.path, state.name, state.root) == (place.model, place.path, place.name, place.root)
+def _same(state: ModuleState, location: ModuleLocation) -> bool:
+    return (state.model, state.path, state.name, state.root) == (
+        location.model,
+        location.path,
+        location.name,
+        location.root,
+    )

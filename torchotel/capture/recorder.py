@@ -1,53 +1,54 @@
-"""The training threads' side, whole: hooks and seams in, finished steps out."""
+"""Composes the parts of capture: hooks that record on training threads, and records that are handed over."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
 
-from torchotel._records import SUPPRESSED, Baggage, Log, ModelInfo, SpanReference
+from torchotel._records import Baggage, Log, ModelInfo, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
-from torchotel.capture.autograd_hooks import RecordingSwitch
-from torchotel.capture.call_signatures import CallSignatures
+from torchotel.capture.autograd_hooks import NodePath, RecordingSwitch
+from torchotel.capture.call_signatures import CallSignatures, SeenSignatures
 from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
 from torchotel.capture.event_hooks import EventHooks
 from torchotel.capture.exceptions import ErrorReader, ExceptionText
+from torchotel.capture.forward_hooks import ForwardHooks
 from torchotel.capture.gradient_norms import Gradients
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.logged_values import LearningRates, Logged, LogReader
 from torchotel.capture.module_calls import ModuleCallRecorder
 from torchotel.capture.module_registry import ModuleRegistry
-from torchotel.capture.pending_records import HandOver, PendingLog, PendingRecord
+from torchotel.capture.pending_records import HandOver, PendingLog
 from torchotel.capture.root_calls import RootCalls
-from torchotel.capture.step_segment import StepSegment
+from torchotel.capture.step_recorder import RecordOutput, StepRecorder
 from torchotel.capture.tensor_watch import Watches
-from torchotel.capture.thread_state import CurrentThread, ThreadState
+from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
 from torchotel.capture.torch_compile import CompileHooks
 from torchotel.sampling.detail import Detail
 
 
 class Capture:
-    """Record training steps and evaluations of all threads and hand over what records are made of.
+    """Record the training steps and evaluations of all threads and hand them over.
 
     Args:
         hand_over: Gets each finished step or evaluation, on the thread that ran it.
-        detail: Which of them are recorded in detail.
+        detail: Which steps and evaluations are recorded in detail.
         shapes: Whether shapes and dtypes are recorded.
         exception_text: How much of an exception's text is recorded.
-        gradient_norms: When they are taken: "auto" (on detailed steps), True (on every step), n for every n-th, False.
-        user_span: Answers with the user's span that is current on the calling thread.
+        gradient_norms: When norms are read: "auto" (on detailed steps), True (on every step), n for every n-th, False.
+        user_span: Returns the user's span that is current on the calling thread.
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
         start_span: Fixes the ids of a span that is asked for while it runs.
-        make_current: Makes current what asks.
-        context: Answers with what the current span belongs to: another object where that has changed.
-        clock: Of devices; None: CUDA's.
-        warn: Called with what the user is to know; None: logs it.
+        make_current: Attaches a span to the context.
+        context: Returns the program's context: another object if it has changed.
+        clock: The clock of devices; None: CUDA's.
+        warn: Logs a warning once; None: a new `Warn`.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
     """
 
@@ -68,226 +69,218 @@ class Capture:
         warn: Warn | None = None,
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_first = on_first
-        self._next, self.detail, self._user_span = hand_over, detail, user_span
-        self.baggage, self.context = baggage, context
+        self.detail = detail
         self.warn = warn or Warn()
-        self.threads: set[ThreadState] = set()
-        self.forwarding: set[ThreadState] = set()  # those that have run a forward
+        self.threads = Threads()
         self.guard = Guard("capture", off=self.uninstall)
-        self.paths = ModuleRegistry()
-        self.errors = ErrorReader(exception_text, self.paths.known)
-        self.numbers = {"step": 0, "evaluation": 0, "data": 0}
-        self._numbering = threading.RLock()  # a signal's handler may end a step in the midst of it
-        self.calls_dropped = 0
-        self.model: ModelInfo | None = None
-        self.gradients = Gradients(self.paths, self.warn, setting=gradient_norms)
+        self.registry = ModuleRegistry(SeenSignatures, NodePath)
+        self.errors = ErrorReader(exception_text, self.registry.known)
+        self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
-        self.gate = RecordingSwitch()
+        self.output = RecordOutput(hand_over, detail, self.gradients, self.memory, user_span, baggage, on_first)
+        self._make_listener = partial(StepRecorder, output=self.output)
+        self.switch = RecordingSwitch()
         self.device_marks = DeviceMarks(clock or CudaClock())
-        self.here = CurrentThread(self._new_thread)
+        self.current_thread = CurrentThread(self._new_thread)
         """The calling thread's state."""
-        self.watches = Watches(self.here, self.warn)
-        self.live = ActiveSpans(self, start_span, make_current)
+        self.watches = Watches(self.current_thread, self.warn)
         self.log_reader = LogReader()
-        self.outermost = outermost = RootCalls(self)
-        self.calls = ModuleCallRecorder(
-            self.paths,
-            CallSignatures(self.warn, shapes=shapes),
-            self.errors,
-            self.device_marks,
-            self.here,
-            outermost.enter,
-            outermost.leave,
-            self.guard.fault,
+        self.hooks = ModuleHooks()
+        calls = ModuleCallRecorder(
+            self.registry, CallSignatures(self.warn, shapes=shapes), self.errors, self.device_marks
         )
-        self.hooks = ModuleHooks(self.calls.before, self.calls.after, outermost.first, outermost.left)
-        self.events = EventHooks(self)
-        self.compiling = CompileHooks(
+        self.active_spans = ActiveSpans(
+            start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault
+        )
+        self._make_forward_hooks(calls, context)
+        self._make_event_hooks()
+
+    def _make_forward_hooks(self, calls: ModuleCallRecorder, context: Callable[[], object]) -> None:
+        self.root_calls = RootCalls(
+            self.threads,
+            calls,
             self.hooks,
-            outermost.enter_region,
-            self.paths.compiled,
+            self.registry,
+            self.active_spans,
+            self.device_marks,
+            self.switch,
+            self.output.numbers,
+            self.detail,
+            context,
+            self.warn,
+            self.uninstall,
+        )
+        self.forward_hooks = ForwardHooks(
+            self.root_calls, calls, self.registry.states, self.errors, self.current_thread, self.switch, self.guard
+        )
+        self.compile_hooks = CompileHooks(
+            self.hooks,
+            self.forward_hooks.on_region_start,
+            self.registry.compiled,
             self.guard.guarded,
-            self._others_forward,
+            self.threads.others_forward,
             self.warn,
         )
-        self.installed = False
-        """Whether anything is to be recorded; what was running when it ended may still call."""
+        self.registry.on_model_named = self.compile_hooks.wrap_regions
 
-    # ---- in and out
+    def _make_event_hooks(self) -> None:
+        self.event_hooks = EventHooks(
+            self.current_thread,
+            self.root_calls,
+            self.hooks,
+            self.compile_hooks,
+            self.active_spans,
+            self.registry,
+            self.gradients,
+            self.rates,
+            self.errors,
+            self.switch,
+            self.output.numbers,
+            self.guard,
+            self.warn,
+        )
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model of the first root call; None before it."""
+        return self.root_calls.model
+
+    # ---- install and remove
 
     def install(self) -> None:
-        """Put hooks and seams in; they see the next event."""
-        self.installed = self.gate.open = True
-        self.events.install()
+        """Install all hooks; they see the next event."""
+        self.switch.open = True
+        self.event_hooks.install()
         self.watches.install()
-        self.compiling.install()
-        self.hooks.install()
+        self.compile_hooks.install()
+        own = self.forward_hooks
+        self.hooks.install(own.before, own.after, own.on_root_forward_start, own.on_root_forward_end)
 
     def uninstall(self) -> None:
-        """Take everything out; steps that are open stay until `end`. What can't be taken out keeps nothing else in."""
-        self.installed = self.gate.open = self.device_marks.on = False
-        with ExitStack() as parts:
-            for thread in list(self.threads):
-                parts.callback(self.outermost.drop_exit_hook, thread)
-            for part in (self.watches, self.events, self.compiling):
-                parts.callback(part.uninstall)
-            parts.callback(self.hooks.remove)
+        """Remove all hooks; open steps stay until `end`. A failure to remove one does not keep the others."""
+        self.switch.open = self.device_marks.on = False
+        with ExitStack() as segments:
+            for thread in list(self.threads.all):
+                segments.callback(self.root_calls.remove_exit_hook, thread)
+            for segment in (self.watches, self.event_hooks, self.compile_hooks):
+                segments.callback(segment.uninstall)
+            segments.callback(self.hooks.remove)
 
     def detach(self) -> None:
-        """Take everything out of a forked child."""
+        """Remove all hooks in a forked child."""
         self.hooks.renew_lock()
         self.uninstall()
 
     def pause(self) -> None:
-        """Take everything out and hand over what there is, until `resume`."""
+        """Remove all hooks and hand over all records, until `resume`."""
         self.uninstall()
         self.end()
 
     def resume(self) -> None:
-        """Put everything back, unless it went for its own faults."""
-        if not self.installed and not self.guard.is_off:
+        """Install all hooks again, unless internal errors have switched capture off."""
+        if not self.switch.open and not self.guard.is_off:
             self.install()
 
     def flush(self) -> None:
-        """Hand over what has ended on the calling thread."""
-        thread = self.here.thread
-        self.outermost.settle(thread)
-        thread.machine.hand_over_finished()
-        self.live.leave_step(thread)
-        thread.held.release_all(self._hand_over)
+        """Hand over the finished records of the calling thread and of threads that have ended."""
+        thread = self.current_thread.state
+        self.root_calls.close_interrupted(thread)
+        thread.step_detector.hand_over_finished()
+        self.active_spans.leave_step(thread)
+        thread.pending.release_all(self.output.hand_over)
         self._retire_ended()
 
     def end(self) -> None:
-        """Hand over what all threads hold, finished or not; to be called after `uninstall`."""
-        for thread in list(self.threads):
+        """Hand over the records of all threads, finished or not; to be called after `uninstall`."""
+        for thread in list(self.threads.all):
             self.guard.guarded(self._end)(thread)
-        self.live.leave_step(self.here.thread)
+        self.active_spans.leave_step(self.current_thread.state)
 
     def _end(self, thread: ThreadState) -> None:
-        self.calls.close_interrupted(thread, perf_counter_ns(), live=0)
-        thread.machine.end()
-        thread.held.release_all(self._hand_over)
+        self.root_calls.close_interrupted_calls(thread, perf_counter_ns(), running=0)
+        thread.step_detector.end()
+        thread.pending.release_all(self.output.hand_over)
 
-    def learn(self, model: Module) -> None:
+    def register_model(self, model: Module) -> None:
         """Name the modules of a model before its first call."""
-        self.paths.learn(model)
-        self.compiling.learn(model)
+        self.registry.register_model(model)
+        self.compile_hooks.wrap_regions(model)
 
-    # ---- what the user says
+    # ---- calls of the program
 
     def name(self, model: object, name: object) -> None:
-        """Name a model; what can't be named is warned of."""
+        """Name a model; an invalid argument logs a warning."""
         if not isinstance(model, Module):
             self.warn("name() takes a torch.nn.Module, got %s: nothing is named", type(model).__name__)
         elif not isinstance(name, str) or not name:
             self.warn("name() takes a string that is not empty, got %r: the model keeps its name", name)
-        elif not self.paths.name(model, name):
+        elif not self.registry.name(model, name):
             self.warn("name(…, %r) got a part of a model: name the module that holds it", shortened(name))
 
     def step_begins(self) -> None:
         """Open an explicit step on the calling thread."""
-        thread = self.here.thread
+        thread = self.current_thread.state
         thread.explicit_steps += 1
-        if self.installed and thread.explicit_steps == 1:  # one inside another is part of it
-            self.outermost.settle(thread)
-            self.live.enter(thread, thread.machine.step_begins(perf_counter_ns()))
+        if self.switch.open and thread.explicit_steps == 1:  # a nested step is part of the outer one
+            self.root_calls.close_interrupted(thread)
+            self.active_spans.enter(thread, thread.step_detector.step_begins(perf_counter_ns()))
 
     def step_ends(self, exception: BaseException | None) -> None:
-        """Close it."""
-        thread = self.here.thread
+        """Close the explicit step."""
+        thread = self.current_thread.state
         thread.explicit_steps -= 1
         if thread.explicit_steps:
             return
-        self.outermost.settle(thread)
-        thread.machine.step_ends(perf_counter_ns(), self.errors.read(exception))
-        self.live.leave_step(thread)
+        self.root_calls.close_interrupted(thread)
+        thread.step_detector.step_ends(perf_counter_ns(), self.errors.read(exception))
+        self.active_spans.leave_step(thread)
         self.hooks.arm()
 
     def ask_detail(self, steps: int) -> None:
         """Record the next steps in detail, whatever the setting; from any thread."""
-        parts = [thread.machine.open_part for thread in list(self.threads)]
-        began = any(part is not None and not part.evaluates and part.detailed is not None for part in parts)
-        self.detail.ask(self.numbers["step"] + began, steps)
+        segments = [thread.step_detector.open_segment for thread in list(self.threads.all)]
+        began = any(
+            segment is not None and not segment.evaluates and segment.detailed is not None for segment in segments
+        )
+        self.detail.ask(self.output.numbers["step"] + began, steps)
 
     def log(self, given: Mapping[str, object], *, offered: bool = False) -> None:
-        """Take values in for the step that is current on the calling thread, else for the last one.
+        """Add values to the step that is current on the calling thread, else to the last one.
 
         Args:
-            given: By name.
-            offered: Whether a framework says it: what the user logs holds against it.
+            given: The values by name.
+            offered: Whether a framework logs them: the user's values have precedence.
         """
-        if not self.installed:
+        if not self.switch.open:
             return
-        thread, values = self.here.thread, self.log_reader.read(given, offered=offered)
-        # A thread that trains nothing speaks of the one that does.
-        others = [other for other in list(self.threads) if other is not thread and other.machine.in_step]
+        thread, values = self.current_thread.state, self.log_reader.read(given, offered=offered)
+        # The values of a thread without a step belong to the only thread that has one.
+        others = [other for other in list(self.threads.all) if other is not thread and other.step_detector.in_step]
         logged = _current_log(thread) or (_current_log(others[0]) if len(others) == 1 else None)
         if logged is not None and not logged.closed:
             (logged.offer if offered else logged.add)(values)
         elif values:
-            late = PendingLog(Log(self.numbers["step"] - 1, time_ns(), {}), Logged())
+            late = PendingLog(Log(self.output.numbers["step"] - 1, time_ns(), {}), Logged())
             (late.logged.offer if offered else late.logged.add)(values)
-            thread.held.add(late)
-            thread.held.release(self._hand_over)
+            thread.pending.add(late)
+            thread.pending.release(self.output.hand_over)
 
     # ---- threads
 
     def _new_thread(self) -> ThreadState:
         self._retire_ended()
-        thread = ThreadState(
-            self._emit,
-            self._user_span,
-            self.device_marks,
-            self.gate,
-            self.guard.fault,
-            self._hand_over,
-            self.baggage,
-        )
-        self.threads.add(thread)
+        thread = ThreadState(self._make_listener, self.device_marks, self.switch, self.guard.fault)
+        self.threads.all.add(thread)
         return thread
 
-    def _others_forward(self) -> bool:
-        own = threading.get_ident()
-        return any(thread.in_forward and thread.thread.ident != own for thread in list(self.threads))
-
     def _retire_ended(self) -> None:
-        """Hand over what threads have left that are gone: their last step waits for an event that never comes."""
-        for thread in list(self.threads):
-            if thread.thread.is_alive():
-                continue
-            try:
-                self.threads.remove(thread)
-            except KeyError:
-                continue  # another thread hands it over
-            self.forwarding.discard(thread)
-            self.hooks.forget(thread)
+        """Hand over the records of threads that have ended: no event follows that would."""
+        for thread in self.threads.remove_ended():
+            self.hooks.remove_thread(thread)
             self._end(thread)
-
-    # ---- hand-over
-
-    def _hand_over(self, handed: PendingRecord | PendingLog) -> None:
-        if handed.logged.loss_is_bad():
-            self.gradients.note_bad_loss(self.numbers["step"])
-        self._next(handed)
-
-    def _emit(self, thread: ThreadState, kind: str, parts: list[StepSegment]) -> None:
-        if parts[0].user_span is SUPPRESSED:
-            PendingRecord(kind, -1, parts, thread.ident).close()
-            return
-        with self._numbering:
-            number = self.numbers[kind]
-            self.numbers[kind] = number + 1
-        if not number:
-            self._on_first()
-        reason = self.detail.reason(number) if True in [part.detailed for part in parts] else None
-        memory = self.memory.read() if kind == "step" else ()
-        thread.held.add(PendingRecord(kind, number, parts, thread.ident, reason, memory))
-        if kind != "step" or thread.machine.in_step:  # no value is logged to it any more; the next event may be far off
-            thread.held.release(self._hand_over)
 
 
 def _current_log(thread: ThreadState) -> Logged | None:
-    """Return where values go: to the step that is open, else to the last one while it is here."""
-    part = thread.machine.open_part
-    return part.logged if part is not None and not part.evaluates else thread.held.last_step()
+    """Return the log of the open step, else of the last one if it is not handed over."""
+    segment = thread.step_detector.open_segment
+    return segment.logged if segment is not None and not segment.evaluates else thread.pending.last_step()

@@ -1,91 +1,87 @@
-"""Outermost module calls: where steps, evaluations and compiled regions begin."""
+"""Root calls: the module calls that no other call encloses, which begin steps and evaluations."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
 from torchotel._limits import MAX_STEP_CALLS
-from torchotel._records import CallNote, Error, ModuleCall
+from torchotel._records import Error, ModelInfo
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
 from torchotel.capture.step_segment import StepSegment
-from torchotel.capture.thread_state import ThreadState
 from torchotel.capture.torch_internals import (
-    COMPILING,
     calls_in_progress,
-    compiler_flags,
-    ending_call,
     graph_task,
     innermost_call,
     is_generated,
-    is_inside,
     is_replica,
     is_traced,
     made_for_replica,
     node_of,
-    runs_plainly,
+    optimizer_steps_in_progress,
     without_torch_function,
 )
 
 if TYPE_CHECKING:
-    from torchotel.capture.recorder import Capture
-    from torchotel.capture.thread_state import ThreadState
+    from torchotel._utils.faults import Warn
+    from torchotel.capture.active_span import ActiveSpans
+    from torchotel.capture.autograd_hooks import RecordingSwitch
+    from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.hook_manager import ModuleHooks
+    from torchotel.capture.module_calls import ModuleCallRecorder
+    from torchotel.capture.thread_state import Threads, ThreadState
+    from torchotel.sampling.detail import Detail
 
 
-def join_forward(thread: ThreadState, replica: Module, threads: Iterable[ThreadState], paths: ModuleRegistry) -> bool:
-    """Record a replica's call for the thread whose forward waits for it; False where no forward is recorded.
+def join_waiting_forward(
+    thread: ThreadState, replica: Module, threads: Iterable[ThreadState], registry: ModuleRegistry
+) -> bool:
+    """Record a replica's call for the thread whose forward waits for it; return False if no forward is recorded.
 
-    Where it can't be told whose it is, it is counted as dropped, with all that it calls.
+    If its thread is ambiguous, the call and all calls inside it are counted as dropped.
     """
-    waiting = {other: other.stack[-1:] for other in threads if other.in_forward and other is not thread}
+    waiting = {other: other.calls.frames[-1:] for other in threads if other.root.in_forward and other is not thread}
     if not any(waiting.values()):
         return False
     owners = [(other, frame[0]) for other, last in waiting.items() for frame in last if _holds_like(frame[0], replica)]
     if len(owners) != 1:
-        thread.muted_from = len(thread.calls)
+        thread.root.dropped_from = len(thread.calls.records)
         return True
     owner, caller = owners[0]
-    thread.owner = owner
-    owner.unordered = thread.unordered = True  # numbers of nodes are each thread's own
-    thread.backward.write_to_log_of(owner.backward)
+    thread.root.owner = owner
+    thread.calls.begin_inside(owner.calls, recomputes=False)
     copies = (tensor for module in modules_of(replica) for tensor in made_for_replica(module))
-    thread.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
-    _name(replica, unwrapped(caller), paths)
+    thread.calls.backward.borders = {node for tensor in copies if (node := node_of(tensor)) is not None}
+    _name_replica(replica, unwrapped(caller), registry)
     return True
 
 
-def beside(call: ModuleCall, lane: int) -> ModuleCall:
-    """Mark a call that ran on another thread than what waited for it."""
-    return call._replace(note=(call.note or CallNote())._replace(lane=lane))
-
-
 def _holds_like(caller: Module, replica: Module) -> bool:
-    """Tell whether a module is, or holds, one that the replica may be a copy of."""
+    """Return whether the replica may be a copy of a module or of a submodule."""
     return any(type(module) is type(replica) for module in modules_of(caller))
 
 
-def _name(replica: Module, original: Module, paths: ModuleRegistry) -> None:
-    """Call a replica, and all below it, what their originals are called, whether what holds them lives on or not."""
+def _name_replica(replica: Module, original: Module, registry: ModuleRegistry) -> None:
+    """Give a replica and its submodules the names of their originals."""
     for copy, copied in zip(modules_of(replica), modules_of(original), strict=False):
-        known = paths.states.get(id(copied))
+        known = registry.states.get(id(copied))
         if known is None or type(copy) is not type(copied):
             return
-        state = paths.add(copy, ModuleLocation(known.model, known.path, None, "", known.root))
-        state.info, state.sites = info_of(known, copied), known.sites
+        state = registry.add(copy, ModuleLocation(known.model, known.path, None, "", known.root))
+        info_of(known, copied)
+        state.seen = known.seen.of_replica()
 
 
 NEVER_FORWARD = ("torchotel", "Otel")
-"""How the names of threads begin that are ours or the SDK's."""
+"""Prefixes of the names of torchotel's threads and the SDK's."""
 
 WHOSE_REPLICA = (
     "it can't be told to which forward the replicas of a %s belong: several threads forward such models, or none does. "
@@ -98,251 +94,270 @@ MANY_CALLS = (
 )
 
 
+class RootCall:
+    """The root call that runs on one thread."""
+
+    __slots__ = ("dropped_from", "has_run", "in_forward", "is_recomputation", "is_repeated", "owner")
+
+    def __init__(self) -> None:
+        self.in_forward = False
+        """Whether a forward of the thread's own step or evaluation runs."""
+        self.is_repeated = False
+        """Whether the forward only adds to the open segment: nothing but its end is recorded."""
+        self.is_recomputation = False
+        self.dropped_from: int | None = None
+        """The index of the first call that is not to be kept, such as those of transforms inside a fetch."""
+        self.owner: ThreadState | None = None
+        """The thread whose forward or backward the call belongs to, if the call runs on another thread."""
+        self.has_run = False
+        """Whether a forward of a step or an evaluation has run on the thread."""
+
+    def end(self) -> None:
+        """End the root call."""
+        self.in_forward = self.is_recomputation = False
+        self.dropped_from = self.owner = None
+
+
 class RootCalls:
-    """Tell the step machine of forwards, and decide at each whether its calls are recorded."""
+    """Begin and end root calls, and decide for each whether its calls are recorded.
 
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
+    Args:
+        threads: The states of all threads.
+        calls: Records calls.
+        hooks: Which hooks are in.
+        registry: Names of modules.
+        active_spans: Attaches the step to the program's context.
+        device_marks: Marks on the clocks of devices.
+        switch: Counts the calls that are left out.
+        numbers: How many steps and evaluations were recorded.
+        detail: Which steps and evaluations are recorded in detail.
+        context: Returns the program's context: another object if it has changed.
+        warn: Logs a warning once.
+        in_data_worker: Called when a DataLoader's worker process runs a forward, which is not recorded.
+    """
 
-    def settle(self, thread: ThreadState) -> None:
-        """Close what an interrupt left open, before the next event is taken in."""
+    def __init__(
+        self,
+        threads: Threads,
+        calls: ModuleCallRecorder,
+        hooks: ModuleHooks,
+        registry: ModuleRegistry,
+        active_spans: ActiveSpans,
+        device_marks: DeviceMarks,
+        switch: RecordingSwitch,
+        numbers: Mapping[str, int],
+        detail: Detail,
+        context: Callable[[], object],
+        warn: Warn,
+        in_data_worker: Callable[[], None],
+    ) -> None:
+        self._threads, self._calls, self._hooks, self._registry, self._active_spans = (
+            threads,
+            calls,
+            hooks,
+            registry,
+            active_spans,
+        )
+        self._device_marks, self._switch, self._numbers, self._detail = device_marks, switch, numbers, detail
+        self._context, self._warn, self._in_data_worker = context, warn, in_data_worker
+        self.model: ModelInfo | None = None
+        """The model of the first root call."""
+
+    def close_interrupted(self, thread: ThreadState) -> None:
+        """Close the calls that an interrupt left open, before the next event is recorded."""
         now_ns = perf_counter_ns()
-        if thread.hooked is not None and not thread.in_forward:
-            self.drop_exit_hook(thread)
-        if thread.stack:
-            self._capture.calls.close_interrupted(thread, now_ns)
-        elif thread.in_forward and calls_in_progress() == 0:
-            self.drop_exit_hook(thread)
+        if thread.exit_watch.module is not None and not thread.root.in_forward:
+            self.remove_exit_hook(thread)
+        if thread.calls.frames:
+            self.close_interrupted_calls(thread, now_ns)
+        elif thread.root.in_forward and calls_in_progress() == 0:
+            self.remove_exit_hook(thread)
+            self.leave(thread, now_ns, None)
+
+    def close_interrupted_calls(
+        self, thread: ThreadState, now_ns: int, *, opening: int = 0, running: int | None = None
+    ) -> None:
+        """Close the calls that an interrupt left open, and the root call if it is one of them.
+
+        Args:
+            thread: The thread that runs this.
+            now_ns: The time of the event that finds them.
+            opening: Calls on the Python stack that are not open yet.
+            running: How many calls are still running; None to count them on the Python stack.
+        """
+        if self._calls.close_interrupted(thread.calls, now_ns, opening=opening, running=running):
             self.leave(thread, now_ns, None)
 
     def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
-        """Take in the start of an outermost call; return whether it is recorded in detail.
+        """Begin a root call; return whether it is recorded in detail.
 
-        Where it is not, its end is watched for, unless the caller sees to that.
+        Args:
+            thread: The calling thread's state.
+            module: Whose call it is.
+            watch: Whether a hook is put on the module to see the end of a call that is not recorded in detail.
         """
-        if thread.in_forward or is_generated(module) or is_traced():
-            return False  # inside an outermost call or region that is not recorded
-        self.drop_exit_hook(thread)
-        if graph_task() != -1 or is_replica(module):
+        if thread.root.in_forward or is_generated(module) or is_traced():
+            return False  # inside a root call or region that is not recorded
+        if watch and self._enter_repeated(thread, module):
+            return False
+        self.remove_exit_hook(thread)
+        if graph_task() != -1 or thread.events.in_fetch or is_replica(module):
             return self._enter_for_another(thread, module)
-        if thread.in_fetch:
-            thread.muted_from = len(thread.calls)
-            return self._capture.hooks.all_in
         if get_worker_info() is not None:  # a spawned worker ran the user's script again
-            self._capture.uninstall()
+            self._in_data_worker()
             return False
-        detailed = self._forward_begins(thread, module)
-        if self._capture.model is None:
-            with without_torch_function():
-                self._capture.model = self._capture.paths.describe(module)
-        if self._capture.paths.enter(module):  # also without detail: registrations need the names
-            self._capture.compiling.learn(module)
-        self._capture.hooks.want(thread, detailed=detailed)
-        if not detailed:  # other threads' hooks may go out before it ends
-            thread.hooked_call = innermost_call()
-            if not watch or self._capture.hooks.watch_exit(thread, module):
-                return False
-            self._capture.hooks.want(thread, detailed=True)
-        if len(thread.calls) >= MAX_STEP_CALLS:
-            thread.muted_from = len(thread.calls)
-            self._capture.warn(MANY_CALLS, MAX_STEP_CALLS)
-        return True
-
-    def _goes_on(self, thread: ThreadState, module: Module) -> bool:
-        """Take in a further forward of the open part where the rule has nothing to ask that it has not been told.
-
-        There may be thousands, as in an episode of reinforcement learning. The module has run in this part with
-        gradients on and in training mode, and the program's context is what it was.
-        """
-        part, capture = thread.machine.forwarding, self._capture
-        if (
-            part is None
-            or part.detailed is not False
-            or (known := part.models.get(id(module))) is None
-            or known() is not module
-            or id(module) in part.evaluated
-            or not (is_training(module) and torch.is_grad_enabled())
-            or part.context is not capture.context()
-            or thread.hooked is not None
-            or is_traced()
-        ):
-            return False
-        thread.hooked_call = innermost_call()
-        alone = bool(module._modules) and thread.trains and len(capture.forwarding) == 1
-        if not capture.hooks.watch_exit(thread, module, alone=alone):
-            return False
-        thread.in_forward = thread.goes_on = True
-        part.forwards += 1
-        part.forwards_with_grad += 1
-        part.forward_end_ns = part.end_ns = perf_counter_ns()
-        return True
+        return self._enter_forward(thread, module, watch=watch)
 
     def _enter_for_another(self, thread: ThreadState, module: Module) -> bool:
-        """Record what runs inside a backward, or inside another thread's forward, where it belongs."""
-        if graph_task() == -1:
-            return self._join_forward(thread, module)
-        self._recompute(thread)
-        return self._capture.hooks.all_in
+        """Begin a call inside a backward, inside another thread's forward, or inside a fetch, which is not recorded."""
+        if graph_task() != -1:
+            self._enter_recomputation(thread)
+        elif is_replica(module):
+            return self._enter_replica(thread, module)
+        else:
+            thread.root.dropped_from = len(thread.calls.records)
+        return self._hooks.all_in
 
-    def _join_forward(self, thread: ThreadState, replica: Module) -> bool:
-        joined = join_forward(thread, replica, list(self._capture.threads), self._capture.paths)
-        if thread.muted_from is not None:
-            self._capture.warn(WHOSE_REPLICA, type(replica).__name__)
+    def _enter_forward(self, thread: ThreadState, module: Module, *, watch: bool) -> bool:
+        """Begin a forward of the thread's step or evaluation; return whether it is recorded in detail."""
+        detailed = self._begin_forward(thread, module)
+        if self.model is None:
+            with without_torch_function():
+                self.model = self._registry.describe(module)
+        self._registry.enter(module)  # also without detail: registrations need the names
+        self._hooks.set_detailed(thread, detailed=detailed)
+        if not detailed:  # other threads' hooks may go out before it ends
+            if not watch or self._hooks.watch_exit(thread, module, innermost_call()):
+                return False
+            self._hooks.set_detailed(thread, detailed=True)
+        if len(thread.calls.records) >= MAX_STEP_CALLS:
+            thread.root.dropped_from = len(thread.calls.records)
+            self._warn(MANY_CALLS, MAX_STEP_CALLS)
+        return True
+
+    def _enter_repeated(self, thread: ThreadState, module: Module) -> bool:
+        """Begin a forward that only adds to the open segment, without the step detector; return whether it does.
+
+        An episode of reinforcement learning has thousands of them. The module has run in this segment with gradients
+        on and in training mode, and the program's context has not changed.
+        """
+        segment = thread.step_detector.forwarding
+        if (
+            segment is None
+            or segment.detailed is not False
+            or (known := segment.models.get(id(module))) is None
+            or known() is not module
+            or id(module) in segment.evaluated
+            or not (is_training(module) and torch.is_grad_enabled())
+            or segment.context is not self._context()
+            or thread.exit_watch.module is not None
+            or thread.events.in_fetch
+            or graph_task() != -1
+        ):
+            return False
+        alone = bool(module._modules) and thread.events.trains and len(self._threads.forwarding) == 1
+        if not self._hooks.watch_exit(thread, module, innermost_call(), alone=alone):
+            return False
+        thread.root.in_forward = thread.root.is_repeated = True
+        segment.forwards += 1
+        segment.forwards_with_grad += 1
+        segment.forward_end_ns = segment.end_ns = perf_counter_ns()
+        return True
+
+    def _enter_replica(self, thread: ThreadState, replica: Module) -> bool:
+        """Record a replica's call for the thread whose forward waits for it; return whether it is recorded."""
+        joined = join_waiting_forward(thread, replica, list(self._threads.all), self._registry)
+        if thread.root.dropped_from is not None:
+            self._warn(WHOSE_REPLICA, type(replica).__name__)
         return joined
 
-    def _forward_begins(self, thread: ThreadState, module: Module) -> bool:
-        """Tell the step machine; return whether the step is recorded in detail."""
-        capture = self._capture
-        if thread.machine.stepping:
-            capture.events.settle_optimizer(thread)
+    def _begin_forward(self, thread: ThreadState, module: Module) -> bool:
+        """Pass the start of a forward to the step detector; return whether the step is recorded in detail."""
+        detector = thread.step_detector
+        if detector.stepping:
+            close_interrupted_optimizer(thread)
         grad = torch.is_grad_enabled()
         training = is_training(module)
-        part = thread.machine.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
+        segment = detector.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
         if grad:
-            part.models[id(module)] = weakref.ref(module)
-        thread.in_forward = thread.forwards = True
-        capture.device_marks.look()
-        capture.live.enter(thread, part, forward=True)
-        part.context = capture.context()
-        capture.forwarding.add(thread)
-        if len(capture.forwarding) == 1 and (thread.trains or _is_alone()):
-            capture.hooks.disarm()  # beside one that trains a thread's first forward may be missed, no other is
-        if part.detailed is None or (grad and part.forwards_with_grad == 1 and not part.detailed):
-            part.detailed = self._is_detailed(part, grad=grad)
-        return part.detailed
+            segment.models[id(module)] = weakref.ref(module)
+        thread.root.in_forward = thread.root.has_run = True
+        self._device_marks.check_running()
+        self._active_spans.enter(thread, segment, forward=True)
+        segment.context = self._context()
+        forwarding = self._threads.forwarding
+        forwarding.add(thread)
+        if len(forwarding) == 1 and (thread.events.trains or _is_alone()):
+            self._hooks.disarm()  # beside a thread that trains, only the first forward of another thread may be missed
+        if segment.detailed is None or (grad and segment.forwards_with_grad == 1 and not segment.detailed):
+            segment.detailed = self._is_detailed(segment, grad=grad)
+        return segment.detailed
 
-    def _is_detailed(self, part: StepSegment, *, grad: bool) -> bool:
-        numbers, detail = self._capture.numbers, self._capture.detail
-        if grad or part.trained or part.explicit:
-            return detail.of_step(numbers["step"] + part.ahead)
+    def _is_detailed(self, segment: StepSegment, *, grad: bool) -> bool:
+        numbers, detail = self._numbers, self._detail
+        if grad or segment.trained or segment.explicit:
+            return detail.of_step(numbers["step"] + segment.ahead)
         return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:
-        """Take in the end of an outermost call."""
-        if thread.in_forward and len(self._capture.threads) > 1:
+        """End a root call."""
+        root, calls, detector = thread.root, thread.calls, thread.step_detector
+        forward = root.in_forward
+        if forward and len(self._threads.all) > 1:
             self._end_replicas(thread, now_ns)
-        if thread.goes_on:
-            thread.goes_on = thread.in_forward = False
-            thread.machine.forward_ends(now_ns, error)
-            self._capture.hooks.arm()
+        if root.is_repeated:
+            root.is_repeated = root.in_forward = False
+            detector.forward_ends(now_ns, error)
+            self._hooks.arm()
             return
-        if thread.muted_from is not None:
-            if not thread.in_fetch:
-                self._capture.calls_dropped += len(thread.calls) - thread.muted_from
-            del thread.calls[thread.muted_from :]
-        if thread.owner is not None:
-            lane = thread.thread.ident or 0  # not always the calling thread
-            thread.owner.calls += [beside(call, lane) for call in thread.calls]
-            thread.device_log.move(thread.owner.device_log)
-            thread.calls.clear()
-        forward = thread.in_forward
-        thread.reset_call()
+        if root.dropped_from is not None:
+            if not thread.events.in_fetch:
+                self._switch.calls_dropped += len(calls.records) - root.dropped_from
+            del calls.records[root.dropped_from :]
+        if root.owner is not None:
+            calls.move_to(root.owner.calls, thread.thread.ident or 0)  # the calling thread may be another one
+        root.end()
+        calls.end_root_call()
         if forward:
-            self._capture.live.leave_forward(thread)
-            thread.machine.forward_ends(now_ns, error)
-            if not thread.machine.in_step:
-                self._capture.live.leave_step(thread)
-                if not self._capture.detail.always:
-                    self._capture.hooks.release(thread)  # the thread of a server may idle for long
-        self._capture.hooks.arm()
+            self._active_spans.leave_forward(thread)
+            detector.forward_ends(now_ns, error)
+            if not detector.in_step:
+                self._active_spans.leave_step(thread)
+                if not self._detail.always:
+                    self._hooks.release(thread)  # a server's thread may be idle for long
+        self._hooks.arm()
 
     def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
-        """Close the calls of replicas that were interrupted: their threads have no further event, and hold tensors."""
-        for other in list(self._capture.threads):
-            if other.owner is thread:
-                self._capture.calls.close_interrupted(other, now_ns, live=0)
+        """Close the interrupted calls of replicas: their threads have no further event, and keep tensors alive."""
+        for other in list(self._threads.all):
+            if other.root.owner is thread:
+                self.close_interrupted_calls(other, now_ns, running=0)
 
-    def _recompute(self, thread: ThreadState) -> None:
+    def _enter_recomputation(self, thread: ThreadState) -> None:
         """Record a forward that runs inside a backward for the thread that the backward belongs to."""
-        thread.recompute = thread.unordered = True
-        if not thread.in_backward:  # a thread of the autograd engine
-            owners = [other for other in self._capture.threads if other.in_backward]
+        owner = None
+        thread.root.is_recomputation = True
+        if not thread.events.in_backward:  # a thread of the autograd engine
+            owners = [other for other in self._threads.all if other.events.in_backward]
             if len(owners) == 1:
-                thread.owner = owners[0]
-                thread.backward.write_to_log_of(owners[0].backward)
+                owner = thread.root.owner = owners[0]
             else:
-                thread.muted_from = len(thread.calls)
+                thread.root.dropped_from = len(thread.calls.records)
+        thread.calls.begin_inside(None if owner is None else owner.calls, recomputes=True)
 
-    @runs_plainly
-    def first(self, module: Module, args: Any) -> None:
-        """See the first module call since the last event, with no other hook in."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
-        try:
-            thread = self._capture.here.thread
-            if thread.in_forward or thread.in_fetch or graph_task() != -1:
-                return
-            if not self._capture.installed:  # it ended while another of this call's hooks ran
-                return
-            if self._goes_on(thread, module):
-                return
-            if self.enter(thread, module):
-                self._capture.calls.open(thread, module, args)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
+    def remove_exit_hook(self, thread: ThreadState) -> None:
+        """Remove the hook that sees the end of the thread's root call."""
+        if thread.exit_watch.module is not None:
+            self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
 
-    @runs_plainly
-    def left(self, module: Module, args: Any, output: Any) -> None:
-        """See the end of an outermost call, with no other hook in."""
-        if is_dynamo_compiling() or compiler_flags[COMPILING]:
-            return
-        now_ns = perf_counter_ns()
-        raised = True  # as long as it is not known
-        try:
-            thread = self._capture.here.thread
-            if thread.hooked is None or thread.hooked() is not module:
-                return  # another thread watches for it
-            call, raised = ending_call()
-            if call != thread.hooked_call and is_inside(thread.hooked_call):
-                return  # a call of the module inside its own
-            error = None
-            if raised:  # its dictionary is being read: the hook goes at the next event
-                exception = sys.exc_info()[1]
-                error = self._capture.errors.read(exception, module)
-            else:
-                self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
-            if thread.in_forward:
-                self.leave(thread, now_ns, error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault(iterated=raised)
 
-    @runs_plainly
-    def enter_region(self, module: Module, args: Any) -> Callable[..., None] | None:
-        """See the start of a region that runs no hooks; return what is to see its end."""
-        try:
-            thread = self._capture.here.thread
-            if thread.stack:
-                self._capture.calls.before(module, args)
-                return self._capture.calls.after
-            if thread.in_forward or thread.in_fetch or not self._capture.installed:
-                return None
-            if self.enter(thread, module, watch=False):
-                self._capture.calls.open(thread, module, args)
-                return self._capture.calls.after
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
-            return None
-        return self._leave_region
-
-    @runs_plainly
-    def _leave_region(self, module: Module, args: Any, *rest: Any) -> None:
-        """See the end of an outermost region whose step is not recorded in detail."""
-        exception = sys.exception() if len(rest) == 1 else None
-        try:
-            thread = self._capture.here.thread
-            if thread.in_forward:
-                error = self._capture.errors.read(exception, module)
-                self.leave(thread, perf_counter_ns(), error)
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's forward
-            self._capture.guard.fault()
-
-    def drop_exit_hook(self, thread: ThreadState) -> None:
-        """Take the hook off the module whose end was watched for."""
-        if thread.hooked is not None:
-            self._capture.hooks.unwatch_exit(thread, list(self._capture.forwarding))
+def close_interrupted_optimizer(thread: ThreadState) -> None:
+    """Close optimizer steps that raised without a call of `EventHooks._optimizer_fails`."""
+    if thread.step_detector.stepping and optimizer_steps_in_progress() == 0:
+        thread.step_detector.close_unfinished_optimizers(perf_counter_ns())
 
 
 def _is_alone() -> bool:
-    """Tell whether no other Python thread is there that may call modules."""
+    """Return whether no other Python thread may call modules."""
     own = threading.current_thread()
     return all(one is own or one.name.startswith(NEVER_FORWARD) for one in threading.enumerate())

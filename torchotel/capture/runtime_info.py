@@ -1,4 +1,4 @@
-"""What runs: versions, and the name of the script."""
+"""The versions of torch and CUDA, and the name of the script."""
 
 import sys
 from pathlib import Path
@@ -17,10 +17,10 @@ def versions() -> dict[str, str]:
 
 
 def script_name() -> str:
-    """Return the name of what runs: a script's without its folder and its ending, a module's as `python -m` has it."""
+    """Return the script's name without folder and ending, or the module's name as given to `python -m`."""
     path = sys.argv[0] if sys.argv else ""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if path and spec is not None and spec.origin == path:  # else it is that of a profiler, say, which runs a script
+    if path and spec is not None and spec.origin == path:  # else it is that of a profiler, which runs a script
         return str(spec.name).removesuffix(".__main__")
     name = Path(path).name.removesuffix(".py")
     return name if name not in {"", "-c"} else "python"

@@ -1,19 +1,19 @@
 """Find training steps and evaluations among four kinds of events: fetch, forward, backward, optimizer step.
 
-Knows neither torch nor the clock: each event brings its time. One machine serves one thread. The rule and the
-programs that it must get right are tabled in the documentation; `tests/capture/test_step_detector.py` holds every row.
+The detector imports neither torch nor a clock: each event brings its time. One detector serves one thread. The
+documentation has the rule and a table of programs; `tests/capture/test_step_detector.py` tests every row.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 
-from torchotel._records import Baggage, Error, Phase, SpanReference
-from torchotel.capture.step_assembler import StepAssembler
+from torchotel._records import Error, Phase
+from torchotel.capture.step_assembler import StepAssembler, StepListener
 from torchotel.capture.step_segment import Identity, StepSegment, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
-MAX_FORWARDS = 1 << 16  # of a part on a thread that has never trained: it serves, and hands over an evaluation then
-MAX_FETCHES = 1024  # fetches that a step which only fetches keeps
+MAX_FORWARDS = 1 << 16  # of a segment on a thread that never trained: it serves, and an evaluation is handed over
+MAX_FETCHES = 1024  # kept of a segment that only fetches
 IN_BACKWARD = "in backward"  # stands for all optimizers that step inside a backward
 
 
@@ -21,129 +21,119 @@ class StepDetector:
     """Group the events of one thread into steps and evaluations.
 
     Args:
-        take: Moves what was recorded since the last call into the part that ends.
-        emit: Gets "step" or "evaluation" and its parts, in order.
-        user_span: Answers with the user's span that is current.
-        begins: Called when something new opens: what was handed over before has had its last word.
-        baggage: Returns the program's baggage, None if it is empty.
+        listener: Gets the segments of the steps and evaluations.
     """
 
-    def __init__(
-        self,
-        take: Callable[[StepSegment], None],
-        emit: Callable[[str, list[StepSegment]], None],
-        user_span: Callable[[], SpanReference | None],
-        begins: Callable[[], None] = lambda: None,
-        baggage: Callable[[], Baggage | None] = lambda: None,
-    ) -> None:
-        self._pending = StepAssembler(take, emit, user_span, begins, baggage)
-        self._running: list[tuple[StepSegment, int]] = []  # backwards that run, each with its phase's place
+    def __init__(self, listener: StepListener) -> None:
+        self._assembler = StepAssembler(listener)
+        self._running: list[tuple[StepSegment, int]] = []  # running backwards, each with its phase's index
         self.stepping: list[tuple[Hashable, str, int, StepSegment, int]] = []
-        """Optimizers' steps that have begun and not ended, each with its kind, its start and its phase's place."""
+        """Optimizers' steps that have begun and not ended, each with its kind, start, segment and phase index."""
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
         self._optimizer_seen = False
         self._tuned: set[int] = set()  # `id()`s of models that ran in evaluation mode before a backward
-        self._ahead: StepSegment | None = None  # only fetched when its iterator ended; no fetch or evaluation since
+        self._ahead: StepSegment | None = None
+        """A segment that only fetched before its iterator ended; None after a fetch or an evaluation."""
 
     # ---- events
 
     def iterator_made(self, start_ns: int, end_ns: int) -> None:
-        """Take in the making of a DataLoader's iterator: data time of the step that its first fetch opens."""
+        """Record the making of a DataLoader's iterator: data time of the step that its first fetch opens."""
         self.fetched(start_ns, end_ns)
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
-        """Take in a fetch that yielded."""
-        part, self._ahead = self._pending.open, None
+        """Record a fetch that yielded."""
+        segment, self._ahead = self._assembler.open, None
         inside = self._inside()
-        if part is None or self._fetch_opens(part):
-            self._pending.close_open()
-            if self._pending.is_finished():
-                self._pending.hand_over()
-            part = self._pending.begin(start_ns, fetched=True)
-        elif len(part.phases) >= MAX_FETCHES and not inside:
-            del part.phases[0]
-            part.start_ns = part.phases[0].start_ns
-        part.phases.append(Phase("data", start_ns, end_ns))
-        part.end_ns = end_ns
+        if segment is None or self._fetch_opens(segment):
+            self._assembler.close_open()
+            if self._assembler.is_finished():
+                self._assembler.hand_over()
+            segment = self._assembler.begin(start_ns, fetched=True)
+        elif len(segment.phases) >= MAX_FETCHES and not inside:
+            del segment.phases[0]
+            segment.start_ns = segment.phases[0].start_ns
+        segment.phases.append(Phase("data", start_ns, end_ns))
+        segment.end_ns = end_ns
 
     def fetch_failed(self, start_ns: int, end_ns: int, error: Error | None) -> None:
-        """Take in a fetch that raised: it is handed over, since no step may follow that could show the error."""
-        self._pending.fetch_ended(start_ns, end_ns, error)
+        """Record a fetch that raised; it is handed over, since no step may follow that could show the error."""
+        self._assembler.fetch_ended(start_ns, end_ns, error)
 
     def iterator_ended(self, start_ns: int = 0, end_ns: int = 0) -> None:
-        """Take in a fetch that found its iterator at the end."""
-        part = self._pending.open
-        if part is not None and not part.trained and not self._inside():
-            self._pending.close_open()
-            if _only_fetched(part) and part.identity.reference is None:
-                self._ahead = part
+        """Record a fetch that found its iterator at the end."""
+        segment = self._assembler.open
+        if segment is not None and not segment.trained and not self._inside():
+            self._assembler.close_open()
+            if _only_fetched(segment) and segment.identity.reference is None:
+                self._ahead = segment
         self.hand_over_finished()
-        self._pending.fetch_ended(start_ns, end_ns)
+        self._assembler.fetch_ended(start_ns, end_ns)
 
     def forward_begins(self, now_ns: int, *, grad: bool, model: int = 0, training: bool = True) -> StepSegment:
-        """Take in the start of an outermost forward; return the part that it belongs to.
+        """Record the start of a root forward; return the segment that it belongs to.
 
         Args:
-            now_ns: When it starts.
+            now_ns: When the forward starts.
             grad: Whether gradients are on.
-            model: The `id()` of the outermost module.
-            training: Whether that is in training mode.
+            model: The `id()` of the root module.
+            training: Whether the root module is in training mode.
         """
-        part = self._pending.open
-        if part is not None and (part.error is not None or (training and model in part.evaluated)):
-            self._end_evaluation(part)
-            part = self._pending.open
-        if part is None or not (self.stepping or part.explicit):
-            part = self._part_of_forward(now_ns, grad=grad, evaluated=0 if training else model)
+        segment = self._assembler.open
+        if segment is not None and (segment.error is not None or (training and model in segment.evaluated)):
+            self._end_evaluation(segment)
+            segment = self._assembler.open
+        if segment is None or not (self.stepping or segment.explicit):
+            segment = self._segment_of_forward(now_ns, grad=grad, evaluated=0 if training else model)
         if not training and grad:
-            part.evaluated.add(model)
+            segment.evaluated.add(model)
         if not grad:
             self._ahead = None
-            if not part.explicit:
-                self._pending.keep_apart(part)
-        part.forwards += 1
-        part.forwards_with_grad += grad
-        if part.forward_start_ns is None:
-            part.forward_start_ns = now_ns
-        part.forward_end_ns = part.end_ns = now_ns
-        return part
+            if not segment.explicit:
+                self._assembler.give_own_identity(segment)
+        segment.forwards += 1
+        segment.forwards_with_grad += grad
+        if segment.forward_start_ns is None:
+            segment.forward_start_ns = now_ns
+        segment.forward_end_ns = segment.end_ns = now_ns
+        return segment
 
     def forward_ends(self, now_ns: int, error: Error | None = None) -> None:
-        """Take in the end of an outermost forward."""
-        part = self._pending.open
-        if part is None:
+        """Record the end of a root forward."""
+        segment = self._assembler.open
+        if segment is None:
             return
-        part.forward_end_ns = part.end_ns = now_ns
-        part.error = part.error or error
-        if part.opened_without_grad and not (part.trained or part.explicit):
-            self._pending.close_open()
+        segment.forward_end_ns = segment.end_ns = now_ns
+        segment.error = segment.error or error
+        if segment.opened_without_grad and not (segment.trained or segment.explicit):
+            self._assembler.close_open()
 
     def backward_begins(self, now_ns: int, *, in_forward: bool) -> StepSegment:
-        """Take in the start of a run of the autograd engine; return what is open.
+        """Record the start of a run of the autograd engine; return the open segment.
 
-        One inside a forward is part of that forward.
+        A run inside a forward is part of that forward.
         """
-        part = self._pending.open
-        if part is None or (part.finished and not (self._inside() or in_forward)):
-            part = self._begin_after_step(now_ns)
-        elif part.backwards and not (part.forwards or self._inside() or in_forward):  # of a loss without modules
-            self._pending.close_open()
-            part = self._pending.begin(now_ns)
+        segment = self._assembler.open
+        if segment is None or (segment.finished and not (self._inside() or in_forward)):
+            segment = self._begin_after_step(now_ns)
+        elif segment.backwards and not (segment.forwards or self._inside() or in_forward):  # of a loss without modules
+            self._assembler.close_open()
+            segment = self._assembler.begin(now_ns)
         if not (self._running or in_forward):
-            part.forward_ends(now_ns)
-            part.backwards += 1
-            part.trained = True
-            if part.evaluated:
-                self._tuned |= part.evaluated
-        self._running.append((part, len(part.phases)))
-        part.phases.append(new_phase(Phase, ("backward", now_ns, now_ns, None, None, None, 0)))
-        return part
+            segment.forward_ends(now_ns)
+            segment.backwards += 1
+            segment.trained = True
+            if segment.evaluated:
+                self._tuned |= segment.evaluated
+        self._running.append((segment, len(segment.phases)))
+        segment.phases.append(new_phase(Phase, ("backward", now_ns, now_ns, None, None, None, 0)))
+        return segment
 
     def backward_ends(
         self, now_ns: int, error: Error | None = None, *, in_forward: bool = False, accumulates: bool = True
     ) -> None:
-        """Take in the end of a run of the autograd engine.
+        """Record the end of a run of the autograd engine.
 
         Args:
             now_ns: When it ended.
@@ -151,296 +141,318 @@ class StepDetector:
             in_forward: Whether it ran inside a forward.
             accumulates: Whether it adds to the gradients of parameters.
         """
-        part, place = self._running.pop()
-        start_ns = part.phases[place].start_ns
-        part.phases[place] = new_phase(Phase, ("backward", start_ns, now_ns, error, None, None, 0))
-        part.end_ns = now_ns
-        part.error = part.error or error
-        part.accumulates = part.accumulates or accumulates
+        segment, phase_index = self._running.pop()
+        start_ns = segment.phases[phase_index].start_ns
+        segment.phases[phase_index] = new_phase(Phase, ("backward", start_ns, now_ns, error, None, None, 0))
+        segment.end_ns = now_ns
+        segment.error = segment.error or error
+        segment.accumulates = segment.accumulates or accumulates
         if self._running or in_forward:
             return
         self._backwards += 1
         if self._stepped_in_backward:
             self._stepped_in_backward = False
-            self._optimizer_done(part, IN_BACKWARD)
+            self._optimizer_done(segment, IN_BACKWARD)
         elif not self.stepping and self._backwards >= max(WITHOUT_OPTIMIZER, 2 * self._most_backwards):
-            self._pending.by_hand = True
-            self._pending.hand_over_each()
+            self._assembler.by_hand = True
+            self._assembler.hand_over_each()
 
     def optimizer_begins(self, now_ns: int, key: Hashable, kind: str, *, closure: bool = False) -> StepSegment | None:
-        """Take in the start of an optimizer's step; return what is open.
+        """Record the start of an optimizer's step; return the open segment.
 
-        Nested ones (wrappers) count with the outermost.
+        Nested optimizers (wrappers) count as part of the outermost one.
 
         Args:
             now_ns: When it starts.
             key: Which optimizer it is.
             kind: The name of its class.
-            closure: Whether forward and backward run inside, as those of the next step do where one is finished.
+            closure: Whether forward and backward run inside: after a finished step they belong to the next one.
         """
-        part = self._pending.open
-        if (part is None or key in part.optimizers or (closure and part.finished)) and not self._inside():
-            part = self._begin_after_step(now_ns)
-        if part is None:
+        segment = self._assembler.open
+        if (segment is None or key in segment.optimizers or (closure and segment.finished)) and not self._inside():
+            segment = self._begin_after_step(now_ns)
+        if segment is None:
             return None
-        if part.forward_start_ns is not None and not (self._running or self.stepping):
-            part.forward_ends()
-        self.stepping.append((key, kind, now_ns, part, len(part.phases)))
+        if segment.forward_start_ns is not None and not (self._running or self.stepping):
+            segment.forward_ends()
+        self.stepping.append((key, kind, now_ns, segment, len(segment.phases)))
         if len(self.stepping) == 1:
-            part.phases.append(new_phase(Phase, ("optimizer", now_ns, now_ns, None, kind, None, 0)))
-        return part
+            segment.phases.append(new_phase(Phase, ("optimizer", now_ns, now_ns, None, kind, None, 0)))
+        return segment
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
-        """Take in the end of an optimizer's step, and of those in it whose failure was not seen."""
+        """Record the end of an optimizer's step, and of nested steps whose failure was not seen."""
         for entry in self.stepping:
             if entry[0] == key:
                 break
         else:
             return
         while True:
-            found, kind, start_ns, part, place = self.stepping.pop()
+            found, kind, start_ns, segment, phase_index = self.stepping.pop()
             if found == key:
                 break
         if self.stepping:
             return
-        if part.forward_start_ns is not None:
-            part.forward_ends()
-        part.phases[place] = new_phase(Phase, ("optimizer", start_ns, now_ns, None, kind, None, 0))
-        part.end_ns = now_ns
+        if segment.forward_start_ns is not None:
+            segment.forward_ends()
+        segment.phases[phase_index] = new_phase(Phase, ("optimizer", start_ns, now_ns, None, kind, None, 0))
+        segment.end_ns = now_ns
         if self._running:
             self._stepped_in_backward = True
         else:
-            self._optimizer_done(part, key)
+            self._optimizer_done(segment, key)
 
     def optimizer_fails(self, now_ns: int, error: Error | None, running: int = 0) -> None:
-        """Take in that an optimizer's step raised: the training step fails, and is not finished.
+        """Record that an optimizer's step raised: the training step fails, and is not finished.
 
         Args:
             now_ns: When it raised.
             error: What it raised.
-            running: How many steps go on, in which it ran. The outermost of them shows how it ends.
+            running: How many optimizers' steps that enclose it still run; the outermost of them shows how it ends.
         """
         if len(self.stepping) <= running:
             return  # its start was not seen
-        _, kind, start_ns, part, place = self.stepping[running]
+        _, kind, start_ns, segment, phase_index = self.stepping[running]
         del self.stepping[running:]
         if running:
             return
-        part.forward_ends()
-        part.phases[place] = new_phase(Phase, ("optimizer", start_ns, now_ns, error, kind, None, 0))
-        part.end_ns = now_ns
-        part.error = part.error or error
-        part.trained = True
+        segment.forward_ends()
+        segment.phases[phase_index] = new_phase(Phase, ("optimizer", start_ns, now_ns, error, kind, None, 0))
+        segment.end_ns = now_ns
+        segment.error = segment.error or error
+        segment.trained = True
 
     def optimizer_skipped(self, now_ns: int, key: Hashable) -> None:
-        """Take in a step that GradScaler left out: it finishes the training step all the same."""
-        if self._pending.open is not None and key not in self._pending.open.optimizers:
-            self._pending.open.end_ns = now_ns
-            self._optimizer_done(self._pending.open, key)
+        """Record a step that GradScaler skipped: it finishes the training step, too."""
+        if self._assembler.open is not None and key not in self._assembler.open.optimizers:
+            self._assembler.open.end_ns = now_ns
+            self._optimizer_done(self._assembler.open, key)
 
     def step_begins(self, now_ns: int) -> StepSegment:
-        """Take in the start of an explicit step, and return it; it takes in the fetch just before it."""
+        """Record the start of an explicit step and return its segment, which includes the fetch just before it."""
         self._ahead = None
-        if self._pending.open is not None and not _only_fetched(self._pending.open):
-            self._pending.close_open()
-        if self._pending.parts:
-            self._pending.hand_over()
-            if self._pending.open is not None:
-                self._pending.open.identity = Identity()
-        part = self._pending.open or self._pending.begin(now_ns)
-        part.explicit = True
-        return part
+        if self._assembler.open is not None and not _only_fetched(self._assembler.open):
+            self._assembler.close_open()
+        if self._assembler.segments:
+            self._assembler.hand_over()
+            if self._assembler.open is not None:
+                self._assembler.open.identity = Identity()
+        segment = self._assembler.open or self._assembler.begin(now_ns)
+        segment.explicit = True
+        return segment
 
     def step_ends(self, now_ns: int, error: Error | None) -> None:
-        """Take in the end of an explicit step."""
-        part = self._pending.open
-        if part is None or not part.explicit:
+        """Record the end of an explicit step."""
+        segment = self._assembler.open
+        if segment is None or not segment.explicit:
             return  # closed by `end`
-        self.abandon_stepping(now_ns)
-        part.end_ns, part.error = max(part.end_ns, now_ns), part.error or error
-        part.forward_ends()
-        self._pending.close_open()
-        self._pending.hand_over()
+        self.close_unfinished_optimizers(now_ns)
+        segment.end_ns, segment.error = max(segment.end_ns, now_ns), segment.error or error
+        segment.forward_ends()
+        self._assembler.close_open()
+        self._assembler.hand_over()
 
     # ---- hand-over
 
     def hand_over_finished(self) -> None:
-        """Hand over the step that its optimizer has finished, and an evaluation that waits for its next fetch."""
-        part = self._pending.open
+        """Hand over the finished step, and an evaluation that waits for the next fetch."""
+        segment = self._assembler.open
         if self._inside():
             return
-        if part is not None and part.evaluates:
-            self._pending.close_open()
-        if self._pending.is_finished() or (self._pending.open is not None and self._pending.open.finished):
-            self._pending.close_open()
-            self._pending.hand_over()
+        if segment is not None and segment.evaluates:
+            self._assembler.close_open()
+        if self._assembler.is_finished() or (self._assembler.open is not None and self._assembler.open.finished):
+            self._assembler.close_open()
+            self._assembler.hand_over()
 
     @property
-    def parts(self) -> list[StepSegment]:
-        """The parts of the step that is not handed over yet, in order; the last is the open one, if there is one."""
-        return self._pending.parts if self._pending.open is None else [*self._pending.parts, self._pending.open]
+    def segments(self) -> list[StepSegment]:
+        """The segments of the step that is not handed over yet, in order; the open one, if any, is the last."""
+        return (
+            self._assembler.segments
+            if self._assembler.open is None
+            else [*self._assembler.segments, self._assembler.open]
+        )
 
     @property
-    def open_part(self) -> StepSegment | None:
-        """What is open, else the last part of a step that waits to be handed over."""
-        return self._pending.open or (self._pending.parts[-1] if self._pending.parts else None)
+    def open_segment(self) -> StepSegment | None:
+        """The open segment, else the last segment of a step that waits to be handed over."""
+        return self._assembler.open or (self._assembler.segments[-1] if self._assembler.segments else None)
 
     @property
     def forwarding(self) -> StepSegment | None:
-        """The open part while a further forward with gradients only adds to it: as yet it does nothing but forward."""
-        part = self._pending.open
-        if part is None or part.forward_start_ns is None or part.trained or part.error or self.stepping:
+        """The open segment while a further forward with gradients only adds to it: it has only run forwards so far."""
+        segment = self._assembler.open
+        if segment is None or segment.forward_start_ns is None or segment.trained or segment.error or self.stepping:
             return None
-        return part if part.forwards % MAX_FORWARDS else None
+        return segment if segment.forwards % MAX_FORWARDS else None
 
     def current(self, fetch_start_ns: int | None) -> tuple[Identity, int] | None:
-        """Return the identity and the start of what is current; None for nothing.
+        """Return the identity and the start of the current step or evaluation; None if there is none.
 
         Args:
-            fetch_start_ns: Start of the fetch that runs, if one does: what it will open is current already.
+            fetch_start_ns: Start of the running fetch, None for none; the segment that it will open is current already.
         """
-        part = self._pending.open
-        if fetch_start_ns is None or not (part is None or self._fetch_opens(part)):
-            return None if part is None else (part.identity, part.start_ns if part.evaluates else part.step_start_ns)
-        trained = [*self._pending.parts, part] if part is not None and part.trained else self._pending.parts
+        segment = self._assembler.open
+        if fetch_start_ns is None or not (segment is None or self._fetch_opens(segment)):
+            return (
+                None
+                if segment is None
+                else (segment.identity, segment.start_ns if segment.evaluates else segment.step_start_ns)
+            )
+        trained = (
+            [*self._assembler.segments, segment]
+            if segment is not None and segment.trained
+            else self._assembler.segments
+        )
         if trained and not trained[-1].finished:
             return trained[-1].identity, trained[0].step_start_ns
-        return self._pending.next, self._pending.step_start_ns(fetch_start_ns)
+        return self._assembler.next, self._assembler.step_start_ns(fetch_start_ns)
 
     @property
     def in_step(self) -> bool:
         """Whether anything is open or waits to be handed over."""
-        return self._pending.open is not None or bool(self._pending.parts)
+        return self._assembler.open is not None or bool(self._assembler.segments)
 
-    def abandon_stepping(self, now_ns: int) -> None:
-        """Close optimizer steps that raised where `optimizer_fails` was not called."""
+    def close_unfinished_optimizers(self, now_ns: int) -> None:
+        """Close optimizer steps that raised without a call of `optimizer_fails`."""
         if self.stepping:
-            _, kind, start_ns, part, place = self.stepping[0]
-            part.phases[place] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
+            _, kind, start_ns, segment, phase_index = self.stepping[0]
+            segment.phases[phase_index] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
             self.stepping.clear()
 
     def end(self) -> None:
-        """Hand over everything, finished or not, as capture ends or pauses; what runs still changes nothing of it."""
-        self._running = [(_copy_of(part), place) for part, place in self._running]
-        self.stepping = [(key, kind, start_ns, _copy_of(part), at) for key, kind, start_ns, part, at in self.stepping]
-        self._pending.close_open()
+        """Hand over everything, finished or not, when capture ends or pauses; later events do not change it."""
+        self._running = [(_copy_of(segment), phase_index) for segment, phase_index in self._running]
+        self.stepping = [
+            (key, kind, start_ns, _copy_of(segment), phase_index)
+            for key, kind, start_ns, segment, phase_index in self.stepping
+        ]
+        self._assembler.close_open()
         if not self._optimizer_seen:
-            self._pending.hand_over_each()
-        elif any(part.accumulates or part.finished or part.explicit or part.error for part in self._pending.parts):
-            self._pending.hand_over()
+            self._assembler.hand_over_each()
+        elif any(
+            segment.accumulates or segment.finished or segment.explicit or segment.error
+            for segment in self._assembler.segments
+        ):
+            self._assembler.hand_over()
         else:
-            self._pending.set_aside()
-        self._pending.paused = True
+            self._assembler.emit_as_evaluations()
+        self._assembler.paused = True
 
     # ---- the rule
 
-    def _part_of_forward(self, now_ns: int, *, grad: bool, evaluated: int) -> StepSegment:
-        part = self._pending.open
-        if part is None or part.finished:
+    def _segment_of_forward(self, now_ns: int, *, grad: bool, evaluated: int) -> StepSegment:
+        segment = self._assembler.open
+        if segment is None or segment.finished:
             if grad:
                 return self._begin_after_step(now_ns)
-            self._pending.close_open()
-            part = self._pending.begin(now_ns)
-            part.opened_without_grad = True
-        elif (grad and part.backwards) or (
-            (grad or not self._has_trained()) and self._is_another_evaluation(part, evaluated)
+            self._assembler.close_open()
+            segment = self._assembler.begin(now_ns)
+            segment.opened_without_grad = True
+        elif (grad and segment.backwards) or (
+            (grad or not self._has_trained()) and self._is_another_evaluation(segment, evaluated)
         ):
-            self._pending.close_open()
-            part = self._pending.begin(now_ns)
-            part.opened_without_grad = not grad
-        return part
+            self._assembler.close_open()
+            segment = self._assembler.begin(now_ns)
+            segment.opened_without_grad = not grad
+        return segment
 
-    def _end_evaluation(self, part: StepSegment) -> None:
-        """Close a part that no backward follows: its model trains again, or its only forward failed.
+    def _end_evaluation(self, segment: StepSegment) -> None:
+        """Close a segment that no backward follows: its model trains again, or its only forward failed.
 
-        After a fetch, a forward that failed may be tried again with the same batch.
+        After a fetch, the program may retry a failed forward with the same batch.
         """
-        goes_on = part.trained or part.explicit or self.stepping
-        if part.forwards and not goes_on and (part.error is None or (part.forwards == 1 and not part.fetched)):
-            self._pending.close_open()
+        continues = segment.trained or segment.explicit or self.stepping
+        if (
+            segment.forwards
+            and not continues
+            and (segment.error is None or (segment.forwards == 1 and not segment.fetched))
+        ):
+            self._assembler.close_open()
 
-    def _take_in_ahead(self, part: StepSegment, ahead: StepSegment) -> None:
-        """Give a step what was fetched for it before its iterator ended, as Trainer does where it accumulates.
+    def _prepend_fetches(self, segment: StepSegment, ahead: StepSegment) -> None:
+        """Add the fetches before the iterator's end to a step, as Trainer fetches if it accumulates.
 
-        More than it forwarded, and the iterator's making, was fetched for more than this step: a loader was only read.
+        If more was fetched than the step's forwards and the iterator's making, the program only read the loader.
         """
-        if self._inside():  # what is inside knows its phases by their places
+        if self._inside():  # running events know their phases by index
             return
         self._ahead = None
-        parts = [*self._pending.parts, part]
-        first = next(one for one in parts if one.start_ns >= ahead.end_ns)
-        forwards = sum(one.forwards_with_grad for one in parts)
+        segments = [*self._assembler.segments, segment]
+        first = next(one for one in segments if one.start_ns >= ahead.end_ns)
+        forwards = sum(one.forwards_with_grad for one in segments)
         if len(ahead.phases) <= forwards + 1 and ahead.user_span == first.user_span:
             first.phases, first.start_ns = ahead.phases + first.phases, ahead.start_ns
 
-    def _is_another_evaluation(self, part: StepSegment, evaluated: int) -> bool:
-        """Tell whether a part that only forwards belongs to another request, or to one that serves for ever.
+    def _is_another_evaluation(self, segment: StepSegment, evaluated: int) -> bool:
+        """Return whether a forward begins another evaluation than the open segment, which only runs forwards.
 
         Args:
-            part: The open one.
+            segment: The open segment.
             evaluated: The `id()` of the model that runs, if it is in evaluation mode: each of its calls is a request,
-                unless a fetch tells batches apart, or a model trains.
+                unless a fetch separates batches, or a model trains.
         """
-        if not part.forwards:
+        if not segment.forwards:
             return False
-        user_span, own = self._pending.user_span(), part.identity.reference
+        user_span, own = self._assembler.listener.user_span(), segment.identity.reference
         inside = user_span is not None and own is not None and user_span.trace_id == own.trace_id
-        if part.forwards >= MAX_FORWARDS and not self._has_trained():
+        if segment.forwards >= MAX_FORWARDS and not self._has_trained():
             return True
-        repeats = evaluated in part.evaluated and not (part.fetched or part.trains or evaluated in self._tuned)
-        return repeats or not (inside or part.user_span == user_span)
+        repeats = evaluated in segment.evaluated and not (segment.fetched or segment.trains or evaluated in self._tuned)
+        return repeats or not (inside or segment.user_span == user_span)
 
     def _has_trained(self) -> bool:
-        """Tell whether a backward ran or an optimizer stepped on this thread: what it runs is not requests."""
+        """Return whether a backward ran or an optimizer stepped on this thread: it does not serve requests."""
         return self._optimizer_seen or self._backwards > 0
 
     def _begin_after_step(self, now_ns: int) -> StepSegment:
-        """Open a part by other than a fetch, after a finished one or at the very first.
+        """Open a segment by another event than a fetch, after a finished segment or as the first one.
 
-        With one optimizer and no fetch the step has ended. Otherwise the part may belong to it still (a GAN's
-        second network): the next optimizer step or fetch tells. Until then it shares the step's ids, unless all
-        optimizers that make a step have stepped.
+        With one optimizer and no fetch the step has ended. Otherwise the segment may still belong to it (a GAN's
+        second network): the next optimizer step or fetch decides. Until then it shares the step's ids, unless all
+        optimizers of a step have stepped.
         """
-        pending = self._pending
-        pending.close_open()
-        if pending.is_finished() and pending.has_one_optimizer() and not pending.has_fetch():
-            pending.hand_over()
-        part = pending.begin(now_ns)
-        if pending.parts and pending.is_finished():
-            if not pending.is_whole():
-                part.identity = pending.parts[-1].identity
-            elif not pending.goes_on():
-                part.ahead = 1
-        return part
+        assembler = self._assembler
+        assembler.close_open()
+        if assembler.is_finished() and assembler.has_one_optimizer() and not assembler.has_fetch():
+            assembler.hand_over()
+        segment = assembler.begin(now_ns)
+        if assembler.segments and assembler.is_finished():
+            if not assembler.is_whole():
+                segment.identity = assembler.segments[-1].identity
+            elif not assembler.continues_until_fetch():
+                segment.ahead = 1
+        return segment
 
-    def _optimizer_done(self, part: StepSegment, key: Hashable) -> None:
+    def _optimizer_done(self, segment: StepSegment, key: Hashable) -> None:
         if self._ahead is not None:
-            self._take_in_ahead(part, self._ahead)
-        self._optimizer_seen, self._pending.by_hand = True, False
+            self._prepend_fetches(segment, self._ahead)
+        self._optimizer_seen, self._assembler.by_hand = True, False
         self._most_backwards = max(self._most_backwards, self._backwards)
         self._backwards = 0
-        earlier = self._pending.parts
-        repeats = bool(earlier) and any(key in part.optimizers for part in earlier)
-        part.optimizers.append(key)
-        part.trained = part.finished = True
-        if repeats and (self._pending.has_one_optimizer() or not self._pending.has_fetch()):
-            last = max(i for i, part in enumerate(earlier) if part.finished)
-            step, self._pending.parts = earlier[: last + 1], earlier[last + 1 :]
-            self._pending.emit_step(step)
+        earlier = self._assembler.segments
+        repeats = bool(earlier) and any(key in segment.optimizers for segment in earlier)
+        segment.optimizers.append(key)
+        segment.trained = segment.finished = True
+        if repeats and (self._assembler.has_one_optimizer() or not self._assembler.has_fetch()):
+            last = max(i for i, segment in enumerate(earlier) if segment.finished)
+            step, self._assembler.segments = earlier[: last + 1], earlier[last + 1 :]
+            self._assembler.emit_step(step)
 
     def _inside(self) -> bool:
-        """Tell whether a backward or an optimizer's step runs, or an explicit step is open: they go on."""
-        explicit = self._pending.open is not None and self._pending.open.explicit
+        """Return whether a backward or an optimizer's step runs, or an explicit step is open."""
+        explicit = self._assembler.open is not None and self._assembler.open.explicit
         return explicit or bool(self._running or self.stepping)
 
-    def _fetch_opens(self, part: StepSegment) -> bool:
-        """Tell whether a fetch that yields opens another part than the one that is open."""
-        return not (self._inside() or _only_fetched(part))
+    def _fetch_opens(self, segment: StepSegment) -> bool:
+        """Return whether a fetch that yields opens a new segment."""
+        return not (self._inside() or _only_fetched(segment))
 
 
-def _copy_of(part: StepSegment) -> StepSegment:
-    return replace(part, phases=[*part.phases], optimizers=[*part.optimizers])
+def _copy_of(segment: StepSegment) -> StepSegment:
+    return replace(segment, phases=[*segment.phases], optimizers=[*segment.optimizers])
 
 
-def _only_fetched(part: StepSegment) -> bool:
-    return not part.forwards and not part.trained
+def _only_fetched(segment: StepSegment) -> bool:
+    return not segment.forwards and not segment.trained

@@ -29,35 +29,34 @@ from torchotel.capture.logged_values import Logged
 
 T_co = TypeVar("T_co", covariant=True)
 
-
 new_phase = cast("Callable[[type[Phase], tuple[Any, ...]], Phase]", tuple.__new__)
-"""`Phase(…)` calls a function of Python's for this, at every event of every step."""
+"""Makes a `Phase` without calling a Python function, since it is called at every event of every step."""
 
 
 class Awaited(Protocol[T_co]):
-    """What is computed on a device and read when it has come."""
+    """A value that is computed on a device and read later."""
 
     def ready(self) -> bool:
-        """Tell whether it has come, without waiting."""
+        """Return whether the value is ready, without waiting."""
 
     def wait(self) -> None:
-        """Wait until it has."""
+        """Wait until the value is ready."""
 
     def result(self) -> T_co:
-        """Return what has come."""
+        """Return the value."""
 
 
 @dataclass(slots=True, eq=False)
 class Identity:
-    """The ids of a step's root, fixed when they are first asked for; the parts of a step share it."""
+    """The ids of a step's root, fixed when they are first asked for; the segments of a step share it."""
 
     reference: SpanReference | None = None
     unix_offset_ns: int = 0
-    """That of the first asking, for all times of the step."""
+    """Measured when the ids were fixed; used for all times of the step."""
     used: bool = False
-    """A step has been handed over with it: parts that turn out to be steps of their own get others."""
+    """A step has been recorded with it; segments that turn out to be other steps get other ids."""
 
-    def take(self) -> SpanReference | None:
+    def claim(self) -> SpanReference | None:
         """Return the ids for the one step that they belong to."""
         reference = None if self.used else self.reference
         self.used = True
@@ -66,29 +65,29 @@ class Identity:
 
 @dataclass(slots=True, eq=False)
 class StepSegment:
-    """What happened from one opening event (a fetch, a forward, …) to the next.
+    """The events from one opening event (a fetch, a forward, …) to the next.
 
-    A step is one part, or several: one per backward where gradients accumulate, one per network in a GAN.
+    A step has one segment or several: one per backward if gradients accumulate, one per network in a GAN.
     """
 
     start_ns: int
     end_ns: int
     fetched: bool = False
     explicit: bool = False
-    """Opened by `torchotel.step()`: nothing but its end closes it."""
+    """Opened by `torchotel.step()`: only the end of that block closes it."""
     user_span: SpanReference | None = None
     baggage: Baggage | None = None
     identity: Identity = field(default_factory=Identity)
     forward_id: int = 0
-    """Span id of the forward phase that is open, where it was asked for."""
+    """Span id of the open forward phase; 0 if it is not fixed."""
     ahead: int = 0
-    """Steps that are expected to end before the one that this part will belong to."""
+    """Steps that are expected to end before the one that this segment will belong to."""
     detailed: bool | None = None
-    """None until the first forward asks."""
+    """None until the first forward."""
     forwards: int = 0
     forwards_with_grad: int = 0
     hooks_were_out: bool = False
-    """Another thread compiled."""
+    """Another thread compiled, so hooks were removed."""
     idle_since_ns: int = 0
     """End of the step before, plus the time of evaluations since; 0: no step came before."""
     paused: bool = False
@@ -100,7 +99,7 @@ class StepSegment:
     models: dict[int, weakref.ref[Module]] = field(default_factory=dict)
     """The outermost modules that ran with gradients on, by `id()`."""
     context: object = None
-    """The program's context, as it was in the last forward."""
+    """The program's context in the last forward."""
     forward_start_ns: int | None = None
     forward_end_ns: int = 0
     error: Error | None = None
@@ -118,17 +117,17 @@ class StepSegment:
     registrations: Sequence[Registration] = ()
     logged: Logged = field(default_factory=Logged)
     learning_rate: LogValue | AsyncReadback | None = None
-    """That of the leading optimizer, which holds if none is logged."""
+    """The leading optimizer's learning rate, used if none is logged."""
     gradients: NormsByOptimizer = field(default_factory=dict)
-    """Norms as the last backward left them, and as each optimizer got them."""
+    """Norms after the last backward, and as each optimizer got them."""
     read: dict[int, GradientState] | None = None
-    """How gradients were when their norms were read, by `id()`; None: no norms were read."""
+    """The state of each gradient when its norm was read, by `id()`; None: no norms were read."""
     watched: Sequence[Awaited[TensorGradient]] = ()
     device_times: Awaited[DeviceTimes | None] | None = None
 
     @property
     def evaluates(self) -> bool:
-        """Whether it is an evaluation as far as can be told: it has forwarded, never with gradients on."""
+        """Whether it is an evaluation so far: it has run forwards, all without gradients."""
         return self.forwards > 0 and not self.grad
 
     @property
@@ -143,7 +142,7 @@ class StepSegment:
 
     @property
     def step_start_ns(self) -> int:
-        """Start of a step whose first part this is: the time since the step before it is part of the step."""
+        """Start of a step whose first segment this is: the time since the step before it is part of the step."""
         return step_start_ns(self.start_ns, 0 if self.paused else self.idle_since_ns)
 
     @property
@@ -175,23 +174,23 @@ def step_start_ns(first_event_ns: int, idle_since_ns: int) -> int:
 def build_record(
     kind: str,
     number: int,
-    parts: Sequence[StepSegment],
+    segments: Sequence[StepSegment],
     thread: int,
     identity: SpanReference | None,
     unix_offset_ns: int,
 ) -> StepRecord:
-    """Put the parts of a step or an evaluation together.
+    """Put the segments of a step or an evaluation together.
 
     Args:
         kind: "step", "evaluation" or "data".
         number: How many of the kind there were before.
-        parts: In order.
+        segments: In order.
         thread: The id of the one that ran them.
         identity: The ids that were given out for it.
-        unix_offset_ns: From the times of its parts to unix time.
+        unix_offset_ns: From the times of its segments to unix time.
     """
-    first, *later = parts
-    unit = StepRecord(
+    first, *later = segments
+    record = StepRecord(
         kind,
         number,
         first.start_ns,
@@ -211,28 +210,33 @@ def build_record(
         error=first.error,
         identity=identity,
     )
-    for before, part in pairwise(parts):
-        _go_on(unit, part)
-        unit.evaluated_ns += max(0, part.idle_since_ns - before.end_ns)
-    if later:  # once for all of them: there may be hundreds
-        unit.phases = [phase for part in parts for phase in part.phases]
-        unit.calls = [call for part in parts for call in part.calls]
-        unit.stamps = [stamp for part in parts for stamp in part.stamps]
-        unit.registrations = [registration for part in parts for registration in part.registrations]
+    for before, segment in pairwise(segments):
+        _merge_segment(record, segment)
+        record.evaluated_ns += max(0, segment.idle_since_ns - before.end_ns)
+    if later:
+        _join_lists(record, segments)
     if kind == "step":
-        unit.start_ns, unit.gap_ns = first.step_start_ns, first.gap_ns
-        if unit.start_ns < first.start_ns:
-            unit.phases = (Phase("between", unit.start_ns, first.start_ns), *unit.phases)
-    return unit
+        record.start_ns, record.gap_ns = first.step_start_ns, first.gap_ns
+        if record.start_ns < first.start_ns:
+            record.phases = (Phase("between", record.start_ns, first.start_ns), *record.phases)
+    return record
 
 
-def _go_on(unit: StepRecord, part: StepSegment) -> None:
-    """Add a later part of the same step, but for its lists."""
-    unit.end_ns = max(unit.end_ns, part.end_ns)
-    unit.detailed = unit.detailed or bool(part.detailed)
-    unit.hooks_were_out = unit.hooks_were_out or part.hooks_were_out
-    unit.grad = unit.grad or part.grad
-    unit.error = unit.error or part.error
+def _join_lists(record: StepRecord, segments: Sequence[StepSegment]) -> None:
+    """Set the record's lists from those of several segments; there may be hundreds of them."""
+    record.phases = [phase for segment in segments for phase in segment.phases]
+    record.calls = [call for segment in segments for call in segment.calls]
+    record.stamps = [stamp for segment in segments for stamp in segment.stamps]
+    record.registrations = [registration for segment in segments for registration in segment.registrations]
+
+
+def _merge_segment(record: StepRecord, segment: StepSegment) -> None:
+    """Merge a later segment of the same step, except its lists."""
+    record.end_ns = max(record.end_ns, segment.end_ns)
+    record.detailed = record.detailed or bool(segment.detailed)
+    record.hooks_were_out = record.hooks_were_out or segment.hooks_were_out
+    record.grad = record.grad or segment.grad
+    record.error = record.error or segment.error
 
 
 CLOSE_NS = 10_000
@@ -240,10 +244,10 @@ TRIES = 5
 
 
 def unix_offset_ns() -> int:
-    """Return what makes unix time of a time of `perf_counter_ns`.
+    """Return the offset from `perf_counter_ns` to unix time.
 
-    Between two clocks that are read another thread may run, for milliseconds; the step would seem to begin before the
-    last one ended. Then they are read again, and those that were read closest together count.
+    Another thread may run for milliseconds between the two clock readings, and the step would seem to begin before the
+    last one ended. The clocks are then read again, and the readings that are closest together are used.
     """
     closest_ns, offset_ns = -1, 0
     for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""Gradients of tensors that the user watches: a hook on each, which takes the gradient's norm as it comes by."""
+"""Records the gradient norms of watched tensors, by a hook on each tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PendingGradient:
-    """A watched tensor's gradient, whose norm is on its way."""
+    """The gradient of a watched tensor, whose norm may not be ready."""
 
     __slots__ = ("_name", "_norms", "_shape", "_time_ns")
 
@@ -33,55 +33,55 @@ class PendingGradient:
         self._time_ns, self._name, self._shape, self._norms = time_ns, name, shape, norms
 
     def ready(self) -> bool:
-        """Tell whether the norm is there, without waiting; to be asked on a training thread."""
+        """Return whether the norm is ready, without waiting; for a training thread."""
         return self._norms is None or self._norms.ready()
 
     def wait(self) -> None:
-        """Wait until it is there."""
+        """Wait until the norm is ready."""
         if self._norms is not None:
             self._norms.wait()
 
     def result(self) -> TensorGradient:
-        """Put it together, with what is known of the norm by now."""
+        """Build the record, without the norm if it is not ready."""
         values = None if self._norms is None else self._norms.values()
         return TensorGradient(self._time_ns, self._name, self._shape, None if values is None else values[0])
 
 
 class Watches:
-    """Put hooks on tensors.
+    """Put hooks on watched tensors.
 
     Args:
-        here: The calling thread's state.
-        warn: Called with what the user is to know.
+        current_thread: The calling thread's state.
+        warn: Logs a warning once.
     """
 
-    def __init__(self, here: CurrentThread, warn: Warn) -> None:
-        self._here, self._warn = here, warn
+    def __init__(self, current_thread: CurrentThread, warn: Warn) -> None:
+        self._current_thread, self._warn = current_thread, warn
         self._names: set[str] = set()
         self._leaves: dict[int, _Leaf] = {}
         self._on = False
         self.guard = Guard("watch", off=self.uninstall)
 
     def install(self) -> None:
-        """Begin: hooks that are put on tensors from now on report."""
+        """Start recording gradients."""
         self._on = not self.guard.is_off
 
     def uninstall(self) -> None:
-        """End: hooks go from leaves; those on the tensors of a graph go with it and do nothing until then."""
+        """Stop: remove the hooks of leaves; hooks on other tensors do nothing and are freed with their graph."""
         self._on = False
         for leaf in list(self._leaves.values()):
             leaf.remove()
         self._leaves.clear()
 
     def watch(self, tensor: Tensor, name: str) -> None:
-        """Report the gradient that each backward brings to a tensor; never raises."""
+        """Record the gradient of a tensor at each backward; never raises."""
         if is_compiling() or not self._on:
             return
         try:
             with without_torch_function():
                 if self._may_watch(tensor, name):
                     self._put_hook(tensor, shortened(name))
-        except Exception:  # noqa: BLE001  # nothing of ours may reach the user's program
+        except Exception:  # noqa: BLE001  # no internal error may reach the user's program
             self.guard.fault()
 
     def _may_watch(self, tensor: Any, name: Any) -> bool:
@@ -90,7 +90,7 @@ class Watches:
         elif not isinstance(name, str) or not name:
             self._warn("watch takes a name as a string, got %r: it is not watched", name)
         elif not tensor.requires_grad:
-            if torch.is_grad_enabled():  # in an evaluation nobody expects a gradient
+            if torch.is_grad_enabled():  # without gradients none is expected
                 self._warn("watch: %r does not require grad, so there is no gradient to watch", name)
         elif name not in self._names and len(self._names) >= MAX_WATCH_NAMES:
             self._warn("watch takes %d names, %r is one too many: it is not watched", MAX_WATCH_NAMES, name)
@@ -100,8 +100,8 @@ class Watches:
         return False
 
     def _put_hook(self, tensor: Tensor, name: str) -> None:
-        thread = self._here.thread
-        thread = thread.owner or thread
+        thread = self._current_thread.state
+        thread = thread.root.owner or thread
         if not tensor.is_leaf:
             tensor.register_hook(self._hook(lambda: thread, name))
             return
@@ -120,10 +120,10 @@ class Watches:
             now_ns = perf_counter_ns()
             try:
                 self._report(find_thread(), name, gradient, now_ns)
-            except Exception:  # noqa: BLE001  # nothing of ours may reach the user's backward
+            except Exception:  # noqa: BLE001  # no internal error may reach the user's backward
                 self.guard.fault()
 
-        hook: Callable[[Tensor], None] = unserializable_hook(report)  # else saving the tensor warns of it
+        hook: Callable[[Tensor], None] = unserializable_hook(report)  # otherwise saving the tensor logs a warning
         return hook
 
     @staticmethod
@@ -137,7 +137,7 @@ class Watches:
 
 
 class _Leaf:
-    """A leaf that is watched: it outlives the graph, so each name gets one hook."""
+    """A watched leaf: it outlives the graph, so each name gets one hook."""
 
     __slots__ = ("handles", "tensor", "thread")
 
@@ -146,10 +146,10 @@ class _Leaf:
         self.handles: dict[str, RemovableHandle] = {}
 
     def find_thread(self) -> ThreadState:
-        """Return the state of the thread that watched it last."""
+        """Return the state of the thread that last watched the leaf."""
         return self.thread
 
     def remove(self) -> None:
-        """Take its hooks off."""
+        """Remove the hooks."""
         for handle in self.handles.values():
             handle.remove()

@@ -1,137 +1,107 @@
-"""What capture knows of one thread: open calls, finished ones, where its step stands."""
+"""The states of threads."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import weakref
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
 
-from torch.nn import Module
-
-from torchotel._records import Baggage, ModuleCall, Registration, SpanReference
+from torchotel.capture.active_span import ContextState
 from torchotel.capture.autograd_hooks import BackwardTimestamps, RecordingSwitch
-from torchotel.capture.cuda import DeviceLog, DeviceMarks, Mark
+from torchotel.capture.cuda import DeviceLog, DeviceMarks
+from torchotel.capture.event_hooks import EventState
 from torchotel.capture.grad_scaler import Scaling
-from torchotel.capture.logged_values import LeadingOptimizer
-from torchotel.capture.pending_records import HandOver, PendingRecords
+from torchotel.capture.hook_manager import ExitWatch
+from torchotel.capture.module_calls import CallStack
+from torchotel.capture.pending_records import PendingRecords
+from torchotel.capture.root_calls import RootCall
+from torchotel.capture.step_assembler import StepListener
 from torchotel.capture.step_detector import StepDetector
 from torchotel.capture.step_segment import Identity, StepSegment
 from torchotel.capture.tensor_watch import PendingGradient
 
-Frame: TypeAlias = tuple[Module, int, int, Mark | None]
-"""An open call: the module, the sequence number of the first node that it can make, its start, also on its device."""
-
 
 class ThreadState:
-    """Steps are found thread by thread, so each thread that forwards, fetches or steps has one of these."""
+    """The state of one thread: each thread that forwards, fetches or steps has one, since steps are found by thread.
+
+    Args:
+        make_listener: Makes the listener of the thread's step detector.
+        device_marks: Marks on the clocks of devices.
+        switch: Whether anything is recorded.
+        fault: Called for an internal error, in its `except` block.
+    """
 
     def __init__(
         self,
-        emit: Callable[[ThreadState, str, list[StepSegment]], None],
-        user_span: Callable[[], SpanReference | None],
+        make_listener: Callable[[ThreadState], StepListener],
         device_marks: DeviceMarks,
-        gate: RecordingSwitch,
+        switch: RecordingSwitch,
         fault: Callable[[], None],
-        hand_over: HandOver,
-        baggage: Callable[[], Baggage | None] = lambda: None,
     ) -> None:
         self.thread = threading.current_thread()
         self.ident = threading.get_ident()
-        self.stack: list[Frame] = []
-        self.calls: list[ModuleCall] = []
-        self.registrations: list[Registration] = []
-        self.backward = BackwardTimestamps(gate, fault)
-        self.device_log = DeviceLog(device_marks)
-        self.held = PendingRecords()
-        # Whatever is logged from the beginning of the next step on belongs to that.
-        begins = partial(self.held.release, hand_over)
-        self.machine = StepDetector(self._take, partial(emit, self), user_span, begins, baggage)
-        self.in_forward = False
-        self.goes_on = False
-        """The forward that runs adds to the open part, and nothing else is to be known of it than its end."""
-        self.forwards = False
-        """An outermost forward has run here."""
-        self.trains = False
-        """A backward has."""
-        self.in_backward = 0
-        self.traced_backwards = 0
-        """Runs of the engine that began while something was compiled: they are the compiler's."""
-        self.in_fetch = self.fetch_start_ns = self.optimizer_steps = 0
-        self.stepped: tuple[int, weakref.ref[asyncio.Task[Any]] | None] = 0, None
-        """The `id()` of the optimizer that stepped last, and the task of asyncio that it stepped in."""
-        self.leading_optimizer = LeadingOptimizer()
+        self.calls = CallStack(BackwardTimestamps(switch, fault), DeviceLog(device_marks))
+        self.root = RootCall()
+        self.exit_watch = ExitWatch()
+        self.events = EventState()
+        self.context = ContextState()
+        self.scaling = Scaling()
+        self.pending = PendingRecords()
+        self.step_detector = StepDetector(make_listener(self))
         self.read_in_closure = False
         """Gradient norms were read inside the optimizer's step that runs."""
-        self.scaling = Scaling()
         self.watched: list[PendingGradient] = []
-        self.recompute = False
-        """The outermost call that runs is a recomputation."""
-        self.muted_from: int | None = None
-        """Where the calls begin that are not to be kept: transforms inside a fetch."""
-        self.unordered = False
-        """Nodes of the call that runs need not run in the order of their numbers."""
-        self.device: str | None = None
-        self.hooked: weakref.ref[Module] | None = None
-        """The outermost module while the hook is on it that sees the end of its call."""
-        self.hooked_call: int | None = None
-        """Which call that is: the module may call itself."""
-        self.owner: ThreadState | None = None
-        """On a thread of the autograd engine: the thread whose backward it serves."""
-
-        self.given_ids: dict[int, SpanReference] = {}
-        """Ids that were given out for open calls, by the `id()` of their frame."""
+        """Gradients of watched tensors since the last segment."""
         self.explicit_steps = 0
         """`torchotel.step()` blocks that are open, one in another."""
-        self.asking = False
-        self.entered: object = None
-        """Identity of the step that was made current."""
-        self.leave_step: Callable[[], None] | None = None
-        self.leave_forward: Callable[[], None] | None = None
 
     def current(self) -> tuple[Identity, int] | None:
         """Return the identity and the start of the step or evaluation that is current; None for nothing."""
-        fetches = self.in_fetch > 0 and not self.in_forward
-        if fetches and not (self.forwards or self.thread is threading.main_thread()):
+        root, events = self.root, self.events
+        fetches = events.in_fetch > 0 and not root.in_forward
+        if fetches and not (root.has_run or self.thread is threading.main_thread()):
             return None  # a thread that only prefetches: no step comes of it
-        return self.machine.current(self.fetch_start_ns if fetches else None)
+        return self.step_detector.current(events.fetch_start_ns if fetches else None)
 
-    def reset_call(self) -> None:
-        """Forget what belonged to one outermost call."""
-        self.in_forward = self.recompute = self.unordered = False
-        self.device = self.muted_from = None
-        if self.given_ids:
-            self.given_ids.clear()
-        if self.backward.starts:
-            self.backward.clear()
-        if self.owner is not None:
-            self.owner, self.backward = None, self.backward.another()
-
-    def _take(self, part: StepSegment) -> None:
-        stamps = self.backward.log.stamps
-        device_times = self.device_log.take()
-        if part.detailed:
-            part.calls, part.stamps, part.device_times = self.calls.copy(), stamps.copy(), device_times
-        elif device_times is not None:
-            device_times.drop()
-        if self.calls:
-            self.calls.clear()
-        if stamps:
-            stamps.clear()
-        if self.registrations:
-            part.registrations, self.registrations = self.registrations, []
+    def drain_into(self, segment: StepSegment) -> None:
+        """Move the records since the last segment into the segment that ends."""
+        self.calls.drain_into(segment)
+        self.events.drain_into(segment)
         if self.watched:
-            part.watched, self.watched = self.watched, []
+            segment.watched, self.watched = self.watched, []
+
+
+class Threads:
+    """The states of all threads."""
+
+    def __init__(self) -> None:
+        self.all: set[ThreadState] = set()
+        self.forwarding: set[ThreadState] = set()
+        """Those that have run a forward."""
+
+    def others_forward(self) -> bool:
+        """Return whether another thread than the calling one runs a forward."""
+        own = threading.get_ident()
+        return any(thread.root.in_forward and thread.thread.ident != own for thread in list(self.all))
+
+    def remove_ended(self) -> Iterator[ThreadState]:
+        """Yield the state of each thread that has ended, once."""
+        for thread in list(self.all):
+            if thread.thread.is_alive():
+                continue
+            try:
+                self.all.remove(thread)
+            except KeyError:
+                continue  # another thread has removed it
+            self.forwarding.discard(thread)
+            yield thread
 
 
 class CurrentThread(threading.local):
-    """What belongs to the calling thread: module hooks ask at every call, and an attribute is the cheapest answer.
+    """The calling thread's state, as an attribute of a thread-local: the cheapest access for the hooks of every call.
 
     Args:
-        new_thread: Makes the state of a thread that asks for the first time.
+        new_thread: Makes the state of the calling thread.
     """
 
     def __init__(self, new_thread: Callable[[], ThreadState]) -> None:
-        self.thread = new_thread()
+        self.state = new_thread()

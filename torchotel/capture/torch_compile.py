@@ -1,4 +1,4 @@
-"""Compiled regions: one span each, no hook inside, and none in while Dynamo compiles or export traces."""
+"""Compiled regions get one span each; hooks are removed while Dynamo compiles or `torch.export` traces."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ BESIDE_A_FORWARD = (
 )
 
 UNTRACED = ("capture", "sampling", "tracing", "metrics", "exporters", "worker", "_utils", "_handle", "_session")
-"""All that runs on training threads; not `_api`, which sees for itself that it is being compiled."""
+"""Packages that run on training threads and that Dynamo must not trace; `_api` checks for compilation itself."""
 
 
 class CompileHooks:
-    """Keep out of compilation, and see the regions made by `module.compile()`.
+    """Remove hooks during compilation, and record the regions made by `module.compile()`.
 
-    `torch.compile(module)` makes a module of its own, which the global hooks see. `module.compile()` sets a call
-    that runs no hooks, so that call is wrapped; unpickling and deepcopying drop it, as they drop the original.
+    `torch.compile(module)` returns another module, which the global hooks see. `module.compile()` sets a compiled call
+    that runs no hooks, so that call is wrapped; unpickling and deep copies drop it, as they drop the original.
 
     Args:
         hooks: The module hooks.
-        enter: Called before a region; returns what is to be called after it, like a forward hook.
+        enter: Called before a region; returns a function that is called after it as a forward hook is.
         compiled: Called with a module that `module.compile()` has compiled.
-        guarded: The guard at the edge of what Dynamo calls.
-        others_forward: Tells whether another thread runs a forward.
-        warn: Called with what the user is to know.
+        guarded: Wraps the callbacks of Dynamo so that they never raise.
+        others_forward: Returns whether another thread runs a forward.
+        warn: Logs a warning once.
     """
 
     def __init__(
@@ -60,22 +60,20 @@ class CompileHooks:
         others_forward: Callable[[], bool],
         warn: Warn,
     ) -> None:
-        self._hooks, self._enter, self._compiled, self._guarded = hooks, enter, compiled, guarded
+        self._hooks, self._enter, self._compiled, self._guarded = hooks, guarded(enter), compiled, guarded
         self._others_forward, self._warn = others_forward, warn
         self._suspend, self._resume = guarded(hooks.suspend), guarded(hooks.resume)
-        torch_internals.runs_plainly(
-            self._suspend
-        )  # and with it all that is guarded: one code object stands before each
+        torch_internals.runs_plainly(self._suspend)  # and with it all guarded functions: they share one code object
         self.threads: Counter[int] = Counter()
-        """How many compilations run on each thread, by its id; empty while there is none."""
+        """How many compilations run on each thread, by the thread's id; empty if none runs."""
         self._undos = ExitStack()
         self._regions: weakref.WeakSet[_Region] = weakref.WeakSet()  # a region's call keeps its module alive
-        self._sought = False
+        self._searched = False
         self._filter: tuple[Any, ...] | None = None
 
     def install(self) -> None:
-        """Watch for Dynamo and export, now or when they are imported."""
-        self.threads.clear()  # the end of a compilation in which we were taken out is never told
+        """Install the callbacks of Dynamo and export, now or when they are imported."""
+        self.threads.clear()  # a compilation that ran during `uninstall` calls no end
         self._undos.callback(self._restore)
         self._undos.callback(torch_internals.around_module_compile(self._wrap))
         for name, action in (
@@ -84,15 +82,15 @@ class CompileHooks:
             ("torch.export._trace", self._export_imported),
         ):
             self._undos.callback(after_import(name, self._guarded(action)))
-        # Our hooks return nothing and skip what is compiled, so what it warns of does not happen.
+        # The warning does not apply: these hooks return nothing and skip compiled code.
         warnings.filterwarnings("ignore", message=_EXTRA_TIME, category=UserWarning)
         self._filter = warnings.filters[0]
-        self._sought = False
+        self._searched = False
         if torch_internals.has_compiled():
             self._guarded(self._find_regions)()
 
     def uninstall(self) -> None:
-        """Take everything out; regions get their own call back."""
+        """Remove all callbacks, and restore the compiled calls of regions."""
         self._undos.close()
 
     def _restore(self) -> None:
@@ -105,35 +103,35 @@ class CompileHooks:
         self._regions.clear()
 
     def _find_regions(self) -> None:
-        """Wrap the regions that were compiled before: no hook tells of them, and ours would have them compiled again.
+        """Wrap the regions that were compiled before: no hook sees them, and installed hooks would recompile them.
 
-        Only the garbage collector knows them all: 0.1 s, where anything was compiled. After `torch._dynamo.reset()`
-        that can't be told, but there is nothing either that could be compiled again.
+        Only the garbage collector knows all modules, which takes 0.1 s if anything was compiled. After
+        `torch._dynamo.reset()` the search is skipped, since nothing is left that could be recompiled.
         """
-        if self._sought:
+        if self._searched:
             return
-        self._sought = True
+        self._searched = True
         for one in gc.get_objects():
-            if issubclass(type(one), Module):  # not `isinstance`, which asks lazy objects of others what they are
-                self._see(one)
+            if issubclass(type(one), Module):  # `isinstance` would evaluate lazy objects of other libraries
+                self._wrap_if_compiled(one)
 
-    def learn(self, model: Module) -> None:
-        """Wrap the regions of a model that was compiled unseen."""
+    def wrap_regions(self, model: Module) -> None:
+        """Wrap the regions of a model that were compiled before."""
         for module in modules_of(model):
-            self._see(module)
+            self._wrap_if_compiled(module)
 
-    def _see(self, module: Module) -> None:
+    def _wrap_if_compiled(self, module: Module) -> None:
         compiled = getattr(module, "_compiled_call_impl", None)
         if compiled is not None and not isinstance(compiled, _Region):
             module._compiled_call_impl = self._wrap(module, compiled)
 
     @property
     def running(self) -> bool:
-        """Whether the calling thread compiles: the backwards that are traced for it are not the program's."""
+        """Whether the calling thread compiles; backwards that the compiler traces are not the program's."""
         return self.threads[get_ident()] > 0
 
-    def tell_beside(self) -> None:
-        """Tell the user that another thread compiles, to the calling one, which trains."""
+    def warn_of_forward(self) -> None:
+        """Warn that another thread compiles while the calling thread trains."""
         self._warn(BESIDE_A_FORWARD)
 
     def _begin(self) -> None:
@@ -159,7 +157,7 @@ class CompileHooks:
         self._undos.callback(torch_internals.around_compilation(callback, begin, end))
 
     def _trace_rules_imported(self, trace_rules: ModuleType) -> None:
-        # Else it compiles our functions when they are called between two graphs of the user's.
+        # Otherwise Dynamo compiles torchotel's functions that run between two graphs of the program.
         for part in UNTRACED:
             torch_internals.keep_untraced(trace_rules, f"torchotel.{part}")
 
@@ -168,7 +166,7 @@ class CompileHooks:
         self._undos.callback(torch_internals.around_strict_export(trace, begin, end))
 
     def _wrap(self, module: Module, compiled: Call) -> Call:
-        """Stand before a compiled call; where that fails it stays as it is."""
+        """Wrap a compiled call; if that fails, return the call itself."""
         return self._guarded(self._region)(module, compiled) or compiled
 
     def _region(self, module: Module, compiled: Call) -> Call:
@@ -182,7 +180,7 @@ class CompileHooks:
         if owner is None or is_compiling():
             return region.compiled(*args, **kwargs)
         after = self._enter(owner, args)
-        # The region checks that no hook came since it was compiled, and is compiled again where one did.
+        # Dynamo guards on the hooks: a region is recompiled if a hook was installed since it was compiled.
         self._suspend()
         rest: tuple[Any, ...] = (None,)
         try:
@@ -196,7 +194,7 @@ class CompileHooks:
 
 
 class _Region:
-    """Stand before the compiled call of one module."""
+    """The wrapper of a module's compiled call."""
 
     __slots__ = ("__weakref__", "_run", "compiled", "module")
 

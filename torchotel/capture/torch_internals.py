@@ -1,36 +1,36 @@
-"""Every private part of torch that torchotel touches, each with what happens where it is missing.
+"""Every private part of torch that torchotel uses, with the fallback if it is missing.
 
-| seam | used for | without it |
+| private part | used for | without it |
 |---|---|---|
 | `torch.autograd._get_sequence_nr` | which nodes a call made | the output nodes alone: right for leaves |
-| `torch._C.DisableTorchFunction`, `._len_torch_function_stack` | reading tensors unseen | such functions see it |
+| `torch._C.DisableTorchFunction`, `._len_torch_function_stack` | reading tensors unseen by modes | modes see it |
 | `torch._C._DisableTorchDispatch`, `._len_torch_dispatch_stack` | computing unseen by modes | nothing while one is on |
-| `torch._C._functorch.is_functorch_wrapped_tensor` | telling transformed tensors | reading one fails |
-| `torch._C._functorch.get_unwrapped` | what a transform leaves to a backward outside of it | not told of it |
+| `torch._C._functorch.is_functorch_wrapped_tensor` | detecting transformed tensors | reading one fails |
+| `torch._C._functorch.get_unwrapped` | gradients that a transform leaves to a backward outside of it | not detected |
 | `torch._foreach_norm` | norms of many tensors in one call | `torch.linalg.vector_norm` for each |
 | `Tensor._indices`, `._values` | sparse gradients that are not coalesced | their norms are not known |
 | `Tensor._version` | whether gradients changed in place since they were read or unscaled | changes are not noticed |
 | `clip_grad._group_tensors_by_device_and_dtype` | seeing when gradients are clipped | norms are those after clipping |
 | `GradScaler._device` | whether the scale is on another device | norms there are not known |
-| `torch._C._cuda_hasPrimaryContext` | asking used devices alone for their memory | all are asked |
-| `torch.compiler._is_compiling_flag` | what `is_compiling()` reads, without a call | it is called |
-| `torch._C._is_tracing` | keeping out of `torch.jit.trace` | sizes that are read stand in the trace |
-| `torch._C._current_graph_task_id` | which backward a node runs in | told by time; recomputation counts as forward |
+| `torch._C._cuda_hasPrimaryContext` | reading the memory of used devices only | all devices are read |
+| `torch.compiler._is_compiling_flag` | the flag of `is_compiling()`, without a call | it is called |
+| `torch._C._is_tracing` | skipping `torch.jit.trace` | sizes that are read become part of the trace |
+| `torch._C._current_graph_task_id` | which backward a node runs in | decided by time; recomputation counts as forward |
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
 | `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
-| `_global_forward_hooks_with_kwargs` | tidying up after `remove()` | nothing to tidy |
+| `_global_forward_hooks_with_kwargs` | cleaning up after `remove()` | nothing to clean up |
 | `RemovableHandle.hooks_dict_ref` | putting the one-shot hook back | it is registered anew |
 | `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `record_function` around `Optimizer.step` | what an optimizer's step raised | no error, and a late end |
 | `Module._wrapped_call_impl` | which module raised, without module hooks | the outermost one is named |
 | `torch._dynamo.callback` | hooks out while Dynamo compiles | a toggle costs a recompilation |
-| `eval_frame.cached_backends` | whether anything was compiled before | regions are looked for all the same |
-| `eval_frame.set_code_exec_strategy` | hooks run plainly between two graphs | Dynamo looks at what they call |
+| `eval_frame.cached_backends` | whether anything was compiled before | regions are searched in any case |
+| `eval_frame.set_code_exec_strategy` | hooks run uncompiled between two graphs | Dynamo inspects their callees |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
-| `_torchdynamo_orig_callable`, `_torchdynamo_disable` | what is compiled | a compiled `forward` is not marked |
+| `_torchdynamo_orig_callable`, `_torchdynamo_disable` | compiled functions | a compiled `forward` is not marked |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
 
@@ -58,7 +58,7 @@ ENDS_ARE_SEEN = {"_forward_hooks", "_forward_hooks_always_called"} <= vars(nn_mo
 """Whether `see_end` may be used."""
 
 _untraced: set[str] = set()
-"""Packages that Dynamo was told of."""
+"""Packages that Dynamo does not trace."""
 
 COMPILING = "_is_compiling_flag"
 GROUP_GRADIENTS = "_group_tensors_by_device_and_dtype"
@@ -66,7 +66,7 @@ CLIPPING = {"_clip_grads_with_norm_", "clip_grad_value_"}
 
 
 class _Asked(dict[str, bool]):
-    """Stands for the flags where they are kept elsewhere."""
+    """Replaces the flags if torch keeps them elsewhere."""
 
     def __missing__(self, _: str) -> bool:
         return torch.compiler.is_compiling()
@@ -74,7 +74,7 @@ class _Asked(dict[str, bool]):
 
 compiler_flags: Mapping[str, Any] = vars(torch.compiler) if hasattr(torch.compiler, COMPILING) else _Asked()
 """At `COMPILING`, whether export or Dynamo works, on any thread; with `is_dynamo_compiling()`, which Dynamo takes for
-true in what it traces, this is what `is_compiling()` says, for half of its price."""
+true in traced code, this equals `is_compiling()`, in half of its time."""
 
 Undo = Callable[[], None]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,30 +85,30 @@ def _none_running() -> int:
 
 
 sequence_number: Callable[[], int] | None = getattr(torch.autograd, "_get_sequence_nr", None)
-"""Number that this thread's next node will get."""
+"""Returns the number that this thread's next node will get."""
 
 graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _none_running)
-"""The backward that runs on this thread; -1: none."""
+"""Returns the id of the backward that runs on this thread; -1 for none."""
 
 without_torch_function: Callable[[], AbstractContextManager[object]]
 without_torch_function = getattr(torch._C, "DisableTorchFunction", nullcontext)
-"""A block in which no `__torch_function__` of the user's is called."""
+"""A context manager in which no `__torch_function__` of the program is called."""
 
 torch_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
-"""How many modes of the user's would be called on this thread."""
+"""Returns how many torch function modes are active on this thread."""
 
 is_traced: Callable[[], bool] = getattr(torch._C, "_is_tracing", lambda: False)
-"""Whether `torch.jit.trace` runs on this thread: sizes are tensors there."""
+"""Returns whether `torch.jit.trace` runs on this thread, in which sizes are tensors."""
 
 has_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda _: True)
-"""Whether this process has started a CUDA device."""
+"""Returns whether this process has initialised a CUDA device."""
 
 _without_modes: Callable[[], AbstractContextManager[object]] | None
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
 _dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _functorch = getattr(torch._C, "_functorch", None)
 is_transformed: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda _: False)
-"""Whether a tensor is one inside of `vmap` or `grad`."""
+"""Returns whether a tensor is inside of `vmap` or `grad`."""
 _inside: Callable[[torch.Tensor], torch.Tensor] | None = getattr(_functorch, "get_unwrapped", None)
 _foreach_norm = getattr(torch, "_foreach_norm", None)
 
@@ -120,7 +120,7 @@ _step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else No
 
 
 def node_of(tensor: torch.Tensor) -> Node | None:
-    """Return the node that made a tensor; None also where asking raises: a view whose base has changed since."""
+    """Return the node that made a tensor; None if reading it raises, as for a view whose base was changed."""
     try:
         return tensor.grad_fn
     except RuntimeError:
@@ -134,29 +134,29 @@ def node_number(node: Node) -> int:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Compute with tensors unseen by autograd and by any mode of the user's."""
+    """Compute unseen by autograd and by modes of the program."""
     with without_torch_function(), torch.no_grad(), (_without_modes or nullcontext)():  # a mode sees `no_grad`, too
         yield
 
 
 def seen_by_modes() -> bool:
-    """Tell whether a dispatch mode of the user's would see even what is computed in `unseen`."""
+    """Return whether a dispatch mode of the program would see operations inside `unseen`."""
     return _without_modes is None and _dispatch_modes() > 0
 
 
 def modes_are_on() -> bool:
-    """Tell whether any mode of the user's is on, which would see what is not in `unseen`."""
+    """Return whether any mode of the program is active."""
     return _dispatch_modes() > 0 or torch_function_modes() > 0
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is what it looks like: not a subclass that dispatches itself, nor inside a transform."""
+    """Return whether a tensor is neither a subclass with its own dispatch nor inside a transform."""
     ours = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     return ours and not is_transformed(tensor)
 
 
 def has_gradient_outside(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is inside of a transform, and what it stands for requires grad outside."""
+    """Return whether a tensor is inside of a transform, and the tensor that it wraps requires grad outside."""
     if _inside is None or not is_transformed(tensor):
         return False
     while is_transformed(tensor):
@@ -168,8 +168,8 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[to
     """Compute the L2 norm of each tensor, in one call; all are of one device and type.
 
     Args:
-        tensors: Dense and plain.
-        dtype: In which the sum is kept; None: in theirs.
+        tensors: Dense and plain tensors.
+        dtype: The dtype of the sum; None: that of the tensors.
     """
     if _foreach_norm is not None:
         return _foreach_norm(tensors, 2, dtype=dtype)  # type: ignore[no-any-return] # a private function has no type
@@ -177,7 +177,7 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[to
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices and values of a sparse tensor as they are; the public ones ask for a coalesced one."""
+    """Return indices and values of a sparse tensor as they are; the public methods require a coalesced one."""
     return tensor._indices(), tensor._values()
 
 
@@ -195,12 +195,12 @@ def scale_of(scaler: Any, device: torch.device) -> torch.Tensor | None:
         return scaler if scaler.device == device else None
     if device.type != getattr(scaler, "_device", device.type):
         return None
-    scale = inspect.unwrap(type(scaler).scale)  # ours would take it for a loss
+    scale = inspect.unwrap(type(scaler).scale)  # the wrapper would count the tensor as a loss
     return scale(scaler, torch.ones((), device=device))  # type: ignore[no-any-return] # it is a tensor
 
 
 def found() -> dict[str, bool]:
-    """Say which seams this torch has; those of Dynamo and export are looked for once they are imported."""
+    """Return which private parts this torch has, except those of Dynamo and export, which are imported later."""
     return {
         "sequence_number": sequence_number is not None,
         "graph_task": graph_task is not _none_running,
@@ -222,28 +222,31 @@ def found() -> dict[str, bool]:
 
 
 def calls_in_progress() -> int | None:
-    """Count the module calls on this thread's Python stack, those of regions too; None where that can't be told."""
+    """Count the module calls on this thread's Python stack, including regions; None if unknown."""
     return _frames_of(_call_code, *_region_codes)
 
 
 def runs_region(function: F) -> F:
-    """Take a function's calls for those of a module: a region that is compiled in place has no other."""
+    """Count a function's calls as module calls: a region that is compiled in place has no other frame."""
     _region_codes.append(function.__code__)
     return function
 
 
 def innermost_call() -> int | None:
-    """Return what tells the module call that a pre-hook runs in from others; None if that can't be.
+    """Return an identifier of the module call that a pre-hook runs in; None if unknown.
 
-    What the pre-hook calls is to ask.
+    Only a function that the pre-hook calls may call it.
     """
-    frame = _call_around(sys._getframe(3))
+    frame = _call_around(sys._getframe(4))  # the hook calls it through `RootCalls.enter`
     return None if frame is None else id(frame)
 
 
 def ending_call() -> tuple[int | None, bool]:
-    """Return what tells the call whose forward hook asks, and whether that runs because the forward raised."""
-    frame = sys._getframe(2)
+    """Return an identifier of the call whose forward hook runs, and whether it runs because the forward raised.
+
+    Only a wrapped hook may call it: PyTorch calls the wrapper, which calls the hook.
+    """
+    frame = sys._getframe(3)
     if frame.f_code is _call_code:
         return id(frame), True
     found = _call_around(frame)
@@ -251,7 +254,7 @@ def ending_call() -> tuple[int | None, bool]:
 
 
 def is_inside(call: int | None) -> bool:
-    """Tell whether the innermost module call runs inside another, which `innermost_call` once told."""
+    """Return whether the innermost module call runs inside another one, identified by `innermost_call`."""
     innermost = frame = _call_around(sys._getframe(1))
     while frame is not None and id(frame) != call:
         frame = _call_around(frame.f_back)
@@ -265,12 +268,12 @@ def _call_around(frame: FrameType | None) -> FrameType | None:
 
 
 def optimizer_steps_in_progress() -> int | None:
-    """Count the optimizers' steps on this thread's Python stack; None where that can't be told."""
+    """Count the optimizers' steps on this thread's Python stack; None if unknown."""
     return _frames_of(_step_code)
 
 
 def modules_that_raised(traceback: TracebackType | None) -> list[torch.nn.Module]:
-    """List the modules whose calls an exception has left, outermost first.
+    """List the modules whose calls an exception has passed through, outermost first.
 
     `f_locals` would copy the arguments of the call, and so keep tensors after `traceback.clear_frames`. The garbage
     collector's view of a frame copies nothing, but lacks frames that still run.
@@ -297,14 +300,14 @@ def _frames_of(code: CodeType | None, *others: CodeType) -> int | None:
 
 
 def is_generated(module: torch.nn.Module) -> bool:
-    """Tell whether a module is a graph that Dynamo or AOTAutograd made: part of a region, no module of the user's."""
+    """Return whether a module is a graph that Dynamo or AOTAutograd made: part of a region, not of the program."""
     if not isinstance(module, GraphModule) or "_in_spec" in vars(module):
-        return False  # an exported one takes what the user's took
+        return False  # an exported module takes the original's arguments
     return "dynamo_compile_id" in module.meta or not (module._modules or module._parameters or module._buffers)
 
 
 def runs_without_parts(module: torch.nn.Module) -> bool:
-    """Tell whether a module was scripted, traced or exported with modules in it: its calls do not call those."""
+    """Return whether a module was scripted, traced or exported with modules in it, which its calls do not call."""
     if isinstance(module, torch.jit.ScriptModule):
         return any(True for _ in module.children()) or not hasattr(module, "training")  # a frozen one has lost them
     if not isinstance(module, GraphModule) or is_generated(module):
@@ -314,18 +317,18 @@ def runs_without_parts(module: torch.nn.Module) -> bool:
 
 
 def is_replica(module: torch.nn.Module) -> bool:
-    """Tell whether a module is a copy that DataParallel made for one forward."""
+    """Return whether a module is a copy that DataParallel made for one forward."""
     return "_is_replica" in vars(module)
 
 
 def made_for_replica(module: torch.nn.Module) -> Iterable[torch.Tensor]:
-    """Return what stands for a replica's own parameters: tensors that another thread made of them."""
+    """Return the tensors in place of a replica's own parameters, which another thread made of them."""
     tensors: dict[str, torch.Tensor] = vars(module).get("_former_parameters", {})
     return tensors.values()
 
 
 def forget_kwargs_hook(handle_id: int) -> None:
-    """Take out what `RemovableHandle.remove` leaves behind of a global forward hook with kwargs."""
+    """Remove the entry that `RemovableHandle.remove` leaves behind for a global forward hook with kwargs."""
     getattr(nn_module, "_global_forward_hooks_with_kwargs", {}).pop(handle_id, None)
 
 
@@ -335,41 +338,41 @@ def new_hook_id() -> int:
 
 
 def hooks_of(handle: RemovableHandle) -> dict[int, Any] | None:
-    """Return where the hook of a handle was put, by its id; None where that can't be told."""
+    """Return the dictionary of a handle's hook, by hook id; None if unknown."""
     find: Callable[[], dict[int, Any] | None] = getattr(handle, "hooks_dict_ref", lambda: None)
     return find()
 
 
 def see_end(module: nn_module.Module, hook_id: int, hook: Callable[..., None]) -> None:
-    """Call a hook at the end of the module's calls, as one with `always_call` for a quarter of the price."""
+    """Call a hook at the end of the module's calls, as a hook with `always_call`, in a quarter of the time."""
     module._forward_hooks[hook_id] = hook
     module._forward_hooks_always_called[hook_id] = True
 
 
 def forget_end(module: nn_module.Module, hook_id: int) -> None:
-    """Take that hook off."""
+    """Remove that hook."""
     module._forward_hooks.pop(hook_id, None)
     module._forward_hooks_always_called.pop(hook_id, None)
 
 
 def is_compiled_function(function: object) -> bool:
-    """Tell whether `torch.compile` made a function."""
+    """Return whether `torch.compile` made a function."""
     return hasattr(function, "_torchdynamo_orig_callable")
 
 
 def is_outside_dynamo(function: object) -> bool:
-    """Tell whether Dynamo was told never to trace a function."""
+    """Return whether a function is marked so that Dynamo never traces it."""
     return bool(getattr(function, "_torchdynamo_disable", False))
 
 
 def outside_dynamo(function: F) -> F:
-    """Mark a function as one that Dynamo never traces, without importing Dynamo (1.4 s, 150 MiB)."""
+    """Mark a function so that Dynamo never traces it, without importing Dynamo (1.4 s, 150 MiB)."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined] # Dynamo's own mark
     return function
 
 
 def runs_plainly(function: F) -> F:
-    """Have Dynamo compile neither a function nor what it calls, be it another library's, for the whole process."""
+    """Exclude a function and all functions that it calls from compilation by Dynamo, for the whole process."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
@@ -378,7 +381,7 @@ def runs_plainly(function: F) -> F:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
-    """Replace an attribute by what `make` makes of it; undoing leaves what others put over it since."""
+    """Replace an attribute by the result of `make`; undoing keeps a later replacement by another library."""
     original = owner.__dict__[name]
     ours = make(original)
     setattr(owner, name, ours)
@@ -464,7 +467,7 @@ def around_fetch(
 
 
 def after_failed_step(end: Callable[[BaseException], None]) -> Undo:
-    """Call `end` with what an optimizer's step raises: PyTorch runs no post-hook then.
+    """Call `end` with an exception of an optimizer's step, after which PyTorch runs no post-hook.
 
     PyTorch labels each step for its profiler, and the end of that block gets the exception. TorchScript compiles the
     original.
@@ -483,7 +486,7 @@ def after_failed_step(end: Callable[[BaseException], None]) -> Undo:
 
 
 def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Optimizer], None]) -> Undo:
-    """Call `begin` and `end` around `GradScaler.step`, which leaves a step out where gradients overflow."""
+    """Call `begin` and `end` around `GradScaler.step`, which skips the step if gradients overflow."""
 
     def make(step: Callable[..., Any]) -> Callable[..., Any]:
         @outside_dynamo
@@ -499,9 +502,9 @@ def around_scaler_step(begin: Callable[[], None], end: Callable[[torch.optim.Opt
 
 
 def after_scaling(scaler: type, seen: Mapping[str, Callable[..., object]]) -> Undo:
-    """Call what is `seen` by name after each call of that method of a class of `GradScaler`s.
+    """Call a function after each call of a method of a `GradScaler` class.
 
-    It gets the scaler, the method's result, and what the method was given.
+    It gets the scaler, the method's result and the method's arguments.
     """
 
     def make(see: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -522,8 +525,8 @@ def after_scaling(scaler: type, seen: Mapping[str, Callable[..., object]]) -> Un
 def before_clipping(begin: Callable[[Sequence[torch.Tensor]], None]) -> Undo:
     """Call `begin` with gradients before functions of `torch.nn.utils` clip them.
 
-    All of them group the gradients first, by a function that they find in their module: this sees also functions that
-    were imported before, and never takes an iterator of parameters from them. Dynamo traces the original.
+    They first group the gradients by a function of their module, which is replaced. So functions that were imported
+    before are seen, too, and no iterator of parameters is consumed. Dynamo traces the original.
     """
     names = vars(torch.nn.utils.clip_grad)
     if GROUP_GRADIENTS not in names:
@@ -531,7 +534,7 @@ def before_clipping(begin: Callable[[Sequence[torch.Tensor]], None]) -> Undo:
 
     def make(group: Callable[..., Any]) -> Callable[..., Any]:
         def group_gradients(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if sys._getframe(1).f_code.co_name in CLIPPING:  # `get_total_norm` groups them, too
+            if sys._getframe(1).f_code.co_name in CLIPPING:  # `get_total_norm` groups gradients, too
                 begin(tensors[0])
             return group(tensors, *args, **kwargs)
 
@@ -558,7 +561,7 @@ def before_sharded_clipping(sharded: type, begin: Callable[[Sequence[torch.Tenso
 def around_module_compile(
     wrap: Callable[[torch.nn.Module, Callable[..., Any]], Callable[..., Any]],
 ) -> Undo:
-    """Let `wrap` stand before the compiled call that `module.compile()` sets, which runs no hooks."""
+    """Wrap the compiled call that `module.compile()` sets, which runs no hooks."""
 
     def make(compile_module: Callable[..., Any]) -> Callable[..., Any]:
         def compile_and_wrap(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -574,15 +577,15 @@ def around_module_compile(
 
 
 def has_compiled() -> bool:
-    """Tell whether anything was given to `torch.compile` since Dynamo was reset; True where that can't be told."""
+    """Return whether `torch.compile` was called since Dynamo was reset; True if unknown."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
     return frames is not None and getattr(frames, "cached_backends", True) != {}
 
 
 def keep_untraced(trace_rules: ModuleType, package: str) -> None:
-    """Let Dynamo run all that the package defines as plain Python; it stays so for the process, at no cost.
+    """Exclude a package from tracing by Dynamo, for the whole process.
 
-    Once: each time it makes a longer pattern of all that it leaves alone.
+    Only once for each package, because each call makes Dynamo's pattern of excluded files longer.
     """
     add = getattr(trace_rules, "add", None)
     if add is not None and package not in _untraced:
