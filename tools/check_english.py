@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
-FOLDERS = ("docs", "deploy", "tools", "benchmarks", "examples")
+FOLDERS = ("torchotel", "docs", "deploy", "tools", "benchmarks", "examples")
 """Checked without an argument; each folder with all files in it."""
 SUFFIXES = {".md", ".py"}
 BANNED = {

@@ -15,15 +15,15 @@ import torch
 from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
+from torchotel import _semconv as names
 from torchotel._records import Log, Record, StepRecord
 from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel._utils.installation import package_version
-from torchotel._utils.process import is_child
+from torchotel._utils.process import is_child, script_name
 from torchotel.capture.recorder import Capture
-from torchotel.capture.runtime_info import script_name, versions
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.factory import MetricExporters, make_exporters, open_record
@@ -119,7 +119,7 @@ class Session:
             exemplars=config.exemplar_filter != "always_off",
         )
         self._stats = ExportStats(self._guard.guarded(self._metrics.exported))
-        described = describe_process(config.service_name, script_name(), versions())
+        described = describe_process(config.service_name, script_name(), _torch_versions())
         self._identity_fixed = False
         self._resource = ProcessResource(described, self._identify)
         self._started_ns = time.time_ns()
@@ -355,7 +355,7 @@ class Session:
         if identity.rank != 0:
             return None  # all ranks have the same span of the run, so one exports it
         time_ns = record.start_ns + record.unix_offset_ns
-        return run_trace(run, time_ns, self._capture.model, self._config.public(), versions())
+        return run_trace(run, time_ns, self._capture.model, self._config.public(), _torch_versions())
 
     def step_processed(self, step: StepRecord, worker_ns: int) -> None:
         """Measure the overhead of detail, and set the interval of detailed steps."""
@@ -383,3 +383,11 @@ class Session:
                 "spans": self.stats(),
             }
         )
+
+
+def _torch_versions() -> dict[str, str]:
+    """Return the versions of torch and CUDA, by attribute."""
+    versions = {names.TORCH_VERSION: str(torch.__version__)}
+    if torch.version.cuda is not None:
+        versions[names.CUDA_VERSION] = torch.version.cuda
+    return versions

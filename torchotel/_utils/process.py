@@ -1,4 +1,4 @@
-"""Tell whether this process is a child or a fork server, and which process owns a port."""
+"""This process: its script, whether it is a child or a fork server, and which process owns a port."""
 
 import itertools
 import multiprocessing.process
@@ -79,3 +79,13 @@ def _process_with(file: str) -> str | None:
                 shown = itertools.takewhile(lambda word: not word.startswith("-"), words)
                 return f"process {process.name} ({cut(' '.join(shown).strip(), MAX_SHOWN)})"
     return None
+
+
+def script_name() -> str:
+    """Return the script's name without folder and ending, or the module's name as given to `python -m`."""
+    path = sys.argv[0] if sys.argv else ""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if path and spec is not None and spec.origin == path:  # else it is that of a profiler, which runs a script
+        return str(spec.name).removesuffix(".__main__")
+    name = Path(path).name.removesuffix(".py")
+    return name if name not in {"", "-c"} else "python"

@@ -77,7 +77,7 @@ def unwrapped(module: Module) -> Module:
 
 
 def class_of(module: Module) -> str:
-    """Return the name of a module's class; `fully_shard` and `replicate` replace the class by one of theirs."""
+    """Return the name of a module's class; `fully_shard` and `replicate` replace the class by a subclass."""
     kind = type(module)
     prefix = SHARDING_BASES.get(kind.__bases__[0].__name__)
     if prefix is not None and kind.__name__ == prefix + kind.__bases__[-1].__name__:

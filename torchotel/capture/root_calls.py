@@ -84,13 +84,13 @@ NEVER_FORWARD = ("torchotel", "Otel")
 """Prefixes of the names of torchotel's threads and the SDK's."""
 
 WHOSE_REPLICA = (
-    "it can't be told to which forward the replicas of a %s belong: several threads forward such models, or none does. "
-    "What they call is left out of the traces and counted (`calls_dropped` in stats()). Forwards of such models that "
-    "run one after the other have it"
+    "The replicas of a %s belong to an unknown forward, because several threads run such models, or none does. Their "
+    "module calls are left out of the traces and counted (`calls_dropped` in stats()). Run the forwards of such models "
+    "one after the other"
 )
 MANY_CALLS = (
-    "a step has more than %d module calls: the others are left out of its trace and counted (`calls_dropped` in "
-    "stats()). Where it is several steps, torchotel.step() says so; where nothing is trained, torch.no_grad() does"
+    "A step has more than %d module calls: further ones are left out of its trace and counted (`calls_dropped` in "
+    "stats()). Mark the steps with torchotel.step(), or use torch.no_grad() if nothing is trained"
 )
 
 

@@ -19,7 +19,7 @@
 | `torch.autograd._engine_run_backward` | bounds of a backward | `torch.autograd.backward`, `.grad` are wrapped |
 | `_BaseDataLoaderIter.__next__` | waiting for data | no data phase |
 | `_global_forward_hooks_with_kwargs` | cleaning up after `remove()` | nothing to clean up |
-| `RemovableHandle.hooks_dict_ref` | putting the one-shot hook back | it is registered anew |
+| `RemovableHandle.hooks_dict_ref` | putting the one-shot hook back | it is registered again |
 | `Module._forward_hooks`, `._forward_hooks_always_called` | the end of an outermost call | module hooks stay in |
 | `Module._call_impl`, `Optimizer.step`'s wrapper | calls that an interrupt left open | they close with the step |
 | `record_function` around `Optimizer.step` | what an optimizer's step raised | no error, and a late end |

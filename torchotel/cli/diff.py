@@ -1,4 +1,4 @@
-"""Compare recorded runs: show how much longer each part takes in B than in A, and whether that is noise.
+"""Compare recorded runs: show how much slower each part is in B than in A, and whether that is noise.
 
     torchotel diff runs/main runs/branch --max-regression 5% --fail-on step
 
