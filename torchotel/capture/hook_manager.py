@@ -57,7 +57,7 @@ class PreHook:
 
     PyTorch snapshots the hook dictionary for each call, so two of these hooks must never be registered at once. The
     first hook is registered through PyTorch. Later ones replace it in PyTorch's dictionary, which takes a third of the
-    time. If that dictionary is not found, each hook is registered anew, and a call on another thread may run both.
+    time. If that dictionary is not found, each hook is registered again, and a call on another thread may run both.
     """
 
     def __init__(self) -> None:
