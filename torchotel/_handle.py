@@ -99,7 +99,7 @@ class Handle:
             finished: Whether the run came to a normal end.
             error: The exception that ended it.
         """
-        LIFECYCLE.enter(SHUT_DOWN, self)
+        LIFECYCLE.change_state(SHUT_DOWN, self)
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
@@ -137,14 +137,14 @@ class Handle:
         with self._lock:
             if self._session is not None:
                 self._session.pause()
-                LIFECYCLE.enter(PAUSED, self)
+                LIFECYCLE.change_state(PAUSED, self)
 
     def resume(self) -> None:
         """Install the hooks again after `pause()`; without a pause, do nothing."""
         with self._lock:
             if self._session is not None:
                 self._session.resume()
-                LIFECYCLE.enter(RUNNING, self)
+                LIFECYCLE.change_state(RUNNING, self)
 
     def reconfigure(self, explicit: Mapping[str, object], model: Module | None) -> None:
         """Apply another call of `instrument()`.
@@ -176,7 +176,7 @@ class Handle:
         self._session = None
         try:
             self._session = self._start_session(config, model, defer_start=False)
-            LIFECYCLE.enter(RUNNING, self)
+            LIFECYCLE.change_state(RUNNING, self)
         except ConfigError:
             self.shutdown()  # a later instrument() makes a new handle
             raise

@@ -48,6 +48,7 @@ class Lifecycle:
         """`torch.compiler.is_compiling`, once torch is imported."""
         self._deferred_start: Callable[[], None] | None = None
         self._lock = RLock()  # reentrant: a signal handler may call instrument() during instrument()
+        self._handles_forks = False
 
     @property
     def session(self) -> Session | None:
@@ -58,6 +59,7 @@ class Lifecycle:
     def wait_for_torch(self, start: Callable[[], None]) -> None:
         """Keep a start for the import of torch, unless a handle exists; it replaces an earlier deferred start."""
         with self._lock:
+            self._handle_forks()
             if self.handle is None:
                 self.state, self._deferred_start = WAITING_FOR_TORCH, start
 
@@ -75,6 +77,7 @@ class Lifecycle:
             reconfigure: Called with the handle if there is one.
         """
         with self._lock:
+            self._handle_forks()
             if self.handle is None:
                 self.handle = make()
                 self.state = RUNNING
@@ -82,7 +85,7 @@ class Lifecycle:
                 reconfigure(self.handle)
             return self.handle
 
-    def enter(self, state: str, handle: Handle) -> None:
+    def change_state(self, state: str, handle: Handle) -> None:
         """Change the state to running, paused or shut down; the handle of an earlier run changes nothing."""
         if self.handle is handle:
             self.state = state
@@ -106,6 +109,12 @@ class Lifecycle:
         if handle is not None:
             handle.disable_after_fork()
 
+    def _handle_forks(self) -> None:
+        """Register the handler of forks, after those of `threading` and `logging`, which repair the locks it needs."""
+        if not self._handles_forks:
+            self._handles_forks = True
+            os.register_at_fork(after_in_child=self.disable_after_fork)
+
     def _cancel_deferred_start(self) -> Callable[[], None] | None:
         start, self._deferred_start = self._deferred_start, None
         if self.state == WAITING_FOR_TORCH:
@@ -114,5 +123,3 @@ class Lifecycle:
 
 
 LIFECYCLE = Lifecycle()
-
-os.register_at_fork(after_in_child=LIFECYCLE.disable_after_fork)

@@ -341,6 +341,9 @@ class Session:
 
     def before_first(self, record: Record) -> Trace | None:
         """Start deferred exporters before the first record of a kind; before the first step, return the run's trace."""
+        identity = self._resource.identity
+        run = run_reference(identity.run_id, identity.generation)
+        self._builder.link_steps_to(run)
         self._open_deferred_run_file()
         if isinstance(record, Log):
             return None
@@ -349,9 +352,6 @@ class Session:
         if record.kind != "step":
             return None
         self._write_run_info(finished=False)
-        identity = self._resource.identity
-        run = run_reference(identity.run_id, identity.generation)
-        self._builder.link_steps_to(run)
         if identity.rank != 0:
             return None  # all ranks have the same span of the run, so one exports it
         time_ns = record.start_ns + record.unix_offset_ns

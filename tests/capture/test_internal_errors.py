@@ -13,7 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
 import torchotel
+from torchotel._limits import MAX_FAULTS
+from torchotel._records import Error
 from torchotel._session import Stats
+from torchotel.capture.thread_state import ThreadState
+from torchotel.testing import capture
 
 Detail = Literal["all", "off"]
 ROWS = torch.arange(8.0).reshape(2, 4) / 8
@@ -96,3 +100,23 @@ def test_errors_of_ours_switch_it_off(model: Callable[[], Model], detail: Detail
         handle.shutdown()
     assert handle.stats()["internal_errors"] == 10
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def test_capture_switches_itself_off_where_only_forwards_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has no later event than the end of a forward, and errors there count as any others do."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    with capture(detail="off") as captured, torch.no_grad():
+        session = captured.handle.session
+        assert session is not None
+        recorder = session._capture
+
+        def leave(thread: ThreadState, now_ns: int, error: Error | None) -> None:
+            thread.root.end()
+            recorder.hooks.arm()
+            raise LookupError("not telling")
+
+        monkeypatch.setattr(recorder.root_calls, "leave", leave)
+        for _ in range(MAX_FAULTS + 2):
+            model(ROWS)
+        assert recorder.guard.faults == MAX_FAULTS
+        assert not recorder.switch.open

@@ -191,3 +191,26 @@ def test_detail_that_is_asked_for_amid_them_begins_with_the_next_step() -> None:
         _step(model, torch.optim.SGD(model.parameters(), lr=0.01), losses)
         _train(model)
     assert [len(step.find_all("forward Net")) for step in captured.steps] == [0, 0, 0, 5, 0]
+
+
+def test_hooks_of_an_evaluation_elsewhere_go_with_the_next_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detailed evaluation on another thread puts hooks on every call; a further forward of the step removes them."""
+    model, other = Net(), Net()
+    with capture(detail="off") as captured:
+        session = captured.handle.session
+        assert session is not None
+        recorder = session._capture
+        _train(model)
+        losses = [model(ROWS).sum() for _ in range(3)]
+        monkeypatch.setattr(recorder.detail, "of_evaluation", lambda _: True)
+
+        def evaluate() -> None:
+            with torch.no_grad():
+                other(ROWS)
+
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        thread.join()
+        losses.append(model(ROWS).sum())
+        assert not recorder.hooks.all_in
+        torch.stack(losses).sum().backward()

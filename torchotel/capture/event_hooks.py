@@ -148,7 +148,7 @@ class EventHooks:
 
     # ---- backward
 
-    def _backward_begins(self, root_calls: Any) -> None:
+    def _backward_begins(self, roots: Any) -> None:
         if not self._switch.open:
             return
         thread, compile_hooks = self._current_thread.state, self._compile_hooks
@@ -157,7 +157,7 @@ class EventHooks:
             return
         if not thread.events.in_backward:
             self._root_calls.close_interrupted(thread)
-            thread.scaling.backward_begins(root_calls)
+            thread.scaling.backward_begins(roots)
         thread.events.in_backward += 1
         thread.events.trains = True
         segment = thread.step_detector.backward_begins(perf_counter_ns(), in_forward=thread.root.in_forward)

@@ -53,8 +53,9 @@ def _never_raises(hook: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             hook(self, module, args, *output)
-        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
-            self._fault(iterated=len(output) > 0)  # after a forward that raised PyTorch reads its hooks
+        except Exception as error:  # noqa: BLE001  # no internal error may reach the user's forward
+            # The context is the exception of a forward that raised; PyTorch then iterates over its hooks.
+            self._fault(iterated=bool(output) and error.__context__ is not None)
 
     return runs_plainly(call)
 

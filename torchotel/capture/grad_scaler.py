@@ -48,11 +48,11 @@ class Scaling:
             if isinstance(loss, Tensor):
                 self._losses[id(loss)] = weakref.ref(loss, _drop(self._losses, id(loss))), scaled
 
-    def backward_begins(self, root_calls: Any) -> None:
+    def backward_begins(self, roots: Any) -> None:
         """Find out whether an outermost backward begins at a scaled loss."""
         found = None
         if self._losses:
-            for root in root_calls if isinstance(root_calls, Sequence) else [root_calls]:
+            for root in roots if isinstance(roots, Sequence) else [roots]:
                 loss, scaled = self._losses.get(id(root), (None, None))
                 if loss is not None and loss() is root:
                     found = scaled

@@ -63,10 +63,10 @@ GradientState: TypeAlias = tuple[weakref.ref[Tensor], int | None, GradientReadba
 
 
 class SelectedNorms:
-    """The norms of some gradients of one or several readings.
+    """The norms of some gradients of one or several readbacks.
 
     Args:
-        places: The places of those gradients in each reading.
+        positions: The positions of these gradients in each readback.
     """
 
     __slots__ = ("_positions",)

@@ -159,12 +159,12 @@ class Capture:
     def uninstall(self) -> None:
         """Remove all hooks; open steps stay until `end`. A failure to remove one does not keep the others."""
         self.switch.open = self.device_marks.on = False
-        with ExitStack() as segments:
+        with ExitStack() as stack:
             for thread in list(self.threads.all):
-                segments.callback(self.root_calls.remove_exit_hook, thread)
-            for segment in (self.watches, self.event_hooks, self.compile_hooks):
-                segments.callback(segment.uninstall)
-            segments.callback(self.hooks.remove)
+                stack.callback(self.root_calls.remove_exit_hook, thread)
+            for part in (self.watches, self.event_hooks, self.compile_hooks):
+                stack.callback(part.uninstall)
+            stack.callback(self.hooks.remove)
 
     def detach(self) -> None:
         """Remove all hooks in a forked child."""

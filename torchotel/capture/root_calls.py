@@ -198,7 +198,7 @@ class RootCalls:
         """
         if thread.root.in_forward or is_generated(module) or is_traced():
             return False  # inside a root call or region that is not recorded
-        if watch and self._enter_repeated(thread, module):
+        if watch and not self._hooks.all_in and self._enter_repeated(thread, module):
             return False
         self.remove_exit_hook(thread)
         if graph_task() != -1 or thread.events.in_fetch or is_replica(module):

@@ -38,10 +38,6 @@ class StepDetector:
 
     # ---- events
 
-    def iterator_made(self, start_ns: int, end_ns: int) -> None:
-        """Record the making of a DataLoader's iterator: data time of the step that its first fetch opens."""
-        self.fetched(start_ns, end_ns)
-
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """Record a fetch that yielded."""
         segment, self._ahead = self._assembler.open, None

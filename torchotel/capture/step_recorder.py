@@ -23,7 +23,7 @@ class RecordOutput:
     Args:
         hand_over: Gets each finished record, on the thread that ran it.
         detail: Tells why a record has its detail.
-        gradients: Takes norms after a loss that is not finite.
+        gradients: Reads norms after a loss that is not finite.
         memory: Reads the memory of devices at the end of a step.
         user_span: Returns the user's span that is current on the calling thread.
         baggage: Returns the program's baggage on the calling thread, None if it is empty.

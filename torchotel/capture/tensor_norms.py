@@ -40,7 +40,7 @@ class Norms:
 
     Args:
         count: The number of tensors.
-        readings: For each device, the norms of pieces and the position of each piece's tensor.
+        readbacks: For each device, the norms of pieces and the position of each piece's tensor.
         left_out: Tensors whose norms can't be known.
     """
 

@@ -33,7 +33,7 @@ BESIDE_A_FORWARD = (
 )
 
 UNTRACED = ("capture", "sampling", "tracing", "metrics", "exporters", "worker", "_utils", "_handle", "_session")
-"""Packages that run on training threads and that Dynamo must not trace; `_api` checks for compilation itself."""
+"""Packages that run on training threads and that Dynamo must not trace; `_api` and `_lifecycle` check for it."""
 
 
 class CompileHooks:
