@@ -16,7 +16,7 @@ from opentelemetry.trace import (
 from torchotel._utils.faults import warn_once
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
-from torchotel.exporters.sdk.delivery import ProviderFlush
+from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.tracing.span import Attributes
 
 _logger = logging.getLogger("torchotel")

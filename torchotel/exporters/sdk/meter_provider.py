@@ -12,7 +12,7 @@ from opentelemetry.metrics import Observation as OtelObservation
 
 from torchotel import _semconv as names
 from torchotel.exporters.base import MetricExporter
-from torchotel.exporters.sdk.delivery import ProviderFlush
+from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.metrics.aggregation import Labels
 from torchotel.metrics.instruments import TABLE, Instrument
 from torchotel.metrics.store import Metrics, Observation
