@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from torchotel._limits import MAX_RETRY_AFTER_S
 from torchotel.config.otlp_endpoint import OtlpEndpoint, address_of, host_without_proxy
@@ -71,7 +74,8 @@ class GrpcTransport(Transport):
         limit_s = limit_s if timeout_s is None else max(0.001, min(limit_s, timeout_s))
         try:
             call = self._call or self._open()
-            return read_success(call(body, timeout=limit_s, metadata=self._metadata), self._otlp_endpoint)
+            response = call(body, timeout=limit_s, metadata=self._metadata)
+            return read_success(response, ExportTraceServiceResponse, self._otlp_endpoint)
         except Exception as error:  # noqa: BLE001  # the sender thread must not end
             reply = _failure(error, self._otlp_endpoint, self._channel)
             if not reply.answered:
@@ -173,11 +177,9 @@ def _retry_after_s(trailers: Iterable[tuple[str, str | bytes]]) -> float | None:
     details = dict(trailers).get(_DETAILS)
     if not isinstance(details, bytes):
         return None
-    from google.rpc import error_details_pb2, status_pb2  # noqa: PLC0415  # sending does not need protobuf
-
-    info = error_details_pb2.RetryInfo()
+    info = RetryInfo()
     try:
-        if not any(detail.Unpack(info) for detail in status_pb2.Status.FromString(details).details):
+        if not any(detail.Unpack(info) for detail in Status.FromString(details).details):
             return None
     except Exception:  # noqa: BLE001  # the details may be anything; the status suffices
         return None

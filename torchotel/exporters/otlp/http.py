@@ -11,6 +11,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import requests
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from urllib3.exceptions import HTTPError
 
 from torchotel._limits import MAX_RETRY_AFTER_S
@@ -106,7 +108,7 @@ class HttpTransport(Transport):
             text = f"it answered {answer.status} with {_PAGE}, so it is no OTLP receiver"
             return Reply(error_type="no_otlp", text=text)
         if answer.status in _OK:
-            return read_success(answer.content, self._otlp_endpoint)
+            return read_success(answer.content, ExportTraceServiceResponse, self._otlp_endpoint)
         words = ": ".join(filter(None, (answer.reason, error_message(answer))))
         return Reply(
             error_type=str(answer.status),
@@ -173,8 +175,6 @@ def error_message(answer: Answer) -> str:
     """
     kind = answer.headers.get("Content-Type", "")
     if kind.startswith(_PROTOBUF):
-        from google.rpc.status_pb2 import Status  # noqa: PLC0415  # sending does not need protobuf
-
         with suppress(Exception):  # the status suffices
             return str(Status.FromString(answer.content).message)
         return ""

@@ -1,8 +1,13 @@
 """Interface between the sender and HTTP or gRPC."""
 
-from typing import NamedTuple, Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torchotel.config.otlp_endpoint import OtlpEndpoint
+
+if TYPE_CHECKING:  # the exporters of the console and of Prometheus do not need protobuf
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 
 class Reply(NamedTuple):
@@ -38,17 +43,16 @@ class Transport(Protocol):
         """Close connections."""
 
 
-def read_success(content: bytes, otlp_endpoint: OtlpEndpoint) -> Reply:
-    """Read the response of an accepted request, which may name rejected items; it is usually empty."""
-    if not content:
-        return Reply()
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: PLC0415  # sending does not need protobuf
-        ExportTraceServiceResponse,
-    )
+def read_success(content: bytes, message: type[ExportTraceServiceResponse], otlp_endpoint: OtlpEndpoint) -> Reply:
+    """Read the response of an accepted request, which may name rejected items; it is usually empty.
 
+    Args:
+        content: The response.
+        message: Class that parses the responses of all signals, since these have the same fields.
+        otlp_endpoint: Endpoint that responded.
+    """
     try:
-        # The responses of all signals have the same fields.
-        partial = ExportTraceServiceResponse.FromString(content).partial_success
+        partial = message.FromString(content).partial_success
     except Exception:  # noqa: BLE001  # some servers respond with HTML or JSON; the status suffices
         return Reply()
     return Reply(rejected=max(0, partial.rejected_spans), text=otlp_endpoint.quote(partial.error_message))
