@@ -258,6 +258,36 @@ def test_a_provider_of_ours_speaks_the_protocol_of_ours(tmp_path: Path, server: 
     assert not server.requests
 
 
+def test_without_grpc_the_users_spans_are_sent_over_http(tmp_path: Path, server: Receiver) -> None:
+    """If grpcio cannot be imported, only the protocol grpc is unavailable."""
+    code = """
+    import sys
+    sys.modules["grpc"] = None
+    with torchotel.instrument(set_global_provider=True) as handle:
+        train()
+        assert handle.flush()
+    print(json.dumps(handle.stats()["spans_exported"]))
+    """
+    assert run(code, tmp_path, server) == 18
+    assert sum(span.name == "query" for span in server.spans) == 2
+
+
+def test_without_grpc_the_users_spans_are_printed(tmp_path: Path) -> None:
+    """The console needs no protocol."""
+    code = """
+    import sys
+    sys.modules["grpc"] = None
+    with torchotel.instrument(set_global_provider=True, traces_exporter="console", prometheus_port=None):
+        train()
+    """
+    script = tmp_path / "program.py"
+    script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
+    done = commands.python(str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "The SDK created no tracer provider" not in done.stderr
+    assert done.stdout.count('"name": "query"') == 2
+
+
 def test_a_sampler_of_the_environment_holds_for_both(tmp_path: Path, server: Receiver) -> None:
     """The user's spans are sampled with the step that they are in."""
     code = """

@@ -89,8 +89,6 @@ class GrpcTransport(Transport):
             channel.close()
 
     def _open(self) -> grpc.UnaryUnaryMultiCallable[bytes, bytes]:
-        gzip = self._otlp_endpoint.compression == "gzip"
-        compression = grpc.Compression.Gzip if gzip else grpc.Compression.NoCompression
         # A separate pool: the program's channels to the same address must not share failures.
         options: list[tuple[str, str | int]] = [
             ("grpc.primary_user_agent", f"torchotel/{self._version}"),
@@ -98,11 +96,11 @@ class GrpcTransport(Transport):
         ]
         if host_without_proxy(self._otlp_endpoint.endpoint) is not None:
             options.append(("grpc.enable_http_proxy", 0))
-        address = self._target.address
+        address, compressed = self._target.address, compression(self._otlp_endpoint)
         if self._target.secure:
-            channel = grpc.secure_channel(address, credentials(self._otlp_endpoint), options, compression)
+            channel = grpc.secure_channel(address, credentials(self._otlp_endpoint), options, compressed)
         else:
-            channel = grpc.insecure_channel(address, options, compression)
+            channel = grpc.insecure_channel(address, options, compressed)
         self._channel = channel
         self._call = channel.unary_unary(self._signal.method)  # without serialisation: bytes
         return self._call
@@ -124,6 +122,11 @@ def metadata(headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
             _logger.warning("The OTLP header %s is left out: gRPC takes bytes for a name in -bin", name)
         elif not name.lower().startswith(_OURS):
             yield name.lower(), value
+
+
+def compression(otlp_endpoint: OtlpEndpoint) -> grpc.Compression:
+    """Return the compression of requests."""
+    return grpc.Compression.Gzip if otlp_endpoint.compression == "gzip" else grpc.Compression.NoCompression
 
 
 def credentials(otlp_endpoint: OtlpEndpoint) -> grpc.ChannelCredentials:

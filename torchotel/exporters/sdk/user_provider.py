@@ -1,8 +1,6 @@
 """Create the SDK's tracer provider for the program's own spans, with `set_global_provider=True`."""
 
-import grpc
 import requests
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -13,7 +11,6 @@ from opentelemetry.sdk.version import __version__
 from torchotel import _semconv
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
-from torchotel.exporters.otlp.grpc import credentials, metadata, read_target
 from torchotel.exporters.sanitize import otlp_safe
 from torchotel.exporters.sdk.tracer_provider import OwnRandomIds
 from torchotel.tracing.span import Attributes
@@ -64,12 +61,16 @@ def _http_exporter(receiver: OtlpEndpoint) -> SpanExporter:
 
 
 def _grpc_exporter(receiver: OtlpEndpoint) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: PLC0415  # grpc is not needed for HTTP
+
+    from torchotel.exporters.otlp.grpc import compression, credentials, metadata, read_target  # noqa: PLC0415  # see above
+
     target = read_target(receiver.endpoint, insecure=receiver.insecure)
-    return GrpcSpanExporter(
+    return trace_exporter.OTLPSpanExporter(
         target.address,
         insecure=not target.secure,
         credentials=credentials(receiver) if target.secure else None,
         headers=dict(metadata(receiver.headers)),
         timeout=receiver.timeout_s,
-        compression=grpc.Compression.Gzip if receiver.compression == "gzip" else grpc.Compression.NoCompression,
+        compression=compression(receiver),
     )
