@@ -1,5 +1,6 @@
 """Test the numbers of a summary, and its text."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,16 @@ def test_layers_are_those_of_training_steps(tmp_path: Path) -> None:
     summary = _summary(folders.write(tmp_path / "evaluated", units=units[1:], segments=segments))
     assert [(layer.calls, layer.total_s) for layer in summary.forward] == [(1, 30e-9)]
     assert "slowest layers, forward, in evaluations" in render(summary, {})
+
+
+@pytest.mark.parametrize(("outer_step", "inner_step", "records"), [(0, None, ()), (None, 0, [folders.step(0, 0.1)])])
+def test_a_call_of_a_step_around_a_call_of_an_evaluation(
+    tmp_path: Path, outer_step: int | None, inner_step: int | None, records: Sequence[Mapping[str, object]]
+) -> None:
+    """In a foreign or damaged run file, only one of two nested calls may have the number of a step."""
+    spans = [folders.module("Net", 1, 0, 0, 40, step=outer_step), folders.module("fc", 2, 1, 0, 10, step=inner_step)]
+    summary = _summary(folders.write(tmp_path / "run", units=records, segments=[[folders.request(spans)]]))
+    assert [(layer.path, layer.calls, layer.self_s) for layer in summary.forward] == [("fc", 1, 10e-9)]
 
 
 def test_says_how_many_calls_were_folded(tmp_path: Path) -> None:

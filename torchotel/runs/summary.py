@@ -323,7 +323,7 @@ class _Tally:
 
 
 class _Layers:
-    """Aggregate the times of module calls by layer, without keeping the spans."""
+    """Aggregate the times of module calls by layer. `calls_by_trace` keeps the spans of one trace at a time."""
 
     def __init__(self) -> None:
         self.folded_calls = 0
@@ -358,7 +358,8 @@ class _Layers:
         return is_class and (model, path) not in self._inner
 
     def slowest(self, direction: str) -> Sequence[LayerTime]:
-        tallies = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction]
+        # A layer has no calls if a damaged file has it only as the parent of a call that is counted here.
+        tallies = [(key, tally) for key, tally in self._tallies.items() if key.direction == direction and tally.calls]
         whole = sum(max(0, tally.total_ns - tally.inner_ns) for _, tally in tallies)
         rows = []
         for key, tally in tallies:
