@@ -1,6 +1,7 @@
 """Test that values of Lightning's Trainer are recorded, from either package."""
 
 import pickle
+from copy import deepcopy
 from importlib import import_module
 
 import pytest
@@ -64,6 +65,18 @@ def test_the_callback_can_be_pickled() -> None:
     with capture():
         (callback,) = events.lightning()
     assert type(pickle.loads(pickle.dumps(callback))) is type(callback)  # noqa: S301  # pickled in the same line
+
+
+def test_a_copied_callback_has_the_names_that_it_published() -> None:
+    """A value that was published for a step is not published again as an epoch's result after a copy of the Trainer."""
+    with capture():
+        trainer = loop.make(max_epochs=1)
+        trainer.fit(loop.module(), loader(BATCHES), loader(VALIDATION_BATCHES))
+    (callback,) = (callback for callback in trainer.callbacks if isinstance(callback, LightningEvents))
+    assert callback._published_names >= {"train_loss_step", "val_loss"}
+    assert deepcopy(callback)._published_names == callback._published_names
+    loaded = pickle.loads(pickle.dumps(callback))  # noqa: S301  # pickled in the same line
+    assert loaded._published_names == callback._published_names
 
 
 def test_a_trainer_of_a_program_without_torchotel_has_no_callback_of_ours() -> None:

@@ -28,7 +28,8 @@ class LightningEvents:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by framework: the class is created when it is needed, so pickle cannot find it by its name."""
-        return _make_callback, (self.framework,)
+        # Not __dict__: the Trainer adds `log`, a method of the module, which may not be picklable.
+        return _make_callback, (self.framework,), {"_published_names": self._published_names}
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Publish epoch, step number, loss and logged values of the step."""
