@@ -93,7 +93,6 @@ class RequestExporter(TraceExporter):
         self._limiter = Limiter(limits, self._yielder)
         self._encoder = SpanEncoder(self._yielder)
         self._resource, self._version = resource, version
-        self._transport = transport
         self._sender = Sender(transport, self.stats)
         self._max_spans = max_request_spans
         self._max_bytes = max_request_bytes
