@@ -56,25 +56,27 @@ def check(config: Config) -> Iterator[Finding]:
     else:
         yield ok(SUBJECT, f"no traces are sent: traces_exporter is {config.traces_exporter}")
     if "otlp" in config.metrics_exporter:
-        receiver = config.otlp_endpoint("metrics")
-        yield from _check_signal(Request("metrics", receiver, METRICS, b"", ExportMetricsServiceResponse, version))
+        otlp_endpoint = config.otlp_endpoint("metrics")
+        yield from _check_signal(Request("metrics", otlp_endpoint, METRICS, b"", ExportMetricsServiceResponse, version))
 
 
 def _check_traces(config: Config, version: str) -> Iterator[Finding]:
-    span, receiver = make_test_span(config, version), config.otlp_endpoint("traces")
-    for finding in _check_signal(Request(SUBJECT, receiver, TRACES, span.body, ExportTraceServiceResponse, version)):
+    span, otlp_endpoint = make_test_span(config, version), config.otlp_endpoint("traces")
+    for finding in _check_signal(
+        Request(SUBJECT, otlp_endpoint, TRACES, span.body, ExportTraceServiceResponse, version)
+    ):
         yield finding
         if finding.subject == SUBJECT and finding.level is not Level.FAILED:
-            yield ok("test span", f"trace id {span.trace_id}", _search_advice(receiver, span))
+            yield ok("test span", f"trace id {span.trace_id}", _search_advice(otlp_endpoint, span))
 
 
 def _check_signal(request: Request) -> Iterator[Finding]:
-    files = list(tls.check_files(request.receiver))
+    files = list(tls.check_files(request.otlp_endpoint))
     yield from files
     if any(finding.level is Level.FAILED for finding in files):
         yield failed(request.subject, "skipped: fix the certificate files above first", "")
         return
-    client = otlp_grpc if request.receiver.protocol == "grpc" else otlp_http
+    client = otlp_grpc if request.otlp_endpoint.protocol == "grpc" else otlp_http
     try:
         yield from client.call(request)
     except CheckFailed as failure:
@@ -83,8 +85,8 @@ def _check_signal(request: Request) -> Iterator[Finding]:
         yield failed(request.subject, failure.text + protocol, failure.advice)
 
 
-def _search_advice(receiver: OtlpEndpoint, span: TestSpan) -> str:
-    address = read_target(receiver.endpoint, insecure=receiver.insecure).address
+def _search_advice(otlp_endpoint: OtlpEndpoint, span: TestSpan) -> str:
+    address = read_target(otlp_endpoint.endpoint, insecure=otlp_endpoint.insecure).address
     host = "localhost" if "/" in address else address.rpartition(":")[0]  # a path is a Unix socket
     stack = running_stack() if is_loopback(host) else None
     advice = f"Search your backend for this id. In a Jaeger on that host: http://{host}:16686/trace/{span.trace_id}"

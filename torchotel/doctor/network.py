@@ -171,7 +171,7 @@ class Request(NamedTuple):
 
     subject: str
     """Subject of the findings."""
-    receiver: OtlpEndpoint
+    otlp_endpoint: OtlpEndpoint
     signal: Signal
     body: bytes
     response: Any
@@ -182,9 +182,9 @@ class Request(NamedTuple):
     @property
     def step_s(self) -> float:
         """Timeout in seconds of each step before the request."""
-        return min(self.receiver.timeout_s, _MAX_STEP_S)
+        return min(self.otlp_endpoint.timeout_s, _MAX_STEP_S)
 
     @property
     def limit_s(self) -> float:
         """Timeout in seconds of the response."""
-        return min(self.receiver.timeout_s, _MAX_TIMEOUT_S)
+        return min(self.otlp_endpoint.timeout_s, _MAX_TIMEOUT_S)

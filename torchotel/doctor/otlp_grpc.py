@@ -34,19 +34,19 @@ def call(request: Request) -> Iterator[Finding]:
     Raises:
         CheckFailed: One of these steps failed.
     """
-    receiver = request.receiver
-    target = read_target(receiver.endpoint, insecure=receiver.insecure)
-    address = receiver.address
+    otlp_endpoint = request.otlp_endpoint
+    target = read_target(otlp_endpoint.endpoint, insecure=otlp_endpoint.insecure)
+    address = otlp_endpoint.address
     if address is not None:
         check_connectivity(address, request.step_s)
         if address.tls:
-            authorities = receiver.certificate or os.environ.get(_ROOTS) or DEFAULT_CA_BUNDLE_PATH
-            yield from tls.check_server(address, receiver, authorities, "h2", request.step_s)
+            authorities = otlp_endpoint.certificate or os.environ.get(_ROOTS) or DEFAULT_CA_BUNDLE_PATH
+            yield from tls.check_server(address, otlp_endpoint, authorities, "h2", request.step_s)
     yield _evaluate(request, target, address, _send(request))
 
 
 def _send(request: Request) -> Reply:
-    transport = GrpcTransport(request.receiver, request.signal, version=request.version)
+    transport = GrpcTransport(request.otlp_endpoint, request.signal, version=request.version)
     try:
         return with_timeout(2 * request.limit_s, lambda: transport.send(request.body, request.limit_s))
     except TimeoutError as error:
@@ -69,7 +69,7 @@ def _evaluate(request: Request, target: Target, address: Address | None, reply: 
     if reply.error_type is None:
         return ok(request.subject, f"{target.address} accepts OTLP over gRPC")
     if reply.error_type in _HEADERS_ASKED:
-        names = ", ".join(request.receiver.headers) or "none"
+        names = ", ".join(request.otlp_endpoint.headers) or "none"
         advice = f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS."
         raise CheckFailed(f"{target.address} refused the request: {text}", advice)
     protocol = "" if address is None else detect_protocol(address, request.step_s)

@@ -24,24 +24,24 @@ _HEADERS_ASKED = frozenset({401, 403})
 _NO_SUCH_PATH = frozenset({404, 405})
 
 
-def evaluate_response(subject: str, answer: Answer, response: Any, receiver: OtlpEndpoint) -> Finding:
+def evaluate_response(subject: str, answer: Answer, response: Any, otlp_endpoint: OtlpEndpoint) -> Finding:
     """Return a finding on an accepted request.
 
     Args:
         subject: Subject of the finding.
         answer: The endpoint's HTTP response.
         response: Type of the expected response message.
-        receiver: The endpoint.
+        otlp_endpoint: The endpoint.
 
     Raises:
         CheckFailed: The endpoint did not accept the request.
     """
-    shown = receiver.shown
+    shown = otlp_endpoint.shown
     if answer.status // 100 != 2:  # noqa: PLR2004 - the class of statuses that mean success
-        raise _refused(answer, receiver, shown)
+        raise _refused(answer, otlp_endpoint, shown)
     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind not in {"", _PROTOBUF}:
-        text = f"{shown} answered {answer.status} with {receiver.quote(kind)}, which is not an OTLP response"
+        text = f"{shown} answered {answer.status} with {otlp_endpoint.quote(kind)}, which is not an OTLP response"
         raise CheckFailed(text, _NO_RECEIVER)
     try:
         partial = response.FromString(answer.content).partial_success
@@ -49,11 +49,13 @@ def evaluate_response(subject: str, answer: Answer, response: Any, receiver: Otl
         raise CheckFailed(
             f"{shown} answered {answer.status} with a body that is not an OTLP response", _NO_RECEIVER
         ) from None
-    return _accepted(subject, partial, receiver, shown, has_content_type=bool(kind))
+    return _accepted(subject, partial, otlp_endpoint, shown, has_content_type=bool(kind))
 
 
-def _accepted(subject: str, partial: Any, receiver: OtlpEndpoint, shown: str, *, has_content_type: bool) -> Finding:
-    message = receiver.quote(partial.error_message)
+def _accepted(
+    subject: str, partial: Any, otlp_endpoint: OtlpEndpoint, shown: str, *, has_content_type: bool
+) -> Finding:
+    message = otlp_endpoint.quote(partial.error_message)
     rejected = getattr(partial, "rejected_spans", 0) or getattr(partial, "rejected_data_points", 0)
     if rejected:
         raise CheckFailed(
@@ -72,18 +74,18 @@ def _accepted(subject: str, partial: Any, receiver: OtlpEndpoint, shown: str, *,
 _REASON = "The endpoint gave this reason. Check its log."
 
 
-def _refused(answer: Answer, receiver: OtlpEndpoint, shown: str) -> CheckFailed:
-    reason = receiver.quote(error_message(answer))
-    text = f"{shown} answered {answer.status} {receiver.quote(answer.reason)}".rstrip()
+def _refused(answer: Answer, otlp_endpoint: OtlpEndpoint, shown: str) -> CheckFailed:
+    reason = otlp_endpoint.quote(error_message(answer))
+    text = f"{shown} answered {answer.status} {otlp_endpoint.quote(answer.reason)}".rstrip()
     if reason:
         text += f": {reason}"
-    return CheckFailed(text, _advise(answer, receiver, shown))
+    return CheckFailed(text, _advise(answer, otlp_endpoint, shown))
 
 
-def _advise(answer: Answer, receiver: OtlpEndpoint, shown: str) -> str:
+def _advise(answer: Answer, otlp_endpoint: OtlpEndpoint, shown: str) -> str:
     status = answer.status
     if status in _HEADERS_ASKED:
-        return _advise_headers(receiver)
+        return _advise_headers(otlp_endpoint)
     if status in _BUSY:
         return (
             "This may be temporary. In a run, such requests are retried for about a minute, then dropped and counted."
@@ -91,13 +93,13 @@ def _advise(answer: Answer, receiver: OtlpEndpoint, shown: str) -> str:
     if status in _NO_SUCH_PATH:
         return _advise_path(shown)
     if status // 100 == 3:  # noqa: PLR2004 - the class of statuses that lead elsewhere
-        to = receiver.quote(without_credentials(answer.headers.get("Location", "?")))
+        to = otlp_endpoint.quote(without_credentials(answer.headers.get("Location", "?")))
         return f"Redirects are not followed. Set the endpoint to the target of the redirect: {to}"
     return _ADVICE.get(status, "Check the endpoint's log.")
 
 
-def _advise_headers(receiver: OtlpEndpoint) -> str:
-    names = ", ".join(receiver.headers) or "none"
+def _advise_headers(otlp_endpoint: OtlpEndpoint) -> str:
+    names = ", ".join(otlp_endpoint.headers) or "none"
     return (
         f"Headers that were sent: {names}. Check OTEL_EXPORTER_OTLP_HEADERS (name=value, comma-separated, "
         "values URL-encoded: a blank is %20)."
@@ -138,34 +140,34 @@ def call(request: Request) -> Iterator[Finding]:
     Raises:
         CheckFailed: One of these steps failed.
     """
-    receiver = request.receiver
-    address = receiver.address
+    otlp_endpoint = request.otlp_endpoint
+    address = otlp_endpoint.address
     assert address is not None  # noqa: S101 - a validated URL has a host
-    proxies = get_environ_proxies(receiver.endpoint, no_proxy=host_without_proxy(receiver.endpoint))
-    proxy = select_proxy(receiver.endpoint, proxies)
+    proxies = get_environ_proxies(otlp_endpoint.endpoint, no_proxy=host_without_proxy(otlp_endpoint.endpoint))
+    proxy = select_proxy(otlp_endpoint.endpoint, proxies)
     if proxy is None:
         check_connectivity(address, request.step_s)
         if address.tls:
-            yield from tls.check_server(address, receiver, _authorities(receiver), "http/1.1", request.step_s)
+            yield from tls.check_server(address, otlp_endpoint, _authorities(otlp_endpoint), "http/1.1", request.step_s)
     sent_s = time.time()
     answer = _post(request, address, proxy)
     difference = clock.compare_with_server(answer.headers.get("Date"), sent_s, time.time())
-    yield evaluate_response(request.subject, answer, request.response, receiver)
+    yield evaluate_response(request.subject, answer, request.response, otlp_endpoint)
     if difference is not None:
         yield difference
 
 
-def _authorities(receiver: OtlpEndpoint) -> str:
+def _authorities(otlp_endpoint: OtlpEndpoint) -> str:
     """Return the file of authorities that `requests` trusts: the configured one, its variables', or its default."""
     settings = requests.Session().merge_environment_settings(
-        receiver.endpoint, {}, stream=True, verify=receiver.certificate or True, cert=None
+        otlp_endpoint.endpoint, {}, stream=True, verify=otlp_endpoint.certificate or True, cert=None
     )
     verify = settings["verify"]
     return str(DEFAULT_CA_BUNDLE_PATH if verify is True else verify)
 
 
 def _post(request: Request, address: Address, proxy: str | None) -> Answer:
-    transport = HttpTransport(request.receiver, version=request.version)
+    transport = HttpTransport(request.otlp_endpoint, version=request.version)
     body = transport.pack(request.body)
     try:
         # The resolver has no timeout, and the connect timeout applies to each address of a host.
@@ -180,8 +182,8 @@ def _post(request: Request, address: Address, proxy: str | None) -> Answer:
 
 
 def _unanswered(request: Request, address: Address, proxy: str | None, error: Exception) -> CheckFailed:
-    shown = request.receiver.shown
-    cause = request.receiver.quote(_root(error))
+    shown = request.otlp_endpoint.shown
+    cause = request.otlp_endpoint.quote(_root(error))
     if proxy is not None:
         text = f"{shown} could not be reached through the proxy {without_credentials(proxy)}: {cause}"
         return CheckFailed(
@@ -196,7 +198,7 @@ def _unanswered(request: Request, address: Address, proxy: str | None, error: Ex
 
 
 def _not_http(request: Request, other: str) -> CheckFailed:
-    return CheckFailed(f"{request.receiver.shown} gave no HTTP response", _OTHERS[other])
+    return CheckFailed(f"{request.otlp_endpoint.shown} gave no HTTP response", _OTHERS[other])
 
 
 def _root(error: BaseException) -> BaseException:

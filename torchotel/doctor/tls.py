@@ -29,14 +29,14 @@ class _EncryptedError(Exception):
     """A key is encrypted, and no password can be entered."""
 
 
-def check_files(receiver: OtlpEndpoint) -> Iterator[Finding]:
+def check_files(otlp_endpoint: OtlpEndpoint) -> Iterator[Finding]:
     """Read the configured certificates and the key."""
     for name, read in (("certificate", _load_authorities), ("client_certificate", _load_client)):
-        path = getattr(receiver, name)
+        path = getattr(otlp_endpoint, name)
         if path is None:
             continue
         try:
-            read(ssl.create_default_context(), receiver)
+            read(ssl.create_default_context(), otlp_endpoint)
         except CheckFailed as failure:
             yield failed(SUBJECT, failure.text, failure.advice)
         else:
@@ -44,13 +44,13 @@ def check_files(receiver: OtlpEndpoint) -> Iterator[Finding]:
 
 
 def check_server(
-    address: Address, receiver: OtlpEndpoint, authorities: str, protocol: str, limit_s: float
+    address: Address, otlp_endpoint: OtlpEndpoint, authorities: str, protocol: str, limit_s: float
 ) -> Iterator[Finding]:
     """Check the TLS handshake and the server's certificate.
 
     Args:
         address: Address of the server.
-        receiver: Endpoint with the client's certificate.
+        otlp_endpoint: Endpoint with the client's certificate.
         authorities: PEM file or folder of trusted authorities.
         protocol: ALPN name of the protocol inside TLS; some servers require one.
         limit_s: Timeout of the connection and of each wait in the handshake.
@@ -60,7 +60,7 @@ def check_server(
     """
     context = _trusting(authorities)
     context.set_alpn_protocols([protocol])
-    _load_client(context, receiver)
+    _load_client(context, otlp_endpoint)
     try:
         certificate, version = with_timeout(2 * limit_s, lambda: _handshake(context, address, limit_s))
     except ssl.SSLCertVerificationError as error:
@@ -86,21 +86,21 @@ def _handshake(context: ssl.SSLContext, address: Address, limit_s: float) -> tup
         return dict(secured.getpeercert() or {}), secured.version()
 
 
-def _load_authorities(context: ssl.SSLContext, receiver: OtlpEndpoint) -> None:
+def _load_authorities(context: ssl.SSLContext, otlp_endpoint: OtlpEndpoint) -> None:
     try:
-        context.load_verify_locations(cafile=receiver.certificate)
+        context.load_verify_locations(cafile=otlp_endpoint.certificate)
     except (ssl.SSLError, OSError) as error:
         advice = f"{_CA} names a PEM file (-----BEGIN CERTIFICATE-----) of the authorities."
-        raise CheckFailed(f"certificate {receiver.certificate} cannot be read: {_reason(error)}", advice) from None
+        raise CheckFailed(f"certificate {otlp_endpoint.certificate} cannot be read: {_reason(error)}", advice) from None
 
 
-def _load_client(context: ssl.SSLContext, receiver: OtlpEndpoint) -> None:
-    if receiver.client_certificate is None:
+def _load_client(context: ssl.SSLContext, otlp_endpoint: OtlpEndpoint) -> None:
+    if otlp_endpoint.client_certificate is None:
         return
-    description = f"client_certificate {receiver.client_certificate}"
-    key = "the same file" if receiver.client_key is None else "the file of client_key"
+    description = f"client_certificate {otlp_endpoint.client_certificate}"
+    key = "the same file" if otlp_endpoint.client_key is None else "the file of client_key"
     try:
-        context.load_cert_chain(receiver.client_certificate, receiver.client_key, password=_refuse_password)
+        context.load_cert_chain(otlp_endpoint.client_certificate, otlp_endpoint.client_key, password=_refuse_password)
     except _EncryptedError:
         advice = "Use a key without a password: openssl pkey -in KEY -out PLAIN_KEY."
         raise CheckFailed(f"the key of {description}, in {key}, is encrypted", advice) from None

@@ -39,38 +39,38 @@ def make_provider(config: Config, resource: Attributes) -> TracerProvider:
 
 def _make_exporter(config: Config) -> SpanExporter:
     """Create the SDK's exporter to the endpoint of torchotel's spans."""
-    receiver = config.otlp_endpoint("traces")
+    otlp_endpoint = config.otlp_endpoint("traces")
     if config.traces_exporter == "console":
         return ConsoleSpanExporter()
-    return _grpc_exporter(receiver) if receiver.protocol == "grpc" else _http_exporter(receiver)
+    return _grpc_exporter(otlp_endpoint) if otlp_endpoint.protocol == "grpc" else _http_exporter(otlp_endpoint)
 
 
-def _http_exporter(receiver: OtlpEndpoint) -> SpanExporter:
+def _http_exporter(otlp_endpoint: OtlpEndpoint) -> SpanExporter:
     session = requests.Session()
-    session.trust_env = host_without_proxy(receiver.endpoint) is None  # True: proxies of the environment are used
+    session.trust_env = host_without_proxy(otlp_endpoint.endpoint) is None  # True: proxies of the environment are used
     return HttpSpanExporter(
-        receiver.endpoint,
+        otlp_endpoint.endpoint,
         session=session,
-        certificate_file=receiver.certificate,
-        client_certificate_file=receiver.client_certificate,
-        client_key_file=receiver.client_key,
-        headers=dict(receiver.headers),
-        timeout=receiver.timeout_s,
-        compression=Compression.Gzip if receiver.compression == "gzip" else Compression.NoCompression,
+        certificate_file=otlp_endpoint.certificate,
+        client_certificate_file=otlp_endpoint.client_certificate,
+        client_key_file=otlp_endpoint.client_key,
+        headers=dict(otlp_endpoint.headers),
+        timeout=otlp_endpoint.timeout_s,
+        compression=Compression.Gzip if otlp_endpoint.compression == "gzip" else Compression.NoCompression,
     )
 
 
-def _grpc_exporter(receiver: OtlpEndpoint) -> SpanExporter:
+def _grpc_exporter(otlp_endpoint: OtlpEndpoint) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: PLC0415  # grpc is not needed for HTTP
 
     from torchotel.exporters.otlp.grpc import compression, credentials, metadata, read_target  # noqa: PLC0415  # see above
 
-    target = read_target(receiver.endpoint, insecure=receiver.insecure)
+    target = read_target(otlp_endpoint.endpoint, insecure=otlp_endpoint.insecure)
     return trace_exporter.OTLPSpanExporter(
         target.address,
         insecure=not target.secure,
-        credentials=credentials(receiver) if target.secure else None,
-        headers=dict(metadata(receiver.headers)),
-        timeout=receiver.timeout_s,
-        compression=compression(receiver),
+        credentials=credentials(otlp_endpoint) if target.secure else None,
+        headers=dict(metadata(otlp_endpoint.headers)),
+        timeout=otlp_endpoint.timeout_s,
+        compression=compression(otlp_endpoint),
     )
