@@ -348,7 +348,7 @@ class Session:
         if isinstance(record, Log):
             return None
         if record.kind == "step" or not is_child():  # a DataLoader's worker has evaluations, too
-            self._metric_exporters.first_step()
+            self._metric_exporters.first_record()
         if record.kind != "step":
             return None
         self._write_run_info(finished=False)

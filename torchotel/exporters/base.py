@@ -32,8 +32,8 @@ class TraceExporter:
 class MetricExporter:
     """Export metrics, from the constructor to `shutdown`. Unless a subclass overrides it, a method does nothing."""
 
-    def first_step(self) -> None:
-        """Start if this was deferred until the first step; called on the worker thread."""
+    def first_record(self) -> None:
+        """Start if this was deferred until the first step or evaluation; called on the worker thread."""
 
     def flush(self, deadline_s: float) -> bool:
         """Export the present state by `deadline_s` of `time.monotonic()`; return False on timeout."""

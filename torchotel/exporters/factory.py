@@ -40,7 +40,7 @@ class MetricExporters:
         version: Version of torchotel, for the scope.
         stats: Counts failed pushes.
         environ: The environment, which may name the folder of the stack.
-        defer_start: Open the port and push only from the first step.
+        defer_start: Open the port and push only from the first step or evaluation.
 
     Raises:
         ConfigError: The address of the scrape endpoint or the discovery folder cannot be used.
@@ -105,10 +105,10 @@ class MetricExporters:
         """Return the bound port of the scrape endpoint, or None."""
         return None if self._endpoint is None else self._endpoint.port
 
-    def first_step(self) -> None:
+    def first_record(self) -> None:
         """Start the deferred exporters; called on the worker thread."""
         for exporter in self._exporters:
-            self.guard.guarded(exporter.first_step)()
+            self.guard.guarded(exporter.first_record)()
 
     def flush(self, deadline_s: float) -> bool:
         """Export the present state by `deadline_s` of `time.monotonic()`; return False on failure or timeout."""

@@ -186,7 +186,7 @@ class OtlpMetricExporter(MetricExporter):
         metrics: Source of the metrics.
         version: Version of torchotel, for the scope.
         stats: Counts failures.
-        defer_start: Start with the first step: this process may be a DataLoader's worker.
+        defer_start: Start with the first step or evaluation: this process may be a DataLoader's worker.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class OtlpMetricExporter(MetricExporter):
         if not defer_start:
             self._start()
 
-    def first_step(self) -> None:
+    def first_record(self) -> None:
         """Start if this was deferred."""
         if self._pusher is None and not self._ended:
             self._start()

@@ -118,7 +118,7 @@ class PrometheusMetricExporter(MetricExporter):
         resource: Attributes of the resource.
         folder: Folder of the target file; None: no target file.
         guard: Counts errors of a scrape.
-        defer_start: Start with the first step: this process may be a DataLoader's worker.
+        defer_start: Start with the first step or evaluation: this process may be a DataLoader's worker.
 
     Raises:
         ConfigError: The address or the folder cannot be used.
@@ -150,7 +150,7 @@ class PrometheusMetricExporter(MetricExporter):
         listener = self._listener
         return None if listener is None else listener.port
 
-    def first_step(self) -> None:
+    def first_record(self) -> None:
         """Start if this was deferred."""
         if self._listener is None and not self._ended:
             try:
