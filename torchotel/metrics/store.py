@@ -70,18 +70,19 @@ class ModuleTimes:
         """Forward and backward sums since they were last folded into the counters."""
         self._warn = Warn()
 
-    def add(self, timed: CallTree, aggregations: Aggregations) -> None:
+    def add(self, tree: CallTree, aggregations: Aggregations) -> None:
         """Add the calls of a step; fold all sums into `aggregations` if there are too many modules."""
-        forward, backward = self._sums
-        calls, hidden, yielder = timed.calls, timed.hidden, self._yielder
-        for index in yielder(range(timed.first_own, len(calls))):
+        forward_sums, backward_sums = self._sums
+        calls, hidden, yielder = tree.calls, tree.hidden, self._yielder
+        for index in yielder(range(tree.first_own, len(calls))):
             if not hidden[index]:
                 call = calls[index]
-                _add(forward, call.site.module, call.end_ns - call.start_ns, timed.device_ns.get(index))
-        for run in yielder(timed.backwards):
-            if not hidden[run.call]:
-                _add(backward, calls[run.call].site.module, run.end_ns - run.start_ns, run.device_ns)
-        if len(forward) + len(backward) > 2 * MAX_METRIC_MODULES:
+                _add(forward_sums, call.site.module, call.end_ns - call.start_ns, tree.device_ns.get(index))
+        for backward in yielder(tree.backwards):
+            if not hidden[backward.call]:
+                module, duration_ns = calls[backward.call].site.module, backward.end_ns - backward.start_ns
+                _add(backward_sums, module, duration_ns, backward.device_ns)
+        if len(forward_sums) + len(backward_sums) > 2 * MAX_METRIC_MODULES:
             self.fold_into_counters(aggregations)
 
     def fold_into_counters(self, aggregations: Aggregations) -> None:
@@ -175,21 +176,21 @@ class Metrics:
         """Call `observer` on the worker thread with every later value of a histogram."""
         self._observers.append(observer)
 
-    def add(self, record: StepRecord, timed: CallTree, span: SpanReference | None) -> None:
+    def add(self, record: StepRecord, tree: CallTree, span: SpanReference | None) -> None:
         """Add a step or an evaluation.
 
         Args:
             record: The step or the evaluation.
-            timed: The module calls of the record.
+            tree: The module calls of the record.
             span: Root of the record's trace if the trace is about to be exported.
         """
         observed: list[Observation] = []
         with self._lock:
             if record.kind == "step":
                 self._add_step(record, span, observed)
-                self._module_times.add(timed, self._aggregations)
+                self._module_times.add(tree, self._aggregations)
                 if self._module_histograms:
-                    self._observe_calls(timed, span, observed)
+                    self._observe_calls(tree, span, observed)
             elif record.counts_as_evaluation:
                 self._aggregations.add(table.EVALUATIONS, record.folded or 1)
                 self._aggregations.add(
@@ -272,14 +273,14 @@ class Metrics:
         self._detailed += record.detailed
         self._aggregations.set(table.DETAIL_RATIO, self._detailed / self._steps)
 
-    def _observe_calls(self, timed: CallTree, span: SpanReference | None, observed: list[Observation]) -> None:
-        own = range(timed.first_own, len(timed.calls))
-        lengths = [(index, 0, timed.calls[index].end_ns - timed.calls[index].start_ns) for index in own]
-        lengths += [(run.call, 1, run.end_ns - run.start_ns) for run in timed.backwards]
+    def _observe_calls(self, tree: CallTree, span: SpanReference | None, observed: list[Observation]) -> None:
+        own = range(tree.first_own, len(tree.calls))
+        lengths = [(index, 0, tree.calls[index].end_ns - tree.calls[index].start_ns) for index in own]
+        lengths += [(backward.call, 1, backward.end_ns - backward.start_ns) for backward in tree.backwards]
         for index, direction, duration_ns in self._yielder(lengths):
-            labels = self._labels[timed.calls[index].site.module][direction]
+            labels = self._labels[tree.calls[index].site.module][direction]
             room = self._aggregations.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)
-            if room and not timed.hidden[index]:
+            if room and not tree.hidden[index]:
                 self._aggregations.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
                 observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
 
