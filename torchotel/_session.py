@@ -233,7 +233,7 @@ class Session:
     def disable_after_fork(self) -> None:
         """Remove every hook and export nothing: a forked child has no worker thread."""
         self._frameworks.uninstall()
-        self._capture.detach()
+        self._capture.disable_after_fork()
         self._metric_exporters.disable_after_fork()
 
     def discard_empty(self) -> None:

@@ -166,7 +166,7 @@ class Capture:
                 stack.callback(part.uninstall)
             stack.callback(self.hooks.remove)
 
-    def detach(self) -> None:
+    def disable_after_fork(self) -> None:
         """Remove all hooks in a forked child."""
         self.hooks.renew_lock()
         self.uninstall()

@@ -93,7 +93,7 @@ def set_provider(config: Config, resource: Attributes) -> None:
     except Exception as error:  # noqa: BLE001  # a malformed OTEL_* variable, or OTEL_PYTHON_METER_PROVIDER's entry point
         _logger.warning(
             "The SDK created no tracer provider (%s): set_global_provider=True changes nothing, and the program's own "
-            "spans are not exported. Correct the OTEL_* variable.",
+            "spans are not exported. Correct the variable or the installation that the error names.",
             str(error) or f"{type(error).__name__}; OTEL_PYTHON_METER_PROVIDER may name a provider that is not there",
         )
         return
