@@ -117,6 +117,7 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
     done = commands.torchotel("run", "train.py", "fail", cwd=folder)
     assert done.returncode == 5
     assert "slowest layers, backward" in done.stdout
+    assert re.search(r"ended with +SystemExit after step 2\n +5\n", commands.torchotel("summary", cwd=folder).stdout)
 
 
 def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None:

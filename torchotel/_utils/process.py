@@ -88,4 +88,4 @@ def script_name() -> str:
     if path and spec is not None and spec.origin == path:  # else it is that of a profiler, which runs a script
         return str(spec.name).removesuffix(".__main__")
     name = Path(path).name.removesuffix(".py")
-    return name if name not in {"", "-c"} else "python"
+    return name if name not in {"", "-", "-c"} else "python"

@@ -88,6 +88,6 @@ def _advice(config: Config) -> str:
     return f"""\
 Nothing listens at {config.public()["traces_endpoint"]}, so traces are written to the run file only.
 To see them in Jaeger, start it, run the demo again, and open http://localhost:16686:
-    docker run --rm -p 16686:16686 -p 4318:4318 jaegertracing/jaeger:{JAEGER_VERSION}
+    docker run --rm -p 127.0.0.1:16686:16686 -p 127.0.0.1:4318:4318 jaegertracing/jaeger:{JAEGER_VERSION}
 To send them to another receiver, set --endpoint or OTEL_EXPORTER_OTLP_ENDPOINT.
 """

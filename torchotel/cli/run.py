@@ -88,6 +88,7 @@ def run_recorded(
         code = program.run()
     except SystemExit as error:
         recording.finished = error.code in (None, 0)
+        recording.error = SystemExit(error.code)  # a new one: the traceback of the other keeps the program's tensors
         raise
     recording.finished = code == 0
     return code
@@ -102,6 +103,8 @@ class _Recording:
         self.config = config
         self.finished = False
         """Whether the program ended normally."""
+        self.error: BaseException | None = None
+        """The `sys.exit()` that ended the program."""
         self._explicit = explicit
         self._started = started
         self._quiet = quiet
@@ -125,7 +128,7 @@ class _Recording:
                 if not self._quiet:
                     _note("nothing was recorded: OTEL_SDK_DISABLED or the file of OTEL_CONFIG_FILE disables torchotel")
             elif self._handle is not None:
-                error: BaseException | None = None if self.finished else getattr(sys, "last_value", None)
+                error: BaseException | None = None if self.finished else self.error or getattr(sys, "last_value", None)
                 self._handle.end(finished=self.finished, error=error)
                 sys.stderr.flush()
                 self._note_overridden(self._handle.config)
@@ -162,8 +165,8 @@ class _Recording:
                 _note(f"{shown}: the recording no longer exists")
             elif self.finished:
                 _note(
-                    "no training step and no evaluation was seen, so nothing was recorded; to record processes that "
-                    "the program starts, set TORCHOTEL_RECORD and run it as opentelemetry-instrument python …"
+                    "no training step and no evaluation was seen, so nothing was recorded. If the program starts "
+                    "processes that train, set TORCHOTEL_RECORD and run it as opentelemetry-instrument python …"
                 )
             return
         if not self._quiet:
