@@ -141,3 +141,21 @@ def test_metric_and_summary_count_the_same_evaluations(tmp_path: Path) -> None:
     summary = summarise(run.records(), run.spans())
     assert summary.evaluations == value(series, "torch_evaluations_total") == handle.stats()["evaluations"] == 2
     assert summary.evaluation_s == pytest.approx(value(series, "torch_evaluation_time_seconds_total"))
+
+
+def test_validation_without_gradients_after_one_with_them() -> None:
+    """Each call is an evaluation, in either form, and none is part of the one before."""
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with capture(detail="off") as captured:
+        for _ in range(2):
+            net(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        net.eval()
+        for _ in range(2):
+            net(torch.ones(2, 4))
+        with torch.no_grad():
+            for _ in range(3):
+                net(torch.ones(2, 4))
+    assert captured.handle.stats()["evaluations"] == 5
+    assert captured.handle.stats()["steps"] == 2

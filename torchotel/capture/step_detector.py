@@ -346,8 +346,10 @@ class StepDetector:
             self._assembler.close_open()
             segment = self._assembler.begin(now_ns)
             segment.opened_without_grad = True
-        elif (grad and segment.backwards) or (
-            (grad or not self._has_trained()) and self._is_another_evaluation(segment, evaluated)
+        elif (
+            (grad and segment.backwards)
+            or ((grad or not self._has_trained()) and self._is_another_evaluation(segment, evaluated))
+            or (not grad and self._ends_requests(segment))
         ):
             self._assembler.close_open()
             segment = self._assembler.begin(now_ns)
@@ -397,6 +399,11 @@ class StepDetector:
             return True
         repeats = evaluated in segment.evaluated and not (segment.fetched or segment.trains or evaluated in self._tuned)
         return repeats or not (inside or segment.user_span == user_span)
+
+    def _ends_requests(self, segment: StepSegment) -> bool:
+        """Return whether a forward without gradients ends a segment of calls in evaluation mode with gradients on."""
+        only_evaluates = bool(segment.evaluated) and not (segment.trains or segment.backwards or segment.fetched)
+        return only_evaluates and not (segment.evaluated & self._tuned)
 
     def _has_trained(self) -> bool:
         """Return whether a backward ran or an optimizer stepped on this thread: it does not serve requests."""
