@@ -17,7 +17,7 @@ STEPS = 80
 
 def test_what_a_queue_takes_of_its_disk(tmp_path: Path) -> None:
     """For the spans of detailed steps, all of which it has acknowledged."""
-    (figure,) = re.findall(r"bytes of a queue on disk \| (\d+) per span", PAGE.read_text(encoding="utf-8"))
+    (figure,) = re.findall(r"of a queue on disk \| (\d+) \|", PAGE.read_text(encoding="utf-8"))
     workload, ports = make("transformer"), own_ports()
     with running(collector(tmp_path, ports)):
         endpoint = f"http://127.0.0.1:{ports.otlp_http}"
