@@ -77,7 +77,7 @@ def _train(workload: workloads.Workload, budget: float, conditions: Conditions) 
         paused_session(conditions.sink, overhead_budget=budget) as session,
     ):
         nothing, off, auto = _Lane(nullcontext), _Lane(lambda: resumed(plain)), _Lane(lambda: resumed(session))
-        order = Random(0)  # noqa: S311  # no secret
+        order = Random(0)
         for block in range(rounds := 1 if conditions.quick else STEPS // BLOCK_STEPS):
             conditions.tell(f"a budget of {row_name(budget)}: {block / rounds:.0%}")
             for lane in order.sample((nothing, off, auto), 3):

@@ -97,7 +97,7 @@ def interleave(
     """
     pairs: dict[str, list[Pair]] = {mode.name: [] for mode in modes}
     turns = [mode for mode in modes for _ in range(lengths.looks.get(mode.name, 1))]
-    order, until_s, rounds = random.Random(0), monotonic() + lengths.total_s, 0  # noqa: S311  # no secret
+    order, until_s, rounds = random.Random(0), monotonic() + lengths.total_s, 0
     sink.count()  # ignore earlier spans
     before, _ = _block(NOTHING, step, sink, lengths)
     while rounds < 2 or monotonic() < until_s:

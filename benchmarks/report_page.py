@@ -31,7 +31,7 @@ BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual
 
 def write_run(folder: Path) -> None:
     """Write a run as torchotel does, with one slow step in a thousand."""
-    chance = random.Random(0)  # noqa: S311  # no secret; the same run each time
+    chance = random.Random(0)
     file = RunFile(folder, resource={"service.name": "bench"}, version="0")
     file.describe(
         {"service_name": "bench", "model": {"name": "Encoder", "modules": MODULES, "parameters": 1_000_000_000}}
@@ -111,7 +111,7 @@ def main() -> None:
         size_mb = sum(path.stat().st_size for path in run.iterdir()) / 1e6
         start_s = perf_counter()
         command = [sys.executable, "-m", "torchotel", "report", str(run), "-o", str(page)]
-        subprocess.run(command, check=True)  # noqa: S603  # this package
+        subprocess.run(command, check=True)
         made_s = perf_counter() - start_s
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
@@ -128,7 +128,7 @@ def main() -> None:
 def _open(page: Path, profile: str) -> float:
     start_s = perf_counter()
     words = [*BROWSER, f"--user-data-dir={profile}/profile", page.absolute().as_uri()]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)  # noqa: S603  # the browser, on the written page
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     if page.stat().st_size and "data-drawn-ms" not in done.stdout:
         raise RuntimeError(f"{page}: not drawn")
     return perf_counter() - start_s

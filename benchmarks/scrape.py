@@ -74,7 +74,7 @@ class _Client:
 
     def __init__(self, url: str) -> None:
         command = [sys.executable, "-c", _CLIENT, url]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this module's program
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:
         return self

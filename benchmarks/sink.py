@@ -19,7 +19,7 @@ class Sink:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "benchmarks.sink"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this module
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.endpoint = f"http://127.0.0.1:{int(self._process.stdout.readline())}"
         self.traces = f"{self.endpoint}/v1/traces"
@@ -30,7 +30,7 @@ class Sink:
 
     def count(self) -> tuple[int, int]:
         """Return the number of spans and bytes received since the last call."""
-        with urlopen(f"{self.endpoint}/count") as answer:  # noqa: S310  # the receiver above, on loopback
+        with urlopen(f"{self.endpoint}/count") as answer:  # noqa: S310  # this class's receiver, on loopback
             spans, wire_bytes = json.load(answer)
             return spans, wire_bytes
 

@@ -40,7 +40,7 @@ def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> Spread:
 
     https://en.wikipedia.org/wiki/Bootstrapping_(statistics)#Case_resampling.
     """
-    generator = random.Random(0)  # noqa: S311  # no secret
+    generator = random.Random(0)
     drawn = sorted(_ratio(generator.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
     outside = int(TAIL * DRAWS)
     return Spread(median=_ratio(pairs), low=drawn[outside], high=drawn[-1 - outside], count=len(pairs))
@@ -48,7 +48,7 @@ def ratio_of_means(pairs: Sequence[tuple[float, float]]) -> Spread:
 
 def ratio_of_medians(values: Sequence[float], others: Sequence[float]) -> Spread:
     """Return the ratio of medians. The bounds are from resampling both, because neither is exact."""
-    generator = random.Random(0)  # noqa: S311  # no secret
+    generator = random.Random(0)
 
     def drawn(found: Sequence[float]) -> float:
         return median(generator.choices(found, k=len(found)))

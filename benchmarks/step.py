@@ -67,7 +67,7 @@ def _measure(conditions: Conditions) -> Table:
     if hooks is not None:
         modes[native.NAME] = lambda: native.on_steps(hooks)
     times: dict[str, list[float]] = {}
-    order = random.Random(0)  # noqa: S311  # no secret
+    order = random.Random(0)
     ways = _ways()
     for _ in range(conditions.rounds(15)):
         for way, train in ways.items():

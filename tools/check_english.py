@@ -18,7 +18,7 @@ FOLDERS = ("torchotel", "docs", "deploy", "tools", "benchmarks", "examples")
 SUFFIXES = {".md", ".py"}
 BANNED = {
     "a component as the subject": "whoever, nobody, somebody, what is asked, what came of, what becomes of",
-    "the noun": "of theirs, of ours, of yours, as above, the other one",
+    "the noun": "of theirs, of ours, of yours, as above, see above, the other one",
     "if or when": "where none, where nothing, where nobody, where there is no, where there are no, where that is",
     "log, report or name": "told of, is told, are told, tells of, tell of, warned of, says so, say so",
     "export, flush or return": "bring out, brings out, brought out, bring back what, brings back, gives out",

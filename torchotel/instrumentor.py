@@ -51,4 +51,4 @@ class TorchInstrumentor(BaseInstrumentor):  # type: ignore[misc]  # its base is 
 def _report(error: ConfigError) -> None:
     # Not logged: opentelemetry-instrumentation-logging adds a handler to the root logger that exports the records, and
     # with a handler there, `logging.lastResort` no longer prints them.
-    print(f"torchotel: {error}. Nothing is instrumented.", file=sys.stderr)  # noqa: T201  # see above
+    print(f"torchotel: {error}. Nothing is instrumented.", file=sys.stderr)  # noqa: T201  # a log record may not be printed

@@ -179,7 +179,7 @@ def post(url: str, value: Any, **headers: str) -> tuple[int, Any]:
     """Post JSON, and give the status and the answer."""
     request = Request(url, json.dumps(value).encode(), {"Content-Type": "application/json", **headers})  # noqa: S310  # http, printed by our own child
     try:
-        with urlopen(request, timeout=30) as answer:  # noqa: S310  # as above
+        with urlopen(request, timeout=30) as answer:  # noqa: S310  # http, to a server of the tests
             return answer.status, json.load(answer)
     except HTTPError as refused:
         return refused.code, json.load(refused)

@@ -98,7 +98,7 @@ class JaegerApi:
                 raise
 
     def _get(self, path: str) -> Any:
-        with urlopen(f"{self._url}{path}", timeout=30) as answer:  # noqa: S310  # http, as above
+        with urlopen(f"{self._url}{path}", timeout=30) as answer:  # noqa: S310  # http, to a server of the tests
             return json.load(answer)
 
 

@@ -33,7 +33,7 @@ class Prometheus:
         self.url = f"http://127.0.0.1:{port}/api/v1/"
 
     def get(self, path: str, **query: str) -> Any:
-        with urlopen(f"{self.url}{path}?{urlencode(query)}", timeout=10) as answer:  # noqa: S310  # http, as above
+        with urlopen(f"{self.url}{path}?{urlencode(query)}", timeout=10) as answer:  # noqa: S310  # http, to a server of the tests
             return json.load(answer)["data"]
 
     def query(self, expr: str) -> list[dict[str, Any]]:

@@ -286,7 +286,7 @@ def _record_step(config: Config, loaded: Loaded) -> _Observation:
     session = Session(config, loaded.model, exporter.exporters)
     try:
         _step(loaded)
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - torchotel or the model may raise any exception
         advice = "The same step succeeded without torchotel. Please report this with the model."
         text = f"a step of {type(loaded.model).__qualname__} failed under torchotel: {describe(error)}"
         raise CheckFailed(text, advice) from None

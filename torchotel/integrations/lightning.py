@@ -69,7 +69,8 @@ def _logged(trainer: Any, *, on_step: bool) -> dict[str, object]:
     for _, result in trainer._results.valid_items():  # noqa: SLF001  # the public property waits for the device
         meta = result.meta
         if meta.logger and (meta.on_step if on_step else meta.on_epoch):
-            values[meta.forked_name(on_step)] = result._forward_cache if on_step else result._computed  # noqa: SLF001  # see above
+            value = result._forward_cache if on_step else result._computed  # noqa: SLF001  # no public access
+            values[meta.forked_name(on_step)] = value
     return values
 
 

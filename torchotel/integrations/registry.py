@@ -44,7 +44,7 @@ def subscribe(subscriber: Subscriber) -> Callable[[], None]:
     _subscriber = subscriber
 
     def undo() -> None:
-        global _subscriber  # noqa: PLW0603  # see above
+        global _subscriber  # noqa: PLW0603  # removes what `subscribe` has set
         if _subscriber is subscriber:
             _subscriber = None
 

@@ -161,7 +161,7 @@ def _podman(missing: list[str]) -> Engine | None:
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603 - see above
+        return subprocess.run(words, capture_output=True, text=True, timeout=_ANSWER_S, check=False)  # noqa: S603 - fixed commands
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(words, 1, "", f"no answer in {_ANSWER_S:g} s")
     except OSError as error:  # the program was removed meanwhile

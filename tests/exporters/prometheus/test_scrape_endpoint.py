@@ -241,7 +241,7 @@ def test_warns_where_others_can_read(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "torchotel"):
         torchotel.instrument(traces_exporter="none", prometheus_host="0.0.0.0").shutdown()  # noqa: S104  # the claim
         torchotel.instrument(traces_exporter="none", prometheus_host="localhost").shutdown()
-    assert ["0.0.0.0" in record.getMessage() for record in caplog.records] == [True]  # noqa: S104  # see above
+    assert ["0.0.0.0" in record.getMessage() for record in caplog.records] == [True]  # noqa: S104  # a text in a message
 
 
 def test_scrapes_while_training() -> None:

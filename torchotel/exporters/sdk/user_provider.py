@@ -63,7 +63,12 @@ def _http_exporter(otlp_endpoint: OtlpEndpoint) -> SpanExporter:
 def _grpc_exporter(otlp_endpoint: OtlpEndpoint) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: PLC0415  # grpc is not needed for HTTP
 
-    from torchotel.exporters.otlp.grpc import compression, credentials, metadata, read_target  # noqa: PLC0415  # see above
+    from torchotel.exporters.otlp.grpc import (  # noqa: PLC0415  # imports grpc, which HTTP does not need
+        compression,
+        credentials,
+        metadata,
+        read_target,
+    )
 
     target = read_target(otlp_endpoint.endpoint, insecure=otlp_endpoint.insecure)
     return trace_exporter.OTLPSpanExporter(
