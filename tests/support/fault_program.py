@@ -29,6 +29,9 @@ def say(text: str) -> None:
 _BUILDING = threading.Lock()
 """All threads have one generator of random numbers."""
 
+_STOP = threading.Event()
+"""Ends a training that has no number of steps."""
+
 
 def train(steps: int | None) -> str:
     """Train and give a digest of what was learnt.
@@ -41,7 +44,7 @@ def train(steps: int | None) -> str:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     gone = steps is not None or threading.current_thread() is not threading.main_thread()
     for number in count():
-        if number == steps:
+        if number == steps or _STOP.is_set():
             break
         if not gone and on_disk():
             gone = True
@@ -70,6 +73,15 @@ def fork() -> None:
     say(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])} {train(LIMIT)}")
 
 
+def stop(thread: threading.Thread) -> None:
+    """Let a training that goes on for ever end.
+
+    A thread that is within torch when the interpreter goes aborts the process, with and without torchotel.
+    """
+    _STOP.set()
+    thread.join()
+
+
 def main() -> None:
     """Train until what is wanted happens."""
     if sys.argv[1] == "a full disk":  # an error from the system amid a line, which needs no rights to set up
@@ -79,6 +91,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has put into the background
     if what == "trains in a later atexit":
         atexit.register(lambda: say(train(LIMIT)))
+    beside = threading.Thread(target=train, args=(None,), daemon=True)
+    if what == "a daemon thread trains on":
+        atexit.register(stop, beside)  # runs after torchotel has shut down
     torchotel.instrument(endpoint=endpoint, record=folder, detail="all", prometheus_port=None)
     if what == "trains in an earlier atexit":
         atexit.register(lambda: say(train(LIMIT)))
@@ -87,7 +102,7 @@ def main() -> None:
     if what == "fork":
         fork()
     elif what == "a daemon thread trains on":
-        threading.Thread(target=train, args=(None,), daemon=True).start()
+        beside.start()
         say(train(LIMIT))
     elif what in {"os._exit", "is killed"}:
         train(None)
