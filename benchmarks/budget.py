@@ -14,8 +14,8 @@ from benchmarks import workloads
 from benchmarks.modes import FLUSH_S, paused_session, resumed
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import Spread, percent, ratio_of_means
-from torchotel._session import Stats
 from torchotel.sampling.detail import FIRST_STEPS
+from torchotel.worker.backend import Stats
 
 MODULES = "150"
 BUDGETS = (0.002, 0.01, 0.05)

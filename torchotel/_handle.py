@@ -18,10 +18,11 @@ from torch.nn import Module
 from torch.utils.data import get_worker_info
 
 from torchotel._lifecycle import LIFECYCLE, PAUSED, RUNNING, SHUT_DOWN
-from torchotel._session import Session, Stats, no_stats
+from torchotel._session import Session
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
+from torchotel.worker.backend import Stats, no_stats
 
 SHUTDOWN_S = 10.0
 

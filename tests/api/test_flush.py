@@ -41,7 +41,7 @@ def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         assert session.flush(10)
-        worker = session._worker
+        worker = session._backend._worker
 
         def step_and_flush() -> None:
             worker._buffer.append(cast("StepRecord", records[0]))

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": RECORDS | {"sampling", "tracing", "metrics", "exporters", "worker"},
     "_session": PRODUCT,
     "_lifecycle": BASE,
-    "_handle": BASE | {"_lifecycle", "_session"},
+    "_handle": BASE | {"_lifecycle", "_session", "worker"},
     "runs": RECORDS | {"runs"},
     "stack": BASE | {"stack"},
     "doctor": PRODUCT | {"_session", "stack", "doctor"},

@@ -15,9 +15,9 @@ from torch.nn.modules import module as nn_module
 import torchotel
 from torchotel._limits import MAX_FAULTS
 from torchotel._records import Error
-from torchotel._session import Stats
 from torchotel.capture.thread_state import ThreadState
 from torchotel.testing import capture
+from torchotel.worker.backend import Stats
 
 Detail = Literal["all", "off"]
 ROWS = torch.arange(8.0).reshape(2, 4) / 8

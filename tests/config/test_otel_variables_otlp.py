@@ -10,8 +10,8 @@ from support.otlp_http_receiver import Receiver
 from support.otlp_tls_receivers import Authority, served
 from support.variable_effects import OTLP, Program, proves, proves_option
 
-from torchotel._session import Stats
 from torchotel.config.config import Config
+from torchotel.worker.backend import Stats
 
 
 @pytest.fixture

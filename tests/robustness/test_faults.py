@@ -20,7 +20,7 @@ from support.otlp_http_receiver import Receiver
 from torch import Tensor
 
 import torchotel
-from torchotel._session import Stats
+from torchotel.worker.backend import Stats
 from torchotel.worker.buffer import Buffer
 from torchotel.worker.thread import Worker
 
@@ -118,7 +118,7 @@ def test_endpoint(
 def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop ends while the worker is held; the oldest steps make room and are counted, the newest arrive."""
     may_work = threading.Event()
-    monkeypatch.setattr("torchotel._session.Buffer", lambda: Buffer(limit=200))
+    monkeypatch.setattr("torchotel.worker.backend.Buffer", lambda: Buffer(limit=200))
     drain = Worker._drain
     monkeypatch.setattr(Worker, "_drain", lambda worker: (may_work.wait(), drain(worker)))
     outcome = run(fault_training_loops.train, server.url.removesuffix("/v1/traces"), messages, may_work.set)

@@ -90,16 +90,16 @@ ONCE = (
     "capture.torch_internals.around_compilation",
     "exporters.factory.MetricExporters.__init__",
     "exporters.factory.MetricExporters.shutdown",
-    "_session.Session._make_pipeline",
-    "_session.Session.stats",
+    "worker.backend.Backend._make_pipeline",
+    "worker.backend.Backend.stats",
 )
 """What is called once, most of it by `instrument()`, `flush()`, `shutdown()` and `stats()`."""
 
 WORKER = (
     "worker.thread.Worker._drain",
     "worker.thread.Worker._answer_flushes",
-    "_session.Session.before_first",
-    "_session.Session.step_processed",
+    "worker.backend.Backend.before_first",
+    "_session.Session._measure_overhead",
     "tracing.evaluation_folding.EvaluationFold.pop_quiet",
     "tracing.evaluation_folding.EvaluationFold.pop_all",
     "metrics.aggregation.Exemplars.arrive",

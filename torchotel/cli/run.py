@@ -36,7 +36,7 @@ from torchotel.runs import RunError, describe, open_run, render, run_failure, su
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
-    from torchotel._session import Stats
+    from torchotel.worker.backend import Stats
 
 
 RUNS = Path("torchotel-runs")

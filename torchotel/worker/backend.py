@@ -1,0 +1,315 @@
+"""The part of a session behind the record boundary: metrics, spans, exporters and the run file, without torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from torchotel._records import Error, Log, ModelInfo, Record, Recordable, StepRecord
+from torchotel._types import ConfigError
+from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.gil import GilYielder
+from torchotel._utils.installation import package_version
+from torchotel._utils.process import is_child
+from torchotel.config.config import Config
+from torchotel.exporters.base import ExportStats, TraceExporter
+from torchotel.exporters.factory import MetricExporters, make_exporters, open_record
+from torchotel.metrics.store import Metrics
+from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
+from torchotel.tracing.resource import ProcessResource
+from torchotel.tracing.span import SpanContextSource, Trace
+from torchotel.tracing.span_templates import Templates
+from torchotel.tracing.trace_builder import TraceBuilder
+from torchotel.worker.buffer import Buffer
+from torchotel.worker.pipeline import Pipeline
+from torchotel.worker.thread import Worker
+
+_logger = logging.getLogger("torchotel")
+
+
+class Stats(TypedDict):
+    """Counts of spans, steps, evaluations and errors since `instrument()`."""
+
+    spans_recorded: int
+    spans_exported: int
+    spans_dropped: int
+    spans_sampled_out: int
+    export_errors: int
+    """Failed attempts to export; each retry counts."""
+    steps: int
+    evaluations: int
+    steps_detailed: int
+    calls_dropped: int
+    stamps_dropped: int
+    """Timestamps of backwards beyond the limit of one step, for example if one graph runs backward very many times."""
+    internal_errors: int
+    """Errors in torchotel, which never reach the program."""
+    overhead_ratio: float | None
+    """Share of step time that detail costs; None until steps with and without detail were compared."""
+
+
+def no_stats() -> Stats:
+    """Return the counts of a handle without a session."""
+    return Stats(
+        spans_recorded=0,
+        spans_exported=0,
+        spans_dropped=0,
+        spans_sampled_out=0,
+        export_errors=0,
+        steps=0,
+        evaluations=0,
+        steps_detailed=0,
+        calls_dropped=0,
+        stamps_dropped=0,
+        internal_errors=0,
+        overhead_ratio=None,
+    )
+
+
+class CaptureStats(NamedTuple):
+    """The counts of `Stats` that capture knows."""
+
+    calls_dropped: int
+    stamps_dropped: int
+    internal_errors: int
+
+
+class RunEnd(NamedTuple):
+    """How a run ended."""
+
+    finished: bool
+    error: Error | None = None
+    """The exception that ended it."""
+
+
+class Backend:
+    """Process the records of a run on one thread.
+
+    Args:
+        config: The settings.
+        resource: The resource; its identity is final before the first record.
+        versions: The versions of torch and CUDA, by attribute.
+        model: Returns the model of the first step, None if it is unknown.
+        capture_stats: Returns the counts of capture.
+        overhead_ratio: Returns the share of step time that detail costs, None if it is unknown.
+        on_step: Called on the worker after each step, with the CPU time that the worker spent on it.
+        exporters: Makes the trace exporters, instead of those of the settings.
+        on_record: Called with each record, on the worker.
+        may_record: Returns whether a child of multiprocessing may open a run file; called with the first record.
+        defer_start: Open ports and push metrics only from the first record on.
+        undo: Gets the callbacks that release what is open, if a later part fails.
+
+    Raises:
+        ConfigError: A folder or an address cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        resource: ProcessResource,
+        versions: Mapping[str, str],
+        *,
+        model: Callable[[], ModelInfo | None],
+        capture_stats: Callable[[], CaptureStats],
+        overhead_ratio: Callable[[], float | None],
+        on_step: Callable[[StepRecord, int], None],
+        exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None,
+        on_record: Callable[[Record], None] | None,
+        may_record: Callable[[], bool],
+        defer_start: bool,
+        undo: ExitStack,
+    ) -> None:
+        self._config, self._resource, self._versions = config, resource, versions
+        self._model, self._capture_stats, self._on_step = model, capture_stats, on_step
+        self._overhead_ratio, self._may_record = overhead_ratio, may_record
+        self._started_ns = time.time_ns()
+        self.guard, self._warn = Guard("the worker", limit=1000), Warn()
+        self._metrics = Metrics(
+            self._outcomes,
+            lambda: self._stats.read().errors,
+            overhead_ratio,
+            module_histograms=config.module_histograms,
+            exemplars=config.exemplar_filter != "always_off",
+        )
+        self._stats = ExportStats(self.guard.guarded(self._metrics.exported))
+        # A child of multiprocessing may be a worker of a DataLoader, so it opens its run file with the first record.
+        self._defers_run_file = exporters is None and is_child()
+        opens = exporters is None and not self._defers_run_file
+        self._run_file = open_record(config, resource, self._stats) if opens else None
+        undo.callback(self.discard_run_file)
+        made = (
+            exporters(self._stats)
+            if exporters is not None
+            else make_exporters(config, resource, self._stats, self._run_file, self.guard)
+        )
+        self._exporters = list(made)
+        providers = [one for one in self._exporters if isinstance(one, SpanContextSource)]  # the user's provider
+        self.id_source: SpanContextSource = (
+            providers[0] if providers else IdGenerator(config.sampler, config.sampler_ratio)
+        )
+        """Fixes the ids of spans that the program reads while they run."""
+        buffer = Buffer()
+        self.append: Callable[[Recordable], None] = buffer.append
+        """Add a record; never waits for the worker."""
+        self._pipeline = self._make_pipeline()
+        self._worker = Worker(
+            buffer, self._exporters, self._pipeline, on_record=on_record, guard=self.guard, warn=self._warn
+        )
+        self._metric_exporters = MetricExporters(
+            config,
+            self._metrics,
+            resource,
+            package_version(),
+            self._stats,
+            os.environ,
+            defer_start=defer_start or is_child(),
+        )
+        undo.callback(lambda: self._metric_exporters.shutdown(time.monotonic(), finished=False))
+
+    def start(self, undo: ExitStack) -> None:
+        """Describe the run and start the thread."""
+        self._write_run_info(RunEnd(finished=False))
+        self._worker.start()
+        undo.callback(self._worker.stop, 0.0)
+
+    @property
+    def prometheus_port(self) -> int | None:
+        """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
+        return self._metric_exporters.port
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder that the run is recorded in; None if it is not recorded."""
+        return None if self._run_file is None else self._run_file.folder
+
+    def flush(self, timeout_s: float) -> bool:
+        """Export all records in the buffer; return False on timeout, or if spans were dropped since the last flush."""
+        deadline_s = time.monotonic() + timeout_s
+        complete = self._worker.flush(timeout_s)
+        return self._metric_exporters.flush(deadline_s) and complete
+
+    def stop(self, deadline_s: float, end: RunEnd) -> None:
+        """Export the remaining records, end the threads, close ports and files.
+
+        Args:
+            deadline_s: When this ends, in time of `time.monotonic()`.
+            end: How the run ended, for the run file.
+        """
+        guarded = self.guard.guarded
+        guarded(self._worker.stop)(deadline_s - time.monotonic())
+        for exporter in self._exporters:  # the run file last: it records how many spans were exported
+            if exporter is self._run_file:
+                guarded(self._write_run_info)(end)
+            guarded(exporter.shutdown)(max(deadline_s, time.monotonic() + 0.1))
+        # After the trace exporters, whose counts it exports.
+        guarded(self._metric_exporters.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=end.finished)
+
+    def disable_after_fork(self) -> None:
+        """Export nothing in a forked child, which has no worker thread."""
+        self._metric_exporters.disable_after_fork()
+
+    def discard_run_file(self, *, only_empty: bool = False) -> None:
+        """Remove the run file, or only if it has no record."""
+        if self._run_file is not None and (self._run_file.empty or not only_empty):
+            self._run_file.discard()
+
+    def stats(self) -> Stats:
+        """Return the present counts."""
+        counts, capture, worker = self._stats.read(), self._capture_stats(), self._worker
+        return Stats(
+            spans_recorded=worker.spans_recorded,
+            spans_exported=counts.exported,
+            spans_dropped=counts.dropped + worker.spans_dropped,
+            spans_sampled_out=counts.sampled_out + worker.spans_sampled_out,
+            export_errors=sum(counts.errors.values()),
+            steps=worker.counts["step"],
+            evaluations=worker.counts["evaluation"],
+            steps_detailed=worker.detailed,
+            calls_dropped=capture.calls_dropped,
+            stamps_dropped=capture.stamps_dropped,
+            internal_errors=capture.internal_errors + self.guard.faults + self._metric_exporters.guard.faults,
+            overhead_ratio=self._overhead_ratio(),
+        )
+
+    def before_first(self, record: Record) -> Trace | None:
+        """Start deferred exporters before the first record of a kind; before the first step, return the run's trace."""
+        identity = self._resource.identity
+        run = run_reference(identity.run_id, identity.generation)
+        self._builder.link_steps_to(run)
+        self._open_deferred_run_file()
+        if isinstance(record, Log):
+            return None
+        if record.kind == "step" or not is_child():  # a DataLoader's worker has evaluations, too
+            self._metric_exporters.first_record()
+        if record.kind != "step":
+            return None
+        self._write_run_info(RunEnd(finished=False))
+        if identity.rank != 0:
+            return None  # all ranks have the same span of the run, so one exports it
+        time_ns = record.start_ns + record.unix_offset_ns
+        return run_trace(run, time_ns, self._model(), self._config.public(), self._versions)
+
+    def step_processed(self, step: StepRecord, worker_ns: int) -> None:
+        """Pass a step on, with the CPU time that the worker spent on it."""
+        self._on_step(step, worker_ns)
+
+    def _make_pipeline(self) -> Pipeline:
+        config, yielder = self._config, GilYielder()
+        templates = Templates(config.include, config.exclude, config.max_depth)
+        self._builder = TraceBuilder(templates, config.max_spans, yielder)
+        return Pipeline(
+            self._builder,
+            self._exporters,
+            self.id_source,
+            self._metrics,
+            yielder,
+            listener=self,
+            run_file=self._run_file,
+            guard=self.guard,
+            warn=self._warn,
+        )
+
+    def _outcomes(self) -> dict[str, int]:
+        """Count spans by outcome, as `torchotel.spans`; those that the buffer dropped are in `dropped_queue`."""
+        counts = self._stats.read()
+        return {
+            "exported": counts.exported,
+            "dropped_queue": counts.dropped_queue + self._worker.spans_dropped,
+            "dropped_export": counts.dropped - counts.dropped_queue,
+            "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
+        }
+
+    def _open_deferred_run_file(self) -> None:
+        if self._defers_run_file and self._may_record():
+            self._defers_run_file = False
+            try:
+                self._run_file = open_record(self._config, self._resource, self._stats)
+            except ConfigError as error:
+                _logger.warning("this process is not recorded: %s", error)
+            if self._run_file is not None:
+                self._exporters.append(self._run_file)
+                self._pipeline.record_to(self._run_file)
+
+    def _write_run_info(self, end: RunEnd) -> None:
+        if self._run_file is None:
+            return
+        model = self._model()
+        self._run_file.describe(
+            {
+                "torchotel.version": package_version(),
+                "run_id": self._resource.identity.run_id,
+                "service_name": self._resource["service.name"],
+                "config": self._config.public(),
+                "resource": self._resource,
+                "model": model._asdict() if model is not None else None,
+                "started_unix_nano": str(self._started_ns),
+                "finished": end.finished,
+                "error": end.error._asdict() if end.error is not None else None,
+                "spans": self.stats(),
+            }
+        )
