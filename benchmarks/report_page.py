@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from torchotel import _semconv as names
-from torchotel.exporters.run_file import RunFile
+from torchotel.exporters.run_file import RunFile, claim_folder
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 STEPS, MODULES, DETAIL, MAX_SPANS = 100_000, 2_000, 64, 2_000
@@ -32,7 +32,7 @@ BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual
 def write_run(folder: Path) -> None:
     """Write a run as torchotel does, with one slow step in a thousand."""
     chance = random.Random(0)
-    file = RunFile(folder, resource={"service.name": "bench"}, version="0")
+    file = RunFile(claim_folder(folder), resource={"service.name": "bench"}, version="0")
     file.describe(
         {"service_name": "bench", "model": {"name": "Encoder", "modules": MODULES, "parameters": 1_000_000_000}}
     )

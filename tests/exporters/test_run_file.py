@@ -21,11 +21,13 @@ from torchotel._types import ConfigError
 from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
-from torchotel.exporters.run_file import MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
+from torchotel.exporters.run_file import MAX_LINE_SPANS, SEGMENT_BYTES, RunFile, claim_folder
 
 
 def record(folder: Path, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = MAX_RUN_FILE_BYTES) -> RunFile:
-    return RunFile(folder, resource=RESOURCE, version="1.2", segment_bytes=segment_bytes, limit_bytes=limit_bytes)
+    return RunFile(
+        claim_folder(folder), resource=RESOURCE, version="1.2", segment_bytes=segment_bytes, limit_bytes=limit_bytes
+    )
 
 
 def lines(path: Path) -> list[Any]:

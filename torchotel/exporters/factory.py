@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
 
-from torchotel._utils.distributed import own_folder
+from torchotel import _semconv as names
+from torchotel._utils.distributed import Identity, own_folder
 from torchotel._utils.faults import Guard
 from torchotel._utils.installation import package_version, stack_targets
 from torchotel.config.config import Config
@@ -17,7 +18,7 @@ from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES
-from torchotel.exporters.run_file import RunFile
+from torchotel.exporters.run_file import ClaimedFolder, RunFile, claim_folder
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
 from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
@@ -28,6 +29,7 @@ from torchotel.tracing.span import Attributes
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
+    from torchotel.exporters.prometheus.server import Listener
 
 
 class MetricExporters:
@@ -41,6 +43,7 @@ class MetricExporters:
         stats: Counts failed pushes.
         environ: The environment, which may name the folder of the stack.
         defer_start: Open the port and push only from the first step or evaluation.
+        listener: The port of the scrape endpoint, if another process has opened it.
 
     Raises:
         ConfigError: The address of the scrape endpoint or the discovery folder cannot be used.
@@ -56,13 +59,14 @@ class MetricExporters:
         environ: Mapping[str, str],
         *,
         defer_start: bool,
+        listener: Listener | None = None,
     ) -> None:
         self.guard = Guard("the metric exporters", limit=1000)
         self._metrics = metrics
         self._endpoint: PrometheusMetricExporter | None = None
         self._exporters: list[MetricExporter] = []
         if "prometheus" in config.metrics_exporter:
-            self._serve(config, resource, environ, defer_start=defer_start)
+            self._serve(config, resource, environ, defer_start=defer_start, listener=listener)
         if config.meter_provider is not None:
             through = self.guard.guarded(MeterProviderExporter)(config.meter_provider, metrics, version)
             self._exporters += [] if through is None else [through]
@@ -79,6 +83,7 @@ class MetricExporters:
         environ: Mapping[str, str],
         *,
         defer_start: bool,
+        listener: Listener | None,
     ) -> None:
         if config.prometheus_registry is None and config.prometheus_port is None:
             return
@@ -97,6 +102,7 @@ class MetricExporters:
                 config.discovery_dir or stack_targets(environ),
                 self.guard,
                 defer_start=defer_start,
+                listener=listener,
             )
             self._exporters.append(self._endpoint)
 
@@ -150,16 +156,48 @@ def _make_otlp_metric_exporter(
     )
 
 
-def open_record(config: Config, resource: ProcessResource, stats: ExportStats) -> RunFile | None:
-    """Open the run file in this rank's folder; None if no recording is configured.
+def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None:
+    """Claim this rank's folder of the run file; None if no recording is configured.
 
     Raises:
         ConfigError: The folder cannot be used.
     """
-    if config.record is None:
+    return None if config.record is None else claim_folder(own_folder(config.record, identity))
+
+
+def claim_listener(config: Config, resource: ProcessResource, environ: Mapping[str, str]) -> Listener | None:
+    """Open the port of the scrape endpoint, and check the discovery folder; None without a scrape endpoint.
+
+    Raises:
+        ConfigError: The address or the folder cannot be used.
+    """
+    if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
+        return None
+    from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
+
+    endpoint.open_discovery(config.discovery_dir or stack_targets(environ), resource)
+    return endpoint.listen(config.prometheus_host, config.prometheus_port, resource.get(names.LOCAL_RANK))
+
+
+def open_record(
+    config: Config, resource: ProcessResource, stats: ExportStats, claimed: ClaimedFolder | None = None
+) -> RunFile | None:
+    """Open the run file in this rank's folder; None if no recording is configured.
+
+    Args:
+        config: The configured folder.
+        resource: Attributes of the resource.
+        stats: Counts spans and failures.
+        claimed: The folder, if another process has claimed it; None: it is claimed.
+
+    Raises:
+        ConfigError: The folder cannot be used.
+    """
+    claimed = claimed or claim_run_folder(config, resource.identity)
+    if claimed is None:
         return None
     return RunFile(
-        own_folder(config.record, resource.identity),
+        claimed,
         resource=resource,
         version=package_version(),
         # If spans are exported as well, only exported spans are counted.

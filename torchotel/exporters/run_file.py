@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import chain, count
 from math import isfinite
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from torchotel._limits import MAX_RUN_FILE_BYTES
 from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
@@ -30,15 +30,23 @@ class LineFile:
 
     Each line is written at once, so that after a crash at most the last line is incomplete.
 
+    Args:
+        path: Where it is created.
+        fd: Its descriptor, if another process has created it; None: it is created.
+
     Raises:
         FileExistsError: The file exists.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
         self.size = 0
         """Bytes."""
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600) if fd is None else fd
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
 
     def append(self, line: bytes) -> None:
         """Write a line and a line break, or nothing if writing fails.
@@ -85,27 +93,32 @@ class _Segment:
     spans: int = 0
 
 
+class ClaimedFolder(NamedTuple):
+    """A folder that no other run can have."""
+
+    path: Path
+    metrics: LineFile
+    """Its `metrics.jsonl`, which claims the folder."""
+
+
 class RunFile(TraceExporter):
     """Record a run in a folder of bounded size; beyond the bound, the oldest segment of traces is deleted.
 
     `metrics.jsonl` may have half of this size, so that there is always room for the newest traces. `run.json` counts
-    deletions under `recording`. If writing fails, the recording ends with a warning. Only the constructor raises.
+    deletions under `recording`. If writing fails, the recording ends with a warning. Nothing raises.
 
     Args:
-        folder: Created with mode 0700 if missing. If it has a run, a free name beside it is used.
+        claimed: The folder, see `claim_folder`.
         resource: Attributes of the resource.
         version: Version of torchotel, for the scope.
         stats: Counts spans and failures; a span counts as exported when it is written.
         segment_bytes: Size of a segment.
         limit_bytes: Size of all files.
-
-    Raises:
-        ConfigError: The folder cannot be created.
     """
 
     def __init__(
         self,
-        folder: Path,
+        claimed: ClaimedFolder,
         *,
         resource: Attributes,
         version: str,
@@ -126,7 +139,7 @@ class RunFile(TraceExporter):
         self._open = True
         self._has_dropped = False
         self._warn = Warn()
-        self.folder, self._metrics = _claim(folder.absolute())  # absolute: the program may change its folder
+        self.folder, self._metrics = claimed
         self._attempt(self._write_run, None)
 
     def export(self, trace: Trace) -> None:
@@ -158,10 +171,7 @@ class RunFile(TraceExporter):
     def discard(self) -> None:
         """Delete an empty run, and the folder unless it has other files."""
         self._close()
-        (self.folder / RUN_NAME).unlink(missing_ok=True)
-        (self.folder / METRICS_NAME).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+        discard_folder(self.folder)
 
     @property
     def empty(self) -> bool:
@@ -261,8 +271,13 @@ def _parts(trace: Trace) -> Iterator[Trace]:
         yield replace(trace, spans=spans, remote_parent=trace.remote_parent and start == 0)
 
 
-def _claim(wanted: Path) -> tuple[Path, LineFile]:
-    """Claim the folder, or the first free one of `<name>-2`, `<name>-3`, … if it has a run."""
+def claim_folder(wanted: Path) -> ClaimedFolder:
+    """Claim a folder, or the first free one of `<name>-2`, `<name>-3`, … if it has a run; create it with mode 0700.
+
+    Raises:
+        ConfigError: The folder cannot be created.
+    """
+    wanted = wanted.absolute()  # the program may change its working directory
     names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
     for folder in map(wanted.with_name, names):
         try:
@@ -281,7 +296,7 @@ def _claim(wanted: Path) -> tuple[Path, LineFile]:
                     wanted,
                     folder,
                 )
-            return folder, metrics
+            return ClaimedFolder(folder, metrics)
     raise AssertionError("the names do not end")
 
 
@@ -299,6 +314,14 @@ def _begin(folder: Path) -> LineFile:
         return LineFile(folder / METRICS_NAME)
     except FileNotFoundError:
         raise FileExistsError from None  # another process has just deleted its empty run
+
+
+def discard_folder(folder: Path) -> None:
+    """Delete an empty run, and its folder unless that has other files."""
+    (folder / RUN_NAME).unlink(missing_ok=True)
+    (folder / METRICS_NAME).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def to_json(value: object, indent: int | None = None) -> bytes:

@@ -26,7 +26,7 @@ def server() -> Iterator[Listener]:
 
 
 def serve(host: str = "127.0.0.1", write: Callable[[bool], bytes] = lambda _: BODY) -> Listener:
-    made = Listener(host, 0)
+    made = Listener.open(host, 0)
     made.serve(write)
     return made
 
@@ -109,7 +109,7 @@ def test_every_address_is_both_kinds_of_address() -> None:
 
 def test_who_comes_early_waits() -> None:
     """The port is bound before the server's thread runs."""
-    listener = Listener("127.0.0.1", 0)
+    listener = Listener.open("127.0.0.1", 0)
     try:
         with socket.create_connection(("127.0.0.1", listener.port), timeout=10) as connection:
             connection.sendall(get())
@@ -121,7 +121,7 @@ def test_who_comes_early_waits() -> None:
 
 def test_what_was_closed_serves_no_more() -> None:
     """A program may end while the worker opens the port."""
-    listener = Listener("127.0.0.1", 0)
+    listener = Listener.open("127.0.0.1", 0)
     listener.close()
     listener.serve(lambda _: BODY)
     assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]

@@ -23,7 +23,7 @@ from torchotel.exporters.prometheus.exposition import Exposition
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.sanitize import otlp_safe_text
 from torchotel.metrics.store import Metrics
-from torchotel.tracing.span import Attributes
+from torchotel.tracing.span import Attributes, AttributeValue
 
 WILDCARDS = {"0.0.0.0", "::", ""}  # noqa: S104  # compared with, not bound to
 MAX_TARGET_BYTES = 64 * 1024
@@ -119,6 +119,7 @@ class PrometheusMetricExporter(MetricExporter):
         folder: Folder of the target file; None: no target file.
         guard: Counts errors of a scrape.
         defer_start: Start with the first step or evaluation: this process may be a DataLoader's worker.
+        listener: The port, if another process has opened it; None: it is opened.
 
     Raises:
         ConfigError: The address or the folder cannot be used.
@@ -134,9 +135,11 @@ class PrometheusMetricExporter(MetricExporter):
         guard: Guard,
         *,
         defer_start: bool,
+        listener: Listener | None = None,
     ) -> None:
+        self._inherited = listener
         self._host, self._first_port, self._resource = host, port, resource
-        self._file = _open(folder, job_of(resource))
+        self._file = open_discovery(folder, resource)
         self._guarded = guard.guarded
         self._write = guard.guarded(Exposition(metrics, resource).write)
         self._listener: Listener | None = None
@@ -182,7 +185,8 @@ class PrometheusMetricExporter(MetricExporter):
             listener.close()
 
     def _start(self) -> None:
-        listener = self._listen()
+        local_rank = self._resource.get(names.LOCAL_RANK)
+        listener = self._inherited or listen(self._host, self._first_port, local_rank)
         if not is_loopback(self._host):
             _logger.warning(
                 "Metrics on %s:%d are readable by every host that can reach it, including names of modules and logged "
@@ -207,34 +211,49 @@ class PrometheusMetricExporter(MetricExporter):
             self._close()  # otherwise clients wait for a response
             raise
 
-    def _listen(self) -> Listener:
-        local_rank = self._resource.get(names.LOCAL_RANK)
-        port = own_port(self._first_port, local_rank if isinstance(local_rank, int) else None)
+
+def listen(host: str, first_port: int, local_rank: AttributeValue | None) -> Listener:
+    """Open the port of a local rank; if it is taken, any free port.
+
+    Args:
+        host: Address to listen on.
+        first_port: Port of local rank 0; rank n has this port plus n. 0: any free port.
+        local_rank: The local rank, None if it is unknown.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    port = own_port(first_port, local_rank if isinstance(local_rank, int) else None)
+    try:
         try:
-            try:
-                return Listener(self._host, port)
-            except OSError as error:
-                if error.errno not in _TAKEN or not port:
-                    raise
-            listener = Listener(self._host, 0)
-        except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be encoded
-            takes = f"an address of this machine that can be listened on ({error})"
-            raise ConfigError("prometheus_host", self._host, takes) from error
-        _logger.warning(
-            "Port %d is taken; metrics are at http://%s:%d/metrics. Choose another with prometheus_port "
-            "(OTEL_EXPORTER_PROMETHEUS_PORT); 0 takes any free one.",
-            port,
-            self._host,
-            listener.port,
-        )
-        return listener
+            return Listener.open(host, port)
+        except OSError as error:
+            if error.errno not in _TAKEN or not port:
+                raise
+        listener = Listener.open(host, 0)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be encoded
+        takes = f"an address of this machine that can be listened on ({error})"
+        raise ConfigError("prometheus_host", host, takes) from error
+    _logger.warning(
+        "Port %d is taken; metrics are at http://%s:%d/metrics. Choose another with prometheus_port "
+        "(OTEL_EXPORTER_PROMETHEUS_PORT); 0 takes any free one.",
+        port,
+        host,
+        listener.port,
+    )
+    return listener
 
 
-def _open(folder: Path | None, job: str) -> DiscoveryFile | None:
+def open_discovery(folder: Path | None, resource: Attributes) -> DiscoveryFile | None:
+    """Prepare the target file in a folder; None without a folder.
+
+    Raises:
+        ConfigError: The folder cannot be used.
+    """
     if folder is None:
         return None
     try:
-        return DiscoveryFile(folder, job)
+        return DiscoveryFile(folder, job_of(resource))
     except OSError as error:
         raise _unusable(folder, error) from error
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client.exposition import choose_encoder, gzip_accepted
@@ -228,25 +228,36 @@ class Listener:
     """Listen on a port; clients that connect before `serve` wait.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0: any free port.
-
-    Raises:
-        OSError: The address cannot be used.
-        UnicodeError: The host cannot be encoded.
+        listening: A listening socket.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        name = host.encode() if host.isascii() else host  # bytes: for a string, Python imports the IDNA codec
-        family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also listens on IPv4
-        self._socket = socket.create_server(
-            (str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both
-        )
+    def __init__(self, listening: socket.socket) -> None:
+        self._socket = listening
         self.port: int = self._socket.getsockname()[1]
         self._server: ScrapeServer | None = None
         self._closed = False
         self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, host: str, port: int) -> Self:
+        """Open a port.
+
+        Args:
+            host: Address to listen on.
+            port: Port; 0: any free port.
+
+        Raises:
+            OSError: The address cannot be used.
+            UnicodeError: The host cannot be encoded.
+        """
+        name = host.encode() if host.isascii() else host  # bytes: for a string, Python imports the IDNA codec
+        family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` also listens on IPv4
+        return cls(socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG, dualstack_ipv6=both))
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._socket.fileno()
 
     def serve(self, write: Callable[[bool], bytes | None]) -> None:
         """Start to respond to requests.
