@@ -202,6 +202,24 @@ class Log(NamedTuple):
     unix_ns: int
     values: Mapping[str, LogValue]
 
+    @property
+    def kind(self) -> str:
+        """Return "log"."""
+        return "log"
+
+    @property
+    def detailed(self) -> bool:
+        """Return False: it has no module calls."""
+        return False
+
+    def span_estimate(self) -> int:
+        """Return 0: it makes no span."""
+        return 0
+
+    def record(self) -> "Log":
+        """Return itself."""
+        return self
+
 
 @dataclass(slots=True)
 class StepRecord:

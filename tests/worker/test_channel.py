@@ -1,0 +1,85 @@
+"""The ring and the connection between the training process and its companion."""
+
+import os
+import random
+import struct
+
+import pytest
+
+from torchotel.worker.channel import ChannelError, Connection, Receiver, Sender, socket_pair
+
+CAPACITY = 1000
+
+
+@pytest.fixture
+def ring() -> tuple[Sender, Receiver]:
+    sender = Sender(CAPACITY)
+    return sender, Receiver(sender.fd)
+
+
+def test_messages_arrive_whole_and_in_order(ring: tuple[Sender, Receiver]) -> None:
+    """Also across the end of the ring, many times."""
+    sender, receiver = ring
+    sizes = random.Random(1)
+    sent = [os.urandom(sizes.randrange(400)) for _ in range(200)]
+    for message in sent:
+        assert sender.send(message)
+        assert receiver.receive() == message
+    assert receiver.receive() is None
+
+
+def test_a_full_ring_takes_no_part_of_a_message(ring: tuple[Sender, Receiver]) -> None:
+    sender, receiver = ring
+    assert sender.send(b"x" * 900)
+    assert not sender.send(b"y" * 100)
+    assert receiver.receive() == b"x" * 900
+    assert receiver.receive() is None
+    assert sender.send(b"y" * 100)
+    assert receiver.receive() == b"y" * 100
+
+
+def test_a_message_as_large_as_the_ring_fits(ring: tuple[Sender, Receiver]) -> None:
+    sender, receiver = ring
+    assert not sender.send(b"x" * (CAPACITY - 3))
+    assert sender.send(b"x" * (CAPACITY - 4))
+    assert receiver.receive() == b"x" * (CAPACITY - 4)
+
+
+def test_a_length_that_cannot_be_right_is_an_error(ring: tuple[Sender, Receiver]) -> None:
+    """A receiver never reads past what was sent."""
+    sender, receiver = ring
+    sender.send(b"abc")
+    os.pwrite(sender.fd, struct.pack("<I", 4000), 192)
+    with pytest.raises(ChannelError, match="4000 bytes"):
+        receiver.receive()
+    os.pwrite(sender.fd, struct.pack("<Q", 1 << 40), 64)
+    with pytest.raises(ChannelError, match="wait in a ring of 1000"):
+        receiver.receive()
+
+
+def test_a_file_that_is_no_ring_is_an_error() -> None:
+    fd = os.memfd_create("other")
+    os.ftruncate(fd, 4096)
+    with pytest.raises(ChannelError, match="no ring"):
+        Receiver(fd)
+
+
+def test_a_connection_never_blocks_the_sender() -> None:
+    """The other process may be stopped: then a message is not sent."""
+    ours, theirs = map(Connection, socket_pair())
+    sent = 0
+    while ours.send(text="x" * 1000):
+        sent += 1
+    received = 0
+    while theirs.receive(0) == {"text": "x" * 1000}:
+        received += 1
+    assert received == sent > 0
+
+
+def test_a_connection_ends_with_the_other_process() -> None:
+    ours, theirs = map(Connection, socket_pair())
+    theirs.wake()
+    assert ours.receive() == {}
+    theirs.close()
+    assert ours.receive() is None
+    assert not ours.send(text="")

@@ -1,0 +1,182 @@
+"""The channel between the training process and its companion: a ring of records, and a connection for requests.
+
+The ring is in shared memory that is no file on disk. Sending never blocks: a message that does not fit is not
+sent.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import select
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import Any, Final
+
+_HEADER: Final = struct.Struct("<8sQ")
+_MAGIC: Final = b"torchot1"
+_POSITION: Final = struct.Struct("<Q")
+_HEAD, _TAIL = 64, 128
+"""Where the numbers of bytes that were sent and received stand, each in a cache line of its own."""
+_DATA: Final = 192
+_LENGTH: Final = struct.Struct("<I")
+
+
+class ChannelError(Exception):
+    """The ring does not hold what a sender of this version writes."""
+
+
+class Sender:
+    """The end in the training process, which makes the ring; one thread may send at a time.
+
+    Args:
+        capacity: Bytes of the messages that wait.
+
+    Raises:
+        OSError: The system has no memory files, or too many files are open.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.fd = os.memfd_create("torchotel")
+        os.ftruncate(self.fd, _DATA + capacity)
+        self._ring = mmap.mmap(self.fd, _DATA + capacity)
+        _HEADER.pack_into(self._ring, 0, _MAGIC, capacity)
+        self._capacity, self._head = capacity, 0
+        # Its release is also the memory barrier between the bytes of a message and the position behind them.
+        self._lock = threading.Lock()
+
+    def send(self, message: bytes) -> bool:
+        """Put a message into the ring; return False if it does not fit."""
+        size = _LENGTH.size + len(message)
+        (tail,) = _POSITION.unpack_from(self._ring, _TAIL)
+        if self._head + size - tail > self._capacity:
+            return False
+        with self._lock:
+            _copy_in(self._ring, self._head, _LENGTH.pack(len(message)) + message)
+        self._head += size
+        _POSITION.pack_into(self._ring, _HEAD, self._head)
+        return True
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes wait to be received."""
+        (tail,) = _POSITION.unpack_from(self._ring, _TAIL)
+        return self._head - int(tail)
+
+    def close(self) -> None:
+        """Release the memory of this process."""
+        self._ring.close()
+        os.close(self.fd)
+
+
+class Receiver:
+    """The end in the companion process.
+
+    Args:
+        fd: The memory file.
+
+    Raises:
+        ChannelError: It is no ring of this version.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._ring = mmap.mmap(fd, 0)
+        magic, self._capacity = _HEADER.unpack_from(self._ring, 0)
+        if magic != _MAGIC or self._capacity != len(self._ring) - _DATA:
+            raise ChannelError("no ring of this version")
+        (self._tail,) = _POSITION.unpack_from(self._ring, _TAIL)
+
+    def receive(self) -> bytes | None:
+        """Take the oldest message; return None if none waits.
+
+        Raises:
+            ChannelError: A length cannot be right.
+        """
+        (head,) = _POSITION.unpack_from(self._ring, _HEAD)
+        waiting = head - self._tail
+        if not waiting:
+            return None
+        if not _LENGTH.size <= waiting <= self._capacity:
+            problem = f"{waiting} bytes wait in a ring of {self._capacity}"
+            raise ChannelError(problem)
+        (length,) = _LENGTH.unpack(_copy_out(self._ring, self._tail, _LENGTH.size))
+        if _LENGTH.size + length > waiting:
+            problem = f"a message of {length} bytes, and {waiting} wait"
+            raise ChannelError(problem)
+        message = _copy_out(self._ring, self._tail + _LENGTH.size, length)
+        self._tail += _LENGTH.size + length
+        _POSITION.pack_into(self._ring, _TAIL, self._tail)
+        return message
+
+
+MAX_PACKET = 1 << 20
+WAKE: Final = b"{}"
+"""A packet without a request: records wait in the ring."""
+
+
+class Connection:
+    """One end of the connection: each packet is a JSON object.
+
+    Args:
+        connected: One socket of `socket_pair`.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def send(self, **message: object) -> bool:
+        """Send a message; return False if the other process has ended, or has not read for long."""
+        return self._send(json.dumps(message).encode())
+
+    def wake(self) -> None:
+        """Send `WAKE`."""
+        self._send(WAKE)
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Wait for a message; return an empty one after `timeout_s` seconds, None if the other process has ended."""
+        try:
+            if not select.select([self._socket], [], [], timeout_s)[0]:
+                return {}
+            packet = self._socket.recv(MAX_PACKET)
+        except (OSError, ValueError):  # closed by this process
+            return None
+        return json.loads(packet) if packet else None
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def shut_down(self) -> None:
+        """End a `receive` of another thread, and those of the other process."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _send(self, packet: bytes) -> bool:
+        try:
+            self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets that keep the bounds of packets."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _copy_in(ring: mmap.mmap, position: int, data: bytes) -> None:
+    capacity = len(ring) - _DATA
+    start = position % capacity
+    first = min(len(data), capacity - start)
+    ring[_DATA + start : _DATA + start + first] = data[:first]
+    ring[_DATA : _DATA + len(data) - first] = data[first:]
+
+
+def _copy_out(ring: mmap.mmap, position: int, size: int) -> bytes:
+    capacity = len(ring) - _DATA
+    start = position % capacity
+    first = min(size, capacity - start)
+    return ring[_DATA + start : _DATA + start + first] + ring[_DATA : _DATA + size - first]

@@ -1,0 +1,219 @@
+"""Records as bytes, for the channel to the companion process.
+
+A message is one `marshal` value of plain types. A `CallSignature` and a `ModuleInfo` are sent once, and referred to by
+number. Both processes run the same version of Python and of torchotel; the version in the message is checked,
+since `marshal` has no schema.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final, NamedTuple
+
+from torchotel._records import (
+    CallNote,
+    CallSignature,
+    DeviceMemory,
+    DeviceTimes,
+    Error,
+    GradientNorms,
+    Log,
+    LogValue,
+    ModelInfo,
+    ModuleCall,
+    ModuleInfo,
+    Phase,
+    Record,
+    Registration,
+    SpanReference,
+    StepRecord,
+    TensorGradient,
+)
+from torchotel._utils.distributed import Identity
+
+VERSION: Final = 1
+MAX_DEFINITIONS = 1 << 16
+"""Signatures that are remembered; a program with ever new shapes has any number of them. Then all are sent again."""
+
+_MODULE_FIELDS = tuple(field.name for field in fields(ModuleInfo))
+_SIGNATURE_FIELDS = tuple(field.name for field in fields(CallSignature))[1:]
+_STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
+
+
+class RunStart(NamedTuple):
+    """What is final from the first record on."""
+
+    identity: Identity
+    model: ModelInfo | None
+
+
+class RecordEncoder:
+    """Encode records; a definition is part of each message until `confirm` is called after one."""
+
+    def __init__(self) -> None:
+        self._modules: dict[ModuleInfo, int] = {}
+        self._signatures: dict[CallSignature, int] = {}
+        self._module_definitions: list[tuple[Any, ...]] = []
+        self._signature_definitions: list[tuple[Any, ...]] = []
+        self._confirmed = 0, 0
+        """How many modules and signatures the receiver knows."""
+
+    def encode(self, record: Record) -> bytes:
+        """Return the message of a record."""
+        if len(self._signatures) > MAX_DEFINITIONS:
+            self.__init__()  # type: ignore[misc]  # numbers start again from 0, which the receiver sees
+        kind, body = ("log", _encode_log(record)) if isinstance(record, Log) else ("step", self._encode_step(record))
+        modules, signatures = self._confirmed
+        definitions = (
+            modules,
+            self._module_definitions[modules:],
+            signatures,
+            self._signature_definitions[signatures:],
+        )
+        return marshal.dumps((VERSION, kind, body, definitions))
+
+    def encode_start(self, start: RunStart) -> bytes:
+        """Return the message of the start of a run, which defines nothing."""
+        body = tuple(start.identity), _plain_tuple(start.model)
+        return marshal.dumps((VERSION, "start", body, None))
+
+    def confirm(self) -> None:
+        """Note that the receiver will get the last message."""
+        self._confirmed = len(self._module_definitions), len(self._signature_definitions)
+
+    def _encode_step(self, record: StepRecord) -> tuple[Any, ...]:
+        values = {name: getattr(record, name) for name in _STEP_FIELDS}
+        values["baggage"] = None  # for the program's TracerProvider, which the companion does not have
+        values["user_span"] = _plain_tuple(record.user_span)
+        values["identity"] = _plain_tuple(record.identity)
+        values["error"] = _plain_tuple(record.error)
+        values["phases"] = [_phase(phase) for phase in record.phases]
+        number = self._signature_number
+        values["calls"] = [
+            (number(site), start_ns, end_ns, starts, ends, _note(note), device_slot)
+            for site, start_ns, end_ns, starts, ends, note, device_slot in record.calls
+        ]
+        values["stamps"] = list(record.stamps)
+        values["registrations"] = [tuple(registration) for registration in record.registrations]
+        values["values"] = _plain_values(record.values)
+        if record.gradients is not None:
+            norms = [(self._module_number(module), float(norm)) for module, norm in record.gradients.modules]
+            values["gradients"] = float(record.gradients.total), norms
+        values["tensor_gradients"] = [tuple(gradient) for gradient in record.tensor_gradients]
+        values["memory"] = [tuple(memory) for memory in record.memory]
+        values["device_times"] = [
+            (dict(times.forwards_ns), [list(clock) for clock in times.clocks]) for times in record.device_times
+        ]
+        return tuple(values.values())
+
+    def _signature_number(self, signature: CallSignature) -> int:
+        number = self._signatures.get(signature)
+        if number is None:
+            number = self._signatures[signature] = len(self._signatures)
+            rest = [getattr(signature, name) for name in _SIGNATURE_FIELDS]
+            self._signature_definitions.append((self._module_number(signature.module), *rest))
+        return number
+
+    def _module_number(self, module: ModuleInfo) -> int:
+        number = self._modules.get(module)
+        if number is None:
+            number = self._modules[module] = len(self._modules)
+            self._module_definitions.append(tuple(getattr(module, name) for name in _MODULE_FIELDS))
+        return number
+
+
+class RecordDecoder:
+    """Decode the messages of one encoder, in order."""
+
+    def __init__(self) -> None:
+        self._modules: list[ModuleInfo] = []
+        self._signatures: list[CallSignature] = []
+
+    def decode(self, message: bytes) -> Record | RunStart:
+        """Return the record of a message, or the start of the run.
+
+        Raises:
+            ValueError: The message is of another version, or an earlier message is missing.
+        """
+        version, kind, body, definitions = marshal.loads(message)  # noqa: S302  # from the process that started this one
+        if version != VERSION:
+            problem = f"a message of version {version}, expected {VERSION}"
+            raise ValueError(problem)
+        if kind == "start":
+            identity, model = body
+            return RunStart(Identity(*identity), _optional(ModelInfo, model))
+        self._define(*definitions)
+        return Log(*body) if kind == "log" else self._decode_step(body)
+
+    def _define(
+        self, module: int, modules: Sequence[tuple[Any, ...]], signature: int, signatures: Sequence[tuple[Any, ...]]
+    ) -> None:
+        if module > len(self._modules) or signature > len(self._signatures):
+            raise ValueError("a message that defines a module or a signature is missing")
+        del self._modules[module:]
+        del self._signatures[signature:]
+        self._modules += [ModuleInfo(*values) for values in modules]
+        self._signatures += [CallSignature(self._modules[number], *rest) for number, *rest in signatures]
+
+    def _decode_step(self, body: tuple[Any, ...]) -> StepRecord:
+        values = dict(zip(_STEP_FIELDS, body, strict=True))
+        values["user_span"] = _optional(SpanReference, values["user_span"])
+        values["identity"] = _optional(SpanReference, values["identity"])
+        values["error"] = _optional(Error, values["error"])
+        values["phases"] = [_read_phase(phase) for phase in values["phases"]]
+        signatures = self._signatures
+        values["calls"] = [
+            ModuleCall(signatures[number], start_ns, end_ns, starts, ends, _read_note(note), device_slot)
+            for number, start_ns, end_ns, starts, ends, note, device_slot in values["calls"]
+        ]
+        values["registrations"] = [Registration(*registration) for registration in values["registrations"]]
+        if values["gradients"] is not None:
+            total, norms = values["gradients"]
+            values["gradients"] = GradientNorms(total, tuple((self._modules[number], norm) for number, norm in norms))
+        values["tensor_gradients"] = [TensorGradient(*gradient) for gradient in values["tensor_gradients"]]
+        values["memory"] = [DeviceMemory(*memory) for memory in values["memory"]]
+        values["device_times"] = [DeviceTimes(*times) for times in values["device_times"]]
+        return StepRecord(**values)
+
+
+def _encode_log(log: Log) -> tuple[Any, ...]:
+    return log.step, log.unix_ns, _plain_values(log.values)
+
+
+def _plain_values(values: Mapping[str, LogValue]) -> dict[str, LogValue]:
+    """Return logged values as the plain types: `marshal` does not know subclasses, such as `numpy.float64`."""
+    return {str(name): _plain(value) for name, value in values.items()}
+
+
+def _plain(value: LogValue) -> LogValue:
+    return next((kind(value) for kind in (bool, int, float) if isinstance(value, kind)), str(value))
+
+
+def _plain_tuple(value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def _phase(phase: Phase) -> tuple[Any, ...]:
+    return tuple(phase) if phase.error is None else tuple(phase._replace(error=tuple(phase.error)))  # type: ignore[arg-type]  # encoded
+
+
+def _read_phase(values: tuple[Any, ...]) -> Phase:
+    phase = Phase(*values)
+    return phase if phase.error is None else phase._replace(error=Error(*phase.error))
+
+
+def _note(note: CallNote | None) -> tuple[Any, ...] | None:
+    return None if note is None else (_plain_tuple(note.error), *note[1:])
+
+
+def _read_note(values: tuple[Any, ...] | None) -> CallNote | None:
+    if values is None:
+        return None
+    error, *rest = values
+    return CallNote(_optional(Error, error), *rest)
+
+
+def _optional(kind: Callable[..., Any], values: tuple[Any, ...] | None) -> Any:
+    return None if values is None else kind(*values)
