@@ -55,6 +55,7 @@ def instrument(
     shapes: bool | Unset = UNSET,
     exception_text: Literal["type", "first_line", "full"] | Unset = UNSET,
     run_id: str | Unset | None = UNSET,
+    worker: Literal["auto", "process", "thread"] | Unset = UNSET,
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 
@@ -95,6 +96,8 @@ def instrument(
         exception_text: TORCHOTEL_EXCEPTION_TEXT, how much of an exception's text is recorded: "type", "first_line" or
             "full". The text can hold values of tensors; `first_line`.
         run_id: TORCHOTEL_RUN_ID; the launcher's job id, else an id that the ranks of a launch agree on, else random.
+        worker: TORCHOTEL_WORKER, where spans are built and exported: "process", a companion process without torch
+            (Linux; experimental), "thread", or "auto", which is the thread; `auto`.
 
     Raises:
         ConfigError: A value is bad. Nothing is installed.

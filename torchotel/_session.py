@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from torchotel import _semconv as names
 from torchotel._records import Record, StepRecord
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
-from torchotel._utils.process import script_name
+from torchotel._utils.process import is_child, script_name
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
@@ -26,7 +27,10 @@ from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import attach_proxy, current_baggage, current_span
 from torchotel.tracing.resource import ProcessResource, describe_process
-from torchotel.worker.backend import Backend, CaptureStats, RunEnd, Stats
+from torchotel.worker.backend import Backend, CaptureStats, RunEnd, SessionLinks, Stats, ThreadBackend
+from torchotel.worker.supervisor import CompanionBackend, needs_thread
+
+_logger = logging.getLogger("torchotel")
 
 
 class Session:
@@ -60,22 +64,45 @@ class Session:
         self._identity_fixed = False
         self._resource = ProcessResource(described, self._identify)
         with ExitStack() as undo:  # closes what is open if a later part fails
-            self._backend = Backend(
-                config,
-                self._resource,
-                _torch_versions(),
-                model=lambda: self._capture.model,
-                capture_stats=self._capture_stats,
-                overhead_ratio=lambda: self._overhead.ratio,
-                on_step=self._measure_overhead,
-                exporters=exporters,
-                on_record=on_record,
-                may_record=lambda: get_worker_info() is None,
-                defer_start=defer_start,
-                undo=undo,
-            )
+            self._backend = self._make_backend(exporters, on_record, undo, defer_start=defer_start)
             self._start(model, undo)
             undo.pop_all()
+
+    def _make_backend(
+        self,
+        exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None,
+        on_record: Callable[[Record], None] | None,
+        undo: ExitStack,
+        *,
+        defer_start: bool,
+    ) -> Backend:
+        ours = SessionLinks(
+            model=lambda: self._capture.model,
+            capture_stats=self._capture_stats,
+            overhead_ratio=lambda: self._overhead.ratio,
+            on_step=self._measure_overhead,
+        )
+        versions = _torch_versions()
+        if self._config.worker == "process":
+            reason = needs_thread(self._config, deferred=defer_start or is_child())
+            if exporters is None and reason is None:
+                try:
+                    return CompanionBackend(self._config, self._resource, versions, ours, undo)
+                except OSError as error:
+                    reason = f"the companion process cannot be started ({error})"
+            if reason is not None:
+                _logger.warning("worker=process is ignored: %s. A thread builds and exports the spans", reason)
+        return ThreadBackend(
+            self._config,
+            self._resource,
+            versions,
+            ours,
+            undo,
+            exporters=exporters,
+            on_record=on_record,
+            may_record=lambda: get_worker_info() is None,
+            defer_start=defer_start,
+        )
 
     def _start(self, model: torch.nn.Module | None, undo: ExitStack) -> None:
         config = self._config
@@ -91,7 +118,7 @@ class Session:
             make_current=attach_proxy,
             context=get_current,
             warn=Warn(),
-            on_first=self._guard.guarded(self._fix_identity),
+            on_first=self._guard.guarded(self._begin),
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)
@@ -111,6 +138,11 @@ class Session:
     def prometheus_port(self) -> int | None:
         """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
         return self._backend.prometheus_port
+
+    @property
+    def companion_pid(self) -> int | None:
+        """The id of the companion process; None without one."""
+        return self._backend.companion_pid
 
     @property
     def record_folder(self) -> Path | None:
@@ -187,12 +219,13 @@ class Session:
     def _identify(self) -> Identity:
         return identify(os.environ, self._config.run_id, own_run.current())
 
-    def _fix_identity(self) -> None:
+    def _begin(self) -> None:
         """Find the final identity with the first step, on the training thread: the process group exists by then."""
         if not self._identity_fixed:
             self._identity_fixed = True
             own_run.use()
             self._resource.update()
+        self._backend.begin()
 
     def _measure_overhead(self, step: StepRecord, worker_ns: int) -> None:
         """Measure the overhead of detail, and set the interval of detailed steps."""

@@ -10,6 +10,7 @@ from torchotel._records import Record, StepRecord
 from torchotel._session import Session
 from torchotel.config.config import Config
 from torchotel.exporters.in_memory import InMemoryExporter
+from torchotel.worker.backend import ThreadBackend
 
 
 class Interrupted(InMemoryExporter):
@@ -41,7 +42,9 @@ def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         assert session.flush(10)
-        worker = session._backend._worker
+        backend = session._backend
+        assert isinstance(backend, ThreadBackend)
+        worker = backend._worker
 
         def step_and_flush() -> None:
             worker._buffer.append(cast("StepRecord", records[0]))

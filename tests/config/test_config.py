@@ -267,6 +267,7 @@ def test_has_the_defaults_of_the_conventions() -> None:
         "module_histograms": False,
         "gradient_norms": "auto",
         "shapes": True,
+        "worker": "auto",
         "disabled": False,
     }
 

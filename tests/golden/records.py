@@ -24,11 +24,11 @@ VARYING = re.compile(
 """Names of what differs from run to run or from machine to machine."""
 
 
-def record(name: str) -> str:
+def record(name: str, **variables: str) -> str:
     """Run a program; return its spans, its lines of the run file, its summary there and its metrics."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        done = commands.python("-m", "golden.programs", name, str(folder), cwd=RECORDS.parents[1])
+        done = commands.python("-m", "golden.programs", name, str(folder), cwd=RECORDS.parents[1], **variables)
         assert done.returncode == 0, done.stderr
         info = json.loads((folder / "run.json").read_text())
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

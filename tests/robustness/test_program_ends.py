@@ -65,14 +65,16 @@ def run(end: End, endpoint: str, folder: Path, **variables: str) -> tuple[int, s
     return process.returncode, said + out, err
 
 
+@pytest.mark.parametrize("worker", ["thread", "process"])
 @pytest.mark.parametrize("end", ENDS, ids=str)
-def test_end(end: End, tmp_path: Path) -> None:
+def test_end(end: End, worker: str, tmp_path: Path) -> None:
     """The same exit code and output as without torchotel, while its endpoint is a black hole; one warning a cause."""
     folder = tmp_path / "run"
     plain = run(end, "http://localhost:1", folder, OTEL_SDK_DISABLED="true")
     assert not folder.exists()
     with misbehaving(silence) as port:
-        code, said, errors = run(end, f"http://127.0.0.1:{port}", folder, OTEL_EXPORTER_OTLP_TIMEOUT="2")
+        variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "2", "TORCHOTEL_WORKER": worker}
+        code, said, errors = run(end, f"http://127.0.0.1:{port}", folder, **variables)
     assert (code, said) == plain[:2], errors
     warnings = [line for line in errors.splitlines() if line.startswith("Could not")]
     assert len(warnings) == len(set(warnings)) <= 2

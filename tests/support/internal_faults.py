@@ -90,15 +90,15 @@ ONCE = (
     "capture.torch_internals.around_compilation",
     "exporters.factory.MetricExporters.__init__",
     "exporters.factory.MetricExporters.shutdown",
-    "worker.backend.Backend._make_pipeline",
-    "worker.backend.Backend.stats",
+    "worker.backend.ThreadBackend._make_pipeline",
+    "worker.backend.ThreadBackend.stats",
 )
 """What is called once, most of it by `instrument()`, `flush()`, `shutdown()` and `stats()`."""
 
 WORKER = (
     "worker.thread.Worker._drain",
     "worker.thread.Worker._answer_flushes",
-    "worker.backend.Backend.before_first",
+    "worker.backend.ThreadBackend.before_first",
     "_session.Session._measure_overhead",
     "tracing.evaluation_folding.EvaluationFold.pop_quiet",
     "tracing.evaluation_folding.EvaluationFold.pop_all",

@@ -52,6 +52,7 @@ _TEMPORALITIES: Final = choice("cumulative", "delta", "lowmemory")
 _HISTOGRAMS: Final = choice("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
 _EXEMPLARS: Final = choice("trace_based", "always_on", "always_off")
 _EXCEPTION_TEXT: Final = choice("type", "first_line", "full")
+_WORKERS: Final = choice("auto", "process", "thread")
 _LIMIT: Final = integer(0)
 _LENGTH: Final = optional(integer(0))
 _DEPTH: Final = optional(integer(0), word="none")
@@ -208,6 +209,8 @@ class Config:
     """Part of an exception's text that is recorded: only the class, the first line, or the full text."""
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None
     """Id of the run, the same on all ranks; None: the launcher's job id, else an id the ranks agree on, else random."""
+    worker: Annotated[Literal["auto", "process", "thread"], env(_WORKERS, "TORCHOTEL_WORKER")] = "auto"
+    """Where spans are built and exported: a companion process, or a thread of this process; auto: the thread."""
     disabled: Annotated[bool, env(checks.OTEL_FLAG, "OTEL_SDK_DISABLED")] = False
     """Whether torchotel is off: no hook is installed, and nothing is exported."""
 

@@ -33,13 +33,13 @@ class ProcessResource(Mapping[str, AttributeValue]):
     """
 
     def __init__(self, described: Attributes, find_identity: Callable[[], Identity]) -> None:
-        self._described, self._find_identity = described, find_identity
+        self.described, self._find_identity = described, find_identity
         self.update()
 
     def update(self) -> None:
         """Find the identity again."""
         self.identity = self._find_identity()
-        self._attributes = {**self._described, **identity_attributes(self.identity)}
+        self._attributes = {**self.described, **identity_attributes(self.identity)}
 
     def __getitem__(self, name: str) -> AttributeValue:
         return self._attributes[name]

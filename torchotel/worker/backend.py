@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
 
 from torchotel._records import Error, Log, ModelInfo, Record, Recordable, StepRecord
 from torchotel._types import ConfigError
@@ -28,6 +28,10 @@ from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
 from torchotel.worker.pipeline import Pipeline
 from torchotel.worker.thread import Worker
+
+if TYPE_CHECKING:
+    from torchotel.exporters.prometheus.server import Listener
+    from torchotel.exporters.run_file import ClaimedFolder
 
 _logger = logging.getLogger("torchotel")
 
@@ -83,26 +87,106 @@ class RunEnd(NamedTuple):
     """How a run ended."""
 
     finished: bool
+    """Whether it came to a normal end."""
     error: Error | None = None
     """The exception that ended it."""
+    shut_down: bool = True
+    """Whether torchotel was shut down; False while the run goes on, and if the process has ended without."""
 
 
-class Backend:
+RUNNING = RunEnd(finished=False, shut_down=False)
+
+
+class SessionLinks(NamedTuple):
+    """Callbacks into the session."""
+
+    model: Callable[[], ModelInfo | None]
+    """Returns the model of the first step, None if it is unknown."""
+    capture_stats: Callable[[], CaptureStats]
+    overhead_ratio: Callable[[], float | None]
+    """Returns the share of step time that detail costs, None if it is unknown."""
+    on_step: Callable[[StepRecord, int], None]
+    """Called after each step, with the CPU time that a worker of this process spent on it."""
+
+
+class Claims(NamedTuple):
+    """What the process that called `instrument()` has claimed for the process that runs the exporters."""
+
+    run_folder: ClaimedFolder | None = None
+    listener: Listener | None = None
+    """The port of the scrape endpoint."""
+
+
+NO_CLAIMS = Claims()
+
+
+class Backend(Protocol):
+    """What the session needs of the part behind the record boundary."""
+
+    id_source: SpanContextSource
+    """Fixes the ids of spans that the program reads while they run."""
+
+    def append(self, record: Recordable) -> None:
+        """Take over a record, on a training thread; never wait."""
+
+    def start(self, undo: ExitStack) -> None:
+        """Describe the run and start to process records.
+
+        Args:
+            undo: Gets the callback that stops it, if a later part fails.
+        """
+
+    @property
+    def companion_pid(self) -> int | None:
+        """The id of the companion process; None without one."""
+        return None
+
+    @property
+    def prometheus_port(self) -> int | None:
+        """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder that the run is recorded in; None if it is not recorded."""
+
+    def begin(self) -> None:
+        """Note that the first record of a kind follows: identity and model are final."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
+
+    def stop(self, deadline_s: float, end: RunEnd) -> None:
+        """Export the remaining records, end threads and processes, close ports and files.
+
+        Args:
+            deadline_s: When this ends, in time of `time.monotonic()`.
+            end: How the run ended, for the run file.
+        """
+
+    def disable_after_fork(self) -> None:
+        """Export nothing in a forked child."""
+
+    def discard_run_file(self, *, only_empty: bool = False) -> None:
+        """Remove the run file, or only if it has no record."""
+
+    def stats(self) -> Stats:
+        """Return the present counts."""
+
+
+class ThreadBackend(Backend):
     """Process the records of a run on one thread.
 
     Args:
         config: The settings.
         resource: The resource; its identity is final before the first record.
         versions: The versions of torch and CUDA, by attribute.
-        model: Returns the model of the first step, None if it is unknown.
-        capture_stats: Returns the counts of capture.
-        overhead_ratio: Returns the share of step time that detail costs, None if it is unknown.
-        on_step: Called on the worker after each step, with the CPU time that the worker spent on it.
+        links: Callbacks into the session.
+        undo: Gets the callbacks that release what is open, if a later part fails.
         exporters: Makes the trace exporters, instead of those of the settings.
         on_record: Called with each record, on the worker.
         may_record: Returns whether a child of multiprocessing may open a run file; called with the first record.
         defer_start: Open ports and push metrics only from the first record on.
-        undo: Gets the callbacks that release what is open, if a later part fails.
+        claims: What another process has claimed for this one.
 
     Raises:
         ConfigError: A folder or an address cannot be used.
@@ -113,26 +197,23 @@ class Backend:
         config: Config,
         resource: ProcessResource,
         versions: Mapping[str, str],
-        *,
-        model: Callable[[], ModelInfo | None],
-        capture_stats: Callable[[], CaptureStats],
-        overhead_ratio: Callable[[], float | None],
-        on_step: Callable[[StepRecord, int], None],
-        exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None,
-        on_record: Callable[[Record], None] | None,
-        may_record: Callable[[], bool],
-        defer_start: bool,
+        links: SessionLinks,
         undo: ExitStack,
+        *,
+        exporters: Callable[[ExportStats], Sequence[TraceExporter]] | None = None,
+        on_record: Callable[[Record], None] | None = None,
+        may_record: Callable[[], bool] = lambda: True,
+        defer_start: bool = False,
+        claims: Claims = NO_CLAIMS,
     ) -> None:
         self._config, self._resource, self._versions = config, resource, versions
-        self._model, self._capture_stats, self._on_step = model, capture_stats, on_step
-        self._overhead_ratio, self._may_record = overhead_ratio, may_record
+        self._links, self._may_record = links, may_record
         self._started_ns = time.time_ns()
         self.guard, self._warn = Guard("the worker", limit=1000), Warn()
         self._metrics = Metrics(
             self._outcomes,
             lambda: self._stats.read().errors,
-            overhead_ratio,
+            links.overhead_ratio,
             module_histograms=config.module_histograms,
             exemplars=config.exemplar_filter != "always_off",
         )
@@ -140,7 +221,7 @@ class Backend:
         # A child of multiprocessing may be a worker of a DataLoader, so it opens its run file with the first record.
         self._defers_run_file = exporters is None and is_child()
         opens = exporters is None and not self._defers_run_file
-        self._run_file = open_record(config, resource, self._stats) if opens else None
+        self._run_file = open_record(config, resource, self._stats, claims.run_folder) if opens else None
         undo.callback(self.discard_run_file)
         made = (
             exporters(self._stats)
@@ -149,16 +230,11 @@ class Backend:
         )
         self._exporters = list(made)
         providers = [one for one in self._exporters if isinstance(one, SpanContextSource)]  # the user's provider
-        self.id_source: SpanContextSource = (
-            providers[0] if providers else IdGenerator(config.sampler, config.sampler_ratio)
-        )
-        """Fixes the ids of spans that the program reads while they run."""
-        buffer = Buffer()
-        self.append: Callable[[Recordable], None] = buffer.append
-        """Add a record; never waits for the worker."""
+        self.id_source = providers[0] if providers else IdGenerator(config.sampler, config.sampler_ratio)
+        self._buffer = Buffer()
         self._pipeline = self._make_pipeline()
         self._worker = Worker(
-            buffer, self._exporters, self._pipeline, on_record=on_record, guard=self.guard, warn=self._warn
+            self._buffer, self._exporters, self._pipeline, on_record=on_record, guard=self.guard, warn=self._warn
         )
         self._metric_exporters = MetricExporters(
             config,
@@ -168,12 +244,20 @@ class Backend:
             self._stats,
             os.environ,
             defer_start=defer_start or is_child(),
+            listener=claims.listener,
         )
         undo.callback(lambda: self._metric_exporters.shutdown(time.monotonic(), finished=False))
 
+    def append(self, record: Recordable) -> None:
+        """Put a record into the buffer, which never waits for the worker."""
+        self._buffer.append(record)
+
+    def begin(self) -> None:
+        """Do nothing: the worker reads the identity and the model with its first record."""
+
     def start(self, undo: ExitStack) -> None:
         """Describe the run and start the thread."""
-        self._write_run_info(RunEnd(finished=False))
+        self._write_run_info(RUNNING)
         self._worker.start()
         undo.callback(self._worker.stop, 0.0)
 
@@ -220,7 +304,7 @@ class Backend:
 
     def stats(self) -> Stats:
         """Return the present counts."""
-        counts, capture, worker = self._stats.read(), self._capture_stats(), self._worker
+        counts, capture, worker = self._stats.read(), self._links.capture_stats(), self._worker
         return Stats(
             spans_recorded=worker.spans_recorded,
             spans_exported=counts.exported,
@@ -233,7 +317,7 @@ class Backend:
             calls_dropped=capture.calls_dropped,
             stamps_dropped=capture.stamps_dropped,
             internal_errors=capture.internal_errors + self.guard.faults + self._metric_exporters.guard.faults,
-            overhead_ratio=self._overhead_ratio(),
+            overhead_ratio=self._links.overhead_ratio(),
         )
 
     def before_first(self, record: Record) -> Trace | None:
@@ -248,15 +332,15 @@ class Backend:
             self._metric_exporters.first_record()
         if record.kind != "step":
             return None
-        self._write_run_info(RunEnd(finished=False))
+        self._write_run_info(RUNNING)
         if identity.rank != 0:
             return None  # all ranks have the same span of the run, so one exports it
         time_ns = record.start_ns + record.unix_offset_ns
-        return run_trace(run, time_ns, self._model(), self._config.public(), self._versions)
+        return run_trace(run, time_ns, self._links.model(), self._config.public(), self._versions)
 
     def step_processed(self, step: StepRecord, worker_ns: int) -> None:
         """Pass a step on, with the CPU time that the worker spent on it."""
-        self._on_step(step, worker_ns)
+        self._links.on_step(step, worker_ns)
 
     def _make_pipeline(self) -> Pipeline:
         config, yielder = self._config, GilYielder()
@@ -298,7 +382,7 @@ class Backend:
     def _write_run_info(self, end: RunEnd) -> None:
         if self._run_file is None:
             return
-        model = self._model()
+        model = self._links.model()
         self._run_file.describe(
             {
                 "torchotel.version": package_version(),
@@ -308,7 +392,7 @@ class Backend:
                 "resource": self._resource,
                 "model": model._asdict() if model is not None else None,
                 "started_unix_nano": str(self._started_ns),
-                "finished": end.finished,
+                "finished": end.shut_down,
                 "error": end.error._asdict() if end.error is not None else None,
                 "spans": self.stats(),
             }

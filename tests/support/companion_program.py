@@ -1,0 +1,77 @@
+"""A training with a companion process: `companion_program.py FOLDER ENDPOINT WHAT`.
+
+It prints the id of the companion, WHAT happens after twenty steps, and it trains twenty more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import torchotel
+
+STEPS = 20
+
+
+def say(*words: object) -> None:
+    """Print a line at once."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def companion() -> int:
+    """Return the id of the only child of this process."""
+    (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return int(child)
+
+
+def main() -> None:
+    """Train, let it happen, and train on."""
+    folder, endpoint, what = sys.argv[1:]
+    handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint, detail="all")
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train() -> None:
+        for _ in range(STEPS):
+            net(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train()
+    pid = companion()
+    say(pid)
+    if what == "kill me":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "exec":
+        os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])  # noqa: S606  # the case
+    elif what == "kill the companion":
+        handle.flush()
+        os.kill(pid, signal.SIGKILL)
+        while handle.flush(1):
+            pass
+    elif what == "stop the companion":
+        os.kill(pid, signal.SIGSTOP)
+        train()
+        complete = handle.flush(0.2)
+        os.kill(pid, signal.SIGCONT)
+        say(complete, handle.flush())
+    elif what == "look":
+        handle.flush()
+        process = Path(f"/proc/{pid}")
+        say((process / "cmdline").read_text().replace("\0", " "))
+        say([name in (process / "maps").read_text() for name in ("libtorch", "_multiarray_umath")])
+        say(os.getsid(pid) == pid, os.getpriority(os.PRIO_PROCESS, pid))
+    train()
+    handle.shutdown()
+    stats = handle.stats()
+    say(stats["steps"], stats["spans_recorded"] - stats["spans_exported"] - stats["spans_dropped"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The companion process exports what the thread would, and survives the training process."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import companion_program
+from support.commands import environment
+from support.misbehaving_servers import misbehaving, silence
+from support.otlp_http_receiver import receiver
+
+pytestmark = pytest.mark.program
+
+STEPS = companion_program.STEPS
+NOWHERE = "http://127.0.0.1:1"
+
+
+class Run:
+    """A run of the program until it has ended; the pipes of its output close then, whatever its companion does."""
+
+    def __init__(self, what: str, folder: Path, endpoint: str = NOWHERE, **variables: str) -> None:
+        words = [sys.executable, str(companion_program.__file__), str(folder), endpoint, what]
+        self._process = subprocess.Popen(
+            words, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.companion = os.pidfd_open(int(self._process.stdout.readline()))
+        out, self.errors = self._process.communicate(timeout=120)
+        self.lines = out.splitlines()
+        self.code = self._process.returncode
+        self._folder = folder
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Wait for the end of the companion; return the lines of the steps in the run file."""
+        assert select.select([self.companion], [], [], 60)[0]
+        lines = map(json.loads, (self._folder / "metrics.jsonl").read_text().splitlines())
+        return [line for line in lines if line["kind"] == "step"]
+
+    def info(self) -> dict[str, Any]:
+        """Wait for the end of the companion; return the description of the run."""
+        assert select.select([self.companion], [], [], 60)[0]
+        info: dict[str, Any] = json.loads((self._folder / "run.json").read_text())
+        return info
+
+
+def test_all_spans_reach_the_endpoint_and_the_run_file(tmp_path: Path) -> None:
+    with receiver() as received:
+        run = Run("nothing", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    assert (run.code, run.lines) == (0, [f"{2 * STEPS} 0"]), run.errors
+    assert sum(span.name.startswith("torch.step") for span in received.spans) == 2 * STEPS
+    assert len(run.steps()) == 2 * STEPS
+    assert run.info()["finished"]
+    assert run.info()["error"] is None
+
+
+def test_a_killed_training_loses_only_its_last_step(tmp_path: Path) -> None:
+    """Values may be logged to a step until the next one begins.
+
+    The pipes close at once, while the companion still tries an endpoint that does not respond.
+    """
+    with misbehaving(silence) as port:
+        run = Run("kill me", tmp_path / "run", f"http://127.0.0.1:{port}")
+        assert run.code == -9
+        assert len(run.steps()) == STEPS - 1
+    assert not run.info()["finished"]
+    assert run.info()["error"]["type"] == "process_ended"
+
+
+def test_a_training_that_becomes_another_program_ends_its_companion(tmp_path: Path) -> None:
+    run = Run("exec", tmp_path / "run")
+    assert (run.code, run.lines) == (0, ["another program"])
+    assert len(run.steps()) == STEPS - 1
+    assert run.info()["error"]["type"] == "process_ended"
+
+
+def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:
+    """The loss is counted, and said once."""
+    run = Run("kill the companion", tmp_path / "run")
+    assert run.code == 0
+    (line,) = run.lines
+    steps, missing = map(int, line.split())
+    assert (steps, missing) == (STEPS, 0)
+    assert run.errors.count("The companion process has ended with exit code -9") == 1
+    assert "TORCHOTEL_WORKER=thread" in run.errors
+
+
+def test_a_stopped_companion_delays_nothing_and_goes_on(tmp_path: Path) -> None:
+    with receiver() as received:
+        run = Run("stop the companion", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    assert run.lines == ["False True", f"{3 * STEPS} 0"], run.errors
+    assert len(run.steps()) == 3 * STEPS
+
+
+def test_the_companion_is_small_and_has_no_secrets_on_its_command_line(tmp_path: Path) -> None:
+    run = Run("look", tmp_path / "run", OTEL_EXPORTER_OTLP_HEADERS="authorization=secret")
+    command, libraries, session, _ = run.lines
+    assert "torchotel.worker.companion" in command
+    assert "secret" not in command
+    assert libraries == "[False, False]"  # neither torch nor NumPy
+    assert session == "True 10"
+
+
+def test_an_unusable_setting_takes_the_thread_and_says_why(tmp_path: Path) -> None:
+    words = "import torchotel; torchotel.instrument(worker='process', traces_exporter='console', prometheus_port=None)"
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "worker=process is ignored: the console exporter writes to this process's output" in done.stderr

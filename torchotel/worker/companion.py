@@ -1,0 +1,175 @@
+"""The companion process: receives records, and processes them as the thread of a `ThreadBackend` does.
+
+It is started as `python -P -m torchotel.worker.companion RING SOCKET`, with the descriptors of both. The settings come
+through the socket, since other users can read a command line. No module that it imports loads torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torchotel._records import Error, ModelInfo
+from torchotel._utils.distributed import Identity
+from torchotel._utils.faults import Guard, Warn
+from torchotel.config.config import Config
+from torchotel.exporters.prometheus.server import Listener
+from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
+from torchotel.tracing.resource import ProcessResource
+from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend
+from torchotel.worker.channel import Connection, Receiver
+from torchotel.worker.record_codec import RecordDecoder, RunStart
+
+INTERVAL_S = 0.2
+"""Longest time that a record waits in the channel."""
+LAST_FLUSH_S = 10.0
+"""Time for the last export after the training process has ended without a shutdown."""
+NICENESS = 10
+PROCESS_ENDED = Error("process_ended", "The training process ended without a shutdown of torchotel")
+
+
+class CompanionProcess:
+    """Pass the records of the channel to a backend, and answer the requests of the training process.
+
+    Args:
+        channel: The records.
+        connection: The requests.
+        settings: The first message: what `supervisor.Companion` sends.
+    """
+
+    def __init__(self, channel: Receiver, connection: Connection, settings: dict[str, Any]) -> None:
+        self._channel, self._connection = channel, connection
+        self._decoder, self._guard, self._warn = RecordDecoder(), Guard("the companion process", limit=1000), Warn()
+        self._parent = settings["pid"]
+        self._identity, self._capture_stats = Identity(*settings["identity"]), CaptureStats(0, 0, 0)
+        self._resource = ProcessResource(_tuples(settings["described"]), lambda: self._identity)
+        self._model: ModelInfo | None = None
+        self._overhead_ratio: float | None = None
+        self._stopped = False
+        with ExitStack() as undo:
+            self._backend = ThreadBackend(
+                Config(**_tuples(settings["config"])),
+                self._resource,
+                settings["versions"],
+                SessionLinks(
+                    model=lambda: self._model,
+                    capture_stats=lambda: self._capture_stats,
+                    overhead_ratio=lambda: self._overhead_ratio,
+                    on_step=lambda *_: None,
+                ),
+                undo,
+                claims=_claims(settings),
+            )
+            self._backend.start(undo)
+            undo.pop_all()
+
+    def run(self) -> None:
+        """Process records and requests until the training process asks for the end, or has ended."""
+        while not self._stopped:
+            request = self._connection.receive(INTERVAL_S)
+            self._guard.guarded(self._empty_channel)()
+            if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
+                self._stop(
+                    time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=PROCESS_ENDED, shut_down=False)
+                )
+            elif request:
+                self._guard.guarded(self._answer)(request)
+
+    def _empty_channel(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            try:
+                record = self._decoder.decode(message)
+            except Exception:  # noqa: BLE001  # the next message may be good
+                self._guard.fault()
+                continue
+            if isinstance(record, RunStart):
+                self._identity, self._model = record.identity, record.model
+                self._resource.update()
+            else:
+                self._backend.append(record)
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        if request["ask"] == "flush":
+            # On another thread: records go on to arrive while the exporters are flushed.
+            threading.Thread(target=self._flush, args=(request,), name="torchotel-flush", daemon=True).start()
+        elif request["ask"] == "stop":
+            *capture_stats, self._overhead_ratio = request["counts"].values()
+            self._capture_stats = CaptureStats(*capture_stats)
+            error = None if request["error"] is None else Error(*request["error"])
+            self._stop(time.monotonic() + request["timeout_s"], RunEnd(request["finished"], error))
+            self._reply(request)
+        else:
+            self._reply(request)
+
+    def _flush(self, request: dict[str, Any]) -> None:
+        complete = self._guard.guarded(self._backend.flush)(request["timeout_s"])
+        self._reply(request, complete=bool(complete))
+
+    def _stop(self, deadline_s: float, end: RunEnd) -> None:
+        self._stopped = True
+        self._guard.guarded(self._backend.stop)(deadline_s, end)
+
+    def _reply(self, request: dict[str, Any], **details: object) -> None:
+        self._connection.send(number=request["number"], counts=self._backend.stats(), **details)
+
+
+class LogForwarder(logging.Handler):
+    """Send the records of the logger `torchotel` to the training process, which logs them.
+
+    Args:
+        connection: Where they go.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record as text."""
+        self._connection.send(log=record.levelno, text=self.format(record))
+
+
+def main() -> None:
+    """Run the companion process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
+    channel_fd, socket_fd = map(int, sys.argv[1:])
+    connection = Connection(socket.socket(fileno=socket_fd))
+    logger = logging.getLogger("torchotel")
+    logger.addHandler(LogForwarder(connection))
+    logger.propagate = False
+    settings = connection.receive()
+    if settings is not None:
+        try:
+            CompanionProcess(Receiver(channel_fd), connection, settings).run()
+        except Exception:
+            logger.exception("internal error in the companion process")
+            raise
+
+
+def _claims(settings: dict[str, Any]) -> Claims:
+    metrics_fd, listener_fd = settings["claims"]["metrics_file"], settings["claims"]["listener"]
+    run_folder = None
+    if metrics_fd is not None:
+        folder = Path(settings["run_folder"])
+        run_folder = ClaimedFolder(folder, LineFile(folder / METRICS_NAME, metrics_fd))
+    listener = None if listener_fd is None else Listener(socket.socket(fileno=listener_fd))
+    return Claims(run_folder, listener)
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with tuples, which JSON has as lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The training process's side of the companion process: start it, send it records, ask it, and end it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torchotel._limits import CHANNEL_BYTES
+from torchotel._records import Recordable, StepRecord
+from torchotel._utils.faults import Guard, Warn
+from torchotel.config.config import Config
+from torchotel.exporters.factory import claim_listener, claim_run_folder
+from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
+from torchotel.exporters.sdk.global_provider import find_provider
+from torchotel.tracing.ids import IdGenerator
+from torchotel.tracing.resource import ProcessResource
+from torchotel.worker.backend import Backend, Claims, RunEnd, SessionLinks, Stats, no_stats
+from torchotel.worker.channel import Connection, Sender, socket_pair
+from torchotel.worker.record_codec import RecordEncoder, RunStart
+
+ANSWER_S = 1.0
+"""Longest wait for the counts of `stats()`; after it, the last counts are returned."""
+EXIT_S = 1.0
+"""Further time for the companion to end after its last answer."""
+
+BEHIND = (
+    "the companion process cannot export spans as fast as steps end: records were dropped and are in no metric "
+    "(`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
+)
+
+_logger = logging.getLogger("torchotel")
+
+
+class CompanionBackend(Backend):
+    """Send the records of a run to a companion process, which processes them as a `ThreadBackend` does.
+
+    Args:
+        config: The settings.
+        resource: The resource; its identity is final before the first record.
+        versions: The versions of torch and CUDA, by attribute.
+        links: Callbacks into the session; `on_step` runs on the training thread.
+        undo: Gets the callbacks that release what is open, if a later part fails.
+
+    Raises:
+        ConfigError: A folder or an address cannot be used.
+        OSError: The system has no memory files.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        resource: ProcessResource,
+        versions: Mapping[str, str],
+        links: SessionLinks,
+        undo: ExitStack,
+    ) -> None:
+        self._config, self._resource, self._versions = config, resource, versions
+        self._links = links
+        self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
+        self._guard, self._warn = Guard("the channel to the companion", limit=1000), Warn()
+        self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
+        # Reentrant: a signal handler may end a step while a record is sent.
+        self._lock = threading.RLock()
+        self._spans_sent = self._spans_dropped = 0
+        """Estimates, as those of a full buffer: the spans are not built yet."""
+        self._dropped_by_flush = 0
+        self._counts = no_stats()
+        """The last counts that the companion sent."""
+        self._has_last_counts = False
+        """Whether they are those of its end."""
+        claims = Claims(claim_run_folder(config, resource.identity), None)
+        self._run_folder = None if claims.run_folder is None else claims.run_folder.path
+        with ExitStack() as failed:
+            failed.callback(self.discard_run_file)
+            claims = claims._replace(listener=claim_listener(config, resource, os.environ))
+            self._port = None if claims.listener is None else claims.listener.port
+            self._companion: Companion | None = self._start_companion(claims)
+            undo.callback(self._companion.kill)
+            undo.push(failed.pop_all())
+
+    @property
+    def companion_pid(self) -> int | None:
+        """The id of the companion process; None after the stop."""
+        return None if self._companion is None else self._companion.pid
+
+    @property
+    def prometheus_port(self) -> int | None:
+        """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
+        return self._port
+
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder that the run is recorded in; None if it is not recorded."""
+        return self._run_folder
+
+    def start(self, undo: ExitStack) -> None:
+        """Do nothing: the companion runs already."""
+
+    def begin(self) -> None:
+        """Send identity and model, which are final from the first record on."""
+        with self._lock:
+            self._channel.send(self._encoder.encode_start(RunStart(self._resource.identity, self._links.model())))
+
+    def append(self, record: Recordable) -> None:
+        """Send a record; if the channel is full or broken, drop it and count its spans."""
+        with self._lock:
+            if self._guard.guarded(self._send)(record):
+                self._spans_sent += record.span_estimate()
+            else:
+                self._spans_dropped += record.span_estimate()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
+        dropped, self._dropped_by_flush = self._spans_dropped - self._dropped_by_flush, self._spans_dropped
+        answer = self._ask("flush", timeout_s)
+        return answer is not None and answer["complete"] and not dropped
+
+    def stop(self, deadline_s: float, end: RunEnd) -> None:
+        """Let the companion export the remaining records and end; kill it at the deadline."""
+        if self._companion is None:
+            return
+        error = None if end.error is None else tuple(end.error)
+        counts = {**self._links.capture_stats()._asdict(), "overhead_ratio": self._links.overhead_ratio()}
+        left_s = deadline_s - time.monotonic()
+        self._has_last_counts = self._ask("stop", left_s, finished=end.finished, error=error, counts=counts) is not None
+        self._companion.end(max(deadline_s, time.monotonic()) + EXIT_S)
+        self._companion = None
+        self._channel.close()
+
+    def disable_after_fork(self) -> None:
+        """Close the copies of the channel in a forked child."""
+        companion, self._companion = self._companion, None
+        if companion is not None:
+            companion.disable_after_fork()
+
+    def discard_run_file(self, *, only_empty: bool = False) -> None:
+        """Remove the run file, which must be empty, or only if it is."""
+        folder = self._run_folder
+        if folder is None or (only_empty and not _is_empty(folder)):
+            return
+        discard_folder(folder)
+
+    def stats(self) -> Stats:
+        """Return the counts of both processes."""
+        if self._companion is not None:
+            self._ask("stats", ANSWER_S)
+        counts, capture = self._counts.copy(), self._links.capture_stats()
+        if not self._has_last_counts and (self._companion is None or not self._companion.alive):
+            # What the companion had not exported at its last answer is lost with it.
+            counts["spans_recorded"] = max(counts["spans_recorded"], self._spans_sent)
+            counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
+        counts["spans_recorded"] += self._spans_dropped
+        counts["spans_dropped"] += self._spans_dropped
+        counts["calls_dropped"], counts["stamps_dropped"] = capture.calls_dropped, capture.stamps_dropped
+        counts["internal_errors"] += capture.internal_errors + self._guard.faults
+        counts["overhead_ratio"] = self._links.overhead_ratio()
+        return counts
+
+    def _send(self, pending: Recordable) -> bool:
+        record = pending.record()
+        if isinstance(record, StepRecord) and record.kind == "step":
+            self._links.on_step(record, 0)
+        companion = self._companion
+        if companion is None or not companion.alive:
+            return False
+        if not self._channel.send(self._encoder.encode(record)):
+            self._warn(BEHIND)
+            return False
+        self._encoder.confirm()
+        if self._channel.waiting > CHANNEL_BYTES // 8:
+            companion.wake()
+        return True
+
+    def _ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
+        """Send a request and return the answer; None if there is none in time."""
+        answer = None if self._companion is None else self._companion.ask(what, timeout_s, **details)
+        if answer is not None:
+            self._counts = answer["counts"]
+        return answer
+
+    def _start_companion(self, claims: Claims) -> Companion:
+        """Start the companion, which loads its modules while the training begins."""
+        parts = {
+            "metrics_file": None if claims.run_folder is None else claims.run_folder.metrics,
+            "listener": claims.listener,
+        }
+        config = self._config
+        settings = {
+            "pid": os.getpid(),
+            "config": {field.name: _plain(getattr(config, field.name)) for field in fields(config)},
+            "described": self._resource.described,
+            "identity": self._resource.identity,
+            "versions": self._versions,
+            "run_folder": _plain(self._run_folder),
+            "claims": {name: None if part is None else part.fileno() for name, part in parts.items()},
+        }
+        held = [part for part in parts.values() if part is not None]
+        try:
+            return Companion(self._channel.fd, settings, [part.fileno() for part in held])
+        finally:
+            for part in held:  # the companion has copies
+                part.close()
+
+
+class Companion:
+    """The companion process, and the thread that reads what it says.
+
+    Args:
+        channel_fd: The descriptor of the ring.
+        settings: What the companion needs to begin.
+        inherited: Further descriptors that the companion gets.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+
+    def __init__(self, channel_fd: int, settings: Mapping[str, object], inherited: Sequence[int]) -> None:
+        ours, theirs = socket_pair()
+        self._connection = Connection(ours)
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
+        self._numbers = itertools.count()
+        self._ending = False
+        self.alive = True
+        command = [sys.executable, "-P", "-m", "torchotel.worker.companion", str(channel_fd), str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  # this interpreter runs a module of this package
+                command,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # not the program's: `python train.py | tee log` would wait for its end
+                stderr=subprocess.DEVNULL,
+                pass_fds=[channel_fd, theirs.fileno(), *inherited],
+                start_new_session=True,  # Ctrl-C in the terminal does not reach it
+            )
+        self.pid = self._process.pid
+        self._connection.send(**settings)
+        self._thread = threading.Thread(target=self._listen, name="torchotel-control", daemon=True)
+        self._thread.start()
+
+    def ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
+        """Send a request and wait for its answer; return None if there is none in time."""
+        number, timeout_s = next(self._numbers), max(0.0, timeout_s)
+        answers = self._answers[number] = queue.SimpleQueue()
+        self._ending = self._ending or what == "stop"
+        try:
+            if not self.alive or not self._connection.send(ask=what, number=number, timeout_s=timeout_s, **details):
+                return None
+            return answers.get(timeout=timeout_s + EXIT_S)
+        except queue.Empty:
+            return None
+        finally:
+            del self._answers[number]
+
+    def wake(self) -> None:
+        """Let the companion empty the ring now."""
+        self._connection.wake()
+
+    def end(self, deadline_s: float) -> None:
+        """Wait for the process until the deadline, then kill it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline_s - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process at once, if it has not ended."""
+        self._ending = True
+        self._process.kill()
+        self._process.wait()
+        self._connection.shut_down()
+        self._thread.join()
+        self._connection.close()
+
+    def disable_after_fork(self) -> None:
+        """Close the copy of the connection in a forked child."""
+        self._connection.close()
+
+    def _listen(self) -> None:
+        while (message := self._connection.receive()) is not None:
+            if "log" in message:
+                _logger.log(message["log"], "%s", message["text"])
+            elif (answers := self._answers.get(message["number"])) is not None:
+                answers.put(message)
+        self.alive = False
+        if not self._ending:
+            _logger.error(
+                "The companion process has ended with exit code %s. Training is not affected, and nothing more is "
+                "exported. Set TORCHOTEL_WORKER=thread to work without it.",
+                self._process.wait(),
+            )
+        for answers in list(self._answers.values()):
+            answers.put(None)
+
+
+def needs_thread(config: Config, *, deferred: bool) -> str | None:
+    """Return why records must be processed in the training process; None if a companion can process them.
+
+    Args:
+        config: The settings.
+        deferred: This process may be a launcher or a worker of a DataLoader.
+    """
+    reasons = {
+        "the program has its own TracerProvider": find_provider(config.tracer_provider) is not None,
+        "set_global_provider is set": config.set_global_provider,
+        "the program has its own MeterProvider": config.meter_provider is not None,
+        "the program has its own registry": config.prometheus_registry is not None,
+        "the console exporter writes to this process's output": config.traces_exporter == "console",
+        "this process may be a launcher or a child of multiprocessing": deferred,
+        "this system has no memory files": not hasattr(os, "memfd_create"),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the companion, which finds modules wherever this process finds them."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def _plain(value: object) -> object:
+    """Return a setting as a value that JSON knows."""
+    if isinstance(value, Path):
+        return os.fspath(value)
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _is_empty(folder: Path) -> bool:
+    metrics = folder / METRICS_NAME
+    return not any(folder.glob(TRACE_GLOB)) and (not metrics.exists() or metrics.stat().st_size == 0)
