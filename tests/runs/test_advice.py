@@ -11,12 +11,12 @@ import pytest
 import torch
 from support.recorded_runs import advice, recorded, train
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import torchotel
 from torchotel.runs import open_run
 from torchotel.runs.html import Content, document, gather
-from torchotel.runs.html.advice import HOOKS_S, ROOT_CALL_HOOKS_S, advise, after_warm_up, phase_shares
+from torchotel.runs.html.advice import DATA_SHARE, HOOKS_S, ROOT_CALL_HOOKS_S, advise, after_warm_up, phase_shares
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -135,7 +135,31 @@ def test_one_step_decides_no_advice_on_a_phase(tmp_path: Path) -> None:
     assert phase_shares(after_warm_up(content))["other"] > 0.5
     assert advice(content, "of the time is in no phase") is None
     assert advice(content, "1 step took more than") is not None
-    assert "of its time goes to <b>forward</b>" in document(content)
+    page = document(content)
+    assert "of its time goes to <b>forward</b>" in page
+    assert "without the first 10 and the slowest 1" in page
+
+
+def test_one_share_of_a_phase_in_the_whole_page(tmp_path: Path) -> None:
+    """The sentence, the tile, the bar and the advice are of the same steps."""
+    content = recorded(tmp_path, lambda: loop(net(Busy(0.005)), DataLoader(Slow())))
+    page = document(content)
+    patterns = (
+        r"(\d+)% of its time goes to <b>waiting for data",
+        r"waiting for data</dt><dd>(\d+)%",
+        r"data <b>(\d+)%",
+        r"Waiting for data takes (\d+)%",
+    )
+    (share,) = {re.findall(pattern, page)[0] for pattern in patterns}
+    assert 50 < int(share) < 90
+
+
+def test_a_wait_of_microseconds_needs_no_worker(tmp_path: Path) -> None:
+    """Small steps on rows in memory: fetching is a fifth of the time, and a worker's queue would take longer."""
+    rows = TensorDataset(torch.ones(40, 8))
+    content = recorded(tmp_path, lambda: loop(nn.Linear(8, 1), (batch for (batch,) in DataLoader(rows))))
+    assert phase_shares(after_warm_up(content))["data"] > DATA_SHARE
+    assert advice(content, "Waiting for data takes") is None
 
 
 def test_a_wait_in_every_fourth_step(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ SLOW_RATIO = 2.0
 """Factor of the median time above which a step is an outlier."""
 WORTHWHILE = 0.1
 """Share of the steps' time below which a change is not worth advice."""
+WORTHWHILE_WAIT_S = 1e-3
+"""Seconds of waiting for a batch below which a worker of a DataLoader costs more than it saves."""
 DRIFT = 0.15
 VANISHING = 1e-4
 """Share of the largest layer's norm below which a gradient counts as vanishing."""
@@ -67,10 +69,11 @@ def after_warm_up(content: Content) -> Sequence[StepTime]:
     return steps[WARM_UP_STEPS:] if len(steps) >= _MIN_STEPS else steps
 
 
-def without_slowest(content: Content) -> Sequence[StepTime]:
+def typical_steps(content: Content) -> Sequence[StepTime]:
     """Return the steps after the warm-up without the slowest ones, which have advice of their own.
 
-    Medians of phases would hide waits in every n-th step, as with several workers of a DataLoader.
+    All shares of phases on the page are of these steps. Medians of phases would hide waits in every n-th step, as with
+    several workers of a DataLoader.
     """
     steps = after_warm_up(content)
     slowest = max(1, len(steps) // OUTLIERS) if len(steps) >= WARM_UP_STEPS else 0
@@ -181,8 +184,9 @@ def _unfinished(content: Content) -> Iterator[Advice]:
 
 
 def _waiting(content: Content) -> Iterator[Advice]:
-    share = phase_shares(without_slowest(content))["data"]
-    if share > DATA_SHARE:
+    steps = typical_steps(content)
+    share = phase_shares(steps)["data"]
+    if share > DATA_SHARE and share * sum(step.duration_s for step in steps) / len(steps) > WORTHWHILE_WAIT_S:
         yield Advice(
             share,
             f"Waiting for data takes {percent(share)} of the time",
@@ -193,7 +197,7 @@ def _waiting(content: Content) -> Iterator[Advice]:
 
 
 def _optimizer(content: Content) -> Iterator[Advice]:
-    share = phase_shares(without_slowest(content))["optimizer"]
+    share = phase_shares(typical_steps(content))["optimizer"]
     if share > OPTIMIZER_SHARE:
         yield Advice(
             share / 2,
@@ -204,7 +208,7 @@ def _optimizer(content: Content) -> Iterator[Advice]:
 
 
 def _between(content: Content) -> Iterator[Advice]:
-    share = phase_shares(without_slowest(content))["between"]
+    share = phase_shares(typical_steps(content))["between"]
     if share > BETWEEN_SHARE:
         yield Advice(
             share,
@@ -216,7 +220,7 @@ def _between(content: Content) -> Iterator[Advice]:
 
 
 def _other(content: Content) -> Iterator[Advice]:
-    share = phase_shares(without_slowest(content))["other"]
+    share = phase_shares(typical_steps(content))["other"]
     if share > OTHER_SHARE:
         yield Advice(
             share,
@@ -227,7 +231,7 @@ def _other(content: Content) -> Iterator[Advice]:
 
 
 def _layers(content: Content) -> Iterator[Advice]:
-    shares = phase_shares(without_slowest(content))
+    shares = phase_shares(typical_steps(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
         # A single slow call, usually the first, does not represent the others.
         if len(layers) <= 2:  # noqa: PLR2004  # of two layers one is always the larger
@@ -255,7 +259,7 @@ def _outside(content: Content) -> Iterator[Advice]:
         return
     outside_s = median(step.forward_s - step.root_calls_s - ROOT_CALL_HOOKS_S * step.root_calls for step in steps)
     share = outside_s / (median(step.forward_s for step in steps) or 1.0)
-    weight = share * phase_shares(without_slowest(content))["forward"]
+    weight = share * phase_shares(typical_steps(content))["forward"]
     if share > OUTSIDE_SHARE and weight > WORTHWHILE:
         yield Advice(
             weight / 2,

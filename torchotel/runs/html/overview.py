@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import median
 from typing import Any, NamedTuple
 
 from torchotel._records import PHASES
 from torchotel.runs.compare import run_environment
-from torchotel.runs.html.advice import BROKEN, advise, after_warm_up, phase_shares
+from torchotel.runs.html.advice import BROKEN, advise, after_warm_up, phase_shares, typical_steps
 from torchotel.runs.html.data import Content, StepTime
 from torchotel.runs.html.style import count, count_in_words, cut, duration, escaped, percent, rate
 from torchotel.runs.value_ranges import NOT_FINITE
@@ -34,7 +33,7 @@ class PhaseShare(NamedTuple):
 
 def overview(content: Content) -> Mapping[str, Any]:
     """Return the template variables for the head of the page and the settings; the template escapes them."""
-    steps = after_warm_up(content)
+    steps = typical_steps(content)
     summary = content.summary
     return {
         "title": _title(content),
@@ -43,7 +42,8 @@ def overview(content: Content) -> Mapping[str, Any]:
         "sentence": _sentence(content),
         "tiles": _tiles(content),
         "shares": _shares(steps),
-        "left_out": len(content.series.steps) - len(steps),
+        "first_steps": len(content.series.steps) - len(after_warm_up(content)),
+        "slowest_steps": len(after_warm_up(content)) - len(steps),
         "advice": advise(content)[:_MAX_ADVICE],
         "broken": BROKEN,
         "unchecked": "" if summary.value_ranges.onset else summary.value_ranges.partly_checked(summary.steps),
@@ -94,20 +94,13 @@ def _sentence(content: Content) -> str:
     sentence = f"{subject} for <b>{count(summary.steps, 'training step')}</b> in {duration(_wall_s(content))}"
     if summary.evaluations:
         sentence += f", with {count(summary.evaluations, 'batch')}".replace("batchs", "batches") + " of evaluation"
-    (first, first_share), (second, second_share) = _typical_shares(content)[:2]
+    shares = sorted(phase_shares(typical_steps(content)).items(), key=lambda item: -item[1])
+    (first, first_share), (second, second_share) = shares[:2]
     return (
         f"{sentence}. A typical step takes <b>{duration(content.median_s)}</b>; "
         f"{percent(first_share)} of its time goes to <b>{_phase_in_words(first)}</b>, "
         f"{percent(second_share)} to {_phase_in_words(second)}."
     )
-
-
-def _typical_shares(content: Content) -> Sequence[tuple[str, float]]:
-    """Return the shares of the phases by their medians, which are scaled to add up to 1; the largest first."""
-    columns = zip(*(step.phases_s for step in after_warm_up(content)), strict=True)
-    medians = dict(zip(PHASES, map(median, columns), strict=True))
-    whole_s = sum(medians.values()) or 1.0
-    return sorted(((name, time_s / whole_s) for name, time_s in medians.items()), key=lambda item: -item[1])
 
 
 def _phase_in_words(phase: str) -> str:
@@ -140,7 +133,7 @@ def _tiles(content: Content) -> Sequence[Tile]:
     elif "loss" in summary.value_ranges.nonfinite:
         tiles.append(Tile("last loss", NOT_FINITE, "never finite"))
     if summary.phases:
-        share = phase_shares(after_warm_up(content))["data"]
+        share = phase_shares(typical_steps(content))["data"]
         # The fetch phase is never zero if a DataLoader ran.
         loaded = any(step.phases_s[PHASES.index("data")] for step in content.series.steps)
         tile_text = (percent(share), "of the time of a step") if loaded else ("not seen", "no DataLoader ran")
