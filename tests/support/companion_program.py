@@ -30,6 +30,14 @@ def companion() -> int:
     return int(child)
 
 
+def kill_companion(pid: int) -> None:
+    """Kill the companion, and wait until another one has taken its place."""
+    os.kill(pid, signal.SIGKILL)
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while children.read_text().split() in ([], [str(pid)]):
+        pass
+
+
 def main() -> None:
     """Train, let it happen, and train on."""
     folder, endpoint, what = sys.argv[1:]
@@ -46,13 +54,20 @@ def main() -> None:
     train()
     pid = companion()
     say(pid)
+    sys.stdin.readline()
     if what == "kill me":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "exec":
         os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])  # noqa: S606  # the case
     elif what == "kill the companion":
         handle.flush()
-        os.kill(pid, signal.SIGKILL)
+        kill_companion(pid)
+        train()
+        handle.flush()
+    elif what == "kill both companions":
+        handle.flush()
+        kill_companion(pid)
+        os.kill(companion(), signal.SIGKILL)
         while handle.flush(1):
             pass
     elif what == "stop the companion":

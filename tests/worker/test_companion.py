@@ -14,6 +14,8 @@ from support.commands import environment
 from support.misbehaving_servers import misbehaving, silence
 from support.otlp_http_receiver import receiver
 
+from torchotel.runs.reader import open_run
+
 pytestmark = pytest.mark.program
 
 STEPS = companion_program.STEPS
@@ -26,11 +28,16 @@ class Run:
     def __init__(self, what: str, folder: Path, endpoint: str = NOWHERE, **variables: str) -> None:
         words = [sys.executable, str(companion_program.__file__), str(folder), endpoint, what]
         self._process = subprocess.Popen(
-            words, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            words,
+            env=environment(**variables),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         self.companion = os.pidfd_open(int(self._process.stdout.readline()))
-        out, self.errors = self._process.communicate(timeout=120)
+        out, self.errors = self._process.communicate("\n", timeout=120)
         self.lines = out.splitlines()
         self.code = self._process.returncode
         self._folder = folder
@@ -78,14 +85,26 @@ def test_a_training_that_becomes_another_program_ends_its_companion(tmp_path: Pa
     assert run.info()["error"]["type"] == "process_ended"
 
 
+def test_a_companion_that_dies_is_started_again(tmp_path: Path) -> None:
+    """The run file goes on, and nothing is lost that was flushed before."""
+    with receiver() as received:
+        run = Run("kill the companion", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    assert (run.code, run.lines) == (0, [f"{3 * STEPS} 0"]), run.errors
+    assert run.errors.count("The companion process has ended with exit code -9 and was started again; 0 spans") == 1
+    assert len(run.steps()) == 3 * STEPS
+    assert len({span.span_id for span in received.spans if span.name.startswith("torch.step")}) == 3 * STEPS
+    assert sum(one.name == "torch.step" for one in open_run(tmp_path / "run").spans()) == 3 * STEPS
+    assert run.info()["finished"]
+
+
 def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:
-    """The loss is counted, and said once."""
-    run = Run("kill the companion", tmp_path / "run")
+    """The loss of the second one is counted, and logged once."""
+    run = Run("kill both companions", tmp_path / "run")
     assert run.code == 0
     (line,) = run.lines
     steps, missing = map(int, line.split())
     assert (steps, missing) == (STEPS, 0)
-    assert run.errors.count("The companion process has ended with exit code -9") == 1
+    assert run.errors.count("nothing more is exported") == 1
     assert "TORCHOTEL_WORKER=thread" in run.errors
 
 

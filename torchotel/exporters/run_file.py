@@ -40,9 +40,9 @@ class LineFile:
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
-        self.size = 0
-        """Bytes."""
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600) if fd is None else fd
+        self.size = os.fstat(self._fd).st_size
+        """Bytes."""
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -131,8 +131,9 @@ class RunFile(TraceExporter):
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._segments: deque[_Segment] = deque()
-        self._segments_started = 0
-        self._bytes = 0
+        earlier = [path.stat().st_size for path in claimed.path.glob(TRACE_GLOB)]  # of a writer that has crashed
+        self._segments_started = len(earlier)
+        self._bytes = sum(earlier) + claimed.metrics.size
         """Size of all files of lines."""
         self._run: dict[str, object] = {}
         self._deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast
 
 from torchotel._records import Error, Log, ModelInfo, Record, Recordable, StepRecord
 from torchotel._types import ConfigError
@@ -73,6 +73,13 @@ def no_stats() -> Stats:
         internal_errors=0,
         overhead_ratio=None,
     )
+
+
+def add_stats(first: Stats, second: Stats) -> Stats:
+    """Return the sums of the counts; the share of time is that of the second."""
+    ratio: dict[str, object] = {"overhead_ratio": second["overhead_ratio"]}
+    mine, others = cast("dict[str, int]", first), cast("dict[str, int]", second)
+    return cast("Stats", {**{name: mine[name] + others[name] for name in first if name not in ratio}, **ratio})
 
 
 class CaptureStats(NamedTuple):
@@ -187,6 +194,7 @@ class ThreadBackend(Backend):
         may_record: Returns whether a child of multiprocessing may open a run file; called with the first record.
         defer_start: Open ports and push metrics only from the first record on.
         claims: What another process has claimed for this one.
+        started_unix_ns: When the run started; 0: now.
 
     Raises:
         ConfigError: A folder or an address cannot be used.
@@ -205,10 +213,11 @@ class ThreadBackend(Backend):
         may_record: Callable[[], bool] = lambda: True,
         defer_start: bool = False,
         claims: Claims = NO_CLAIMS,
+        started_unix_ns: int = 0,
     ) -> None:
         self._config, self._resource, self._versions = config, resource, versions
         self._links, self._may_record = links, may_record
-        self._started_ns = time.time_ns()
+        self._started_unix_ns = started_unix_ns or time.time_ns()
         self.guard, self._warn = Guard("the worker", limit=1000), Warn()
         self._metrics = Metrics(
             self._outcomes,
@@ -391,7 +400,7 @@ class ThreadBackend(Backend):
                 "config": self._config.public(),
                 "resource": self._resource,
                 "model": model._asdict() if model is not None else None,
-                "started_unix_nano": str(self._started_ns),
+                "started_unix_nano": str(self._started_unix_ns),
                 "finished": end.shut_down,
                 "error": end.error._asdict() if end.error is not None else None,
                 "spans": self.stats(),

@@ -60,6 +60,10 @@ class Sender:
         _POSITION.pack_into(self._ring, _HEAD, self._head)
         return True
 
+    def clear(self) -> None:
+        """Drop the messages that wait; only while no process receives."""
+        _POSITION.pack_into(self._ring, _TAIL, self._head)
+
     @property
     def waiting(self) -> int:
         """How many bytes wait to be received."""

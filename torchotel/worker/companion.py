@@ -67,6 +67,7 @@ class CompanionProcess:
                 ),
                 undo,
                 claims=_claims(settings),
+                started_unix_ns=settings["started_unix_ns"],
             )
             self._backend.start(undo)
             undo.pop_all()
@@ -157,7 +158,7 @@ def main() -> None:
 
 
 def _claims(settings: dict[str, Any]) -> Claims:
-    metrics_fd, listener_fd = settings["claims"]["metrics_file"], settings["claims"]["listener"]
+    metrics_fd, listener_fd = settings["claims"].get("metrics_file"), settings["claims"].get("listener")
     run_folder = None
     if metrics_fd is not None:
         folder = Path(settings["run_folder"])

@@ -11,24 +11,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_listener, claim_run_folder
-from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
+from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, LineFile, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import Backend, Claims, RunEnd, SessionLinks, Stats, no_stats
+from torchotel.worker.backend import Backend, Claims, RunEnd, SessionLinks, Stats, add_stats, no_stats
 from torchotel.worker.channel import Connection, Sender, socket_pair
 from torchotel.worker.record_codec import RecordEncoder, RunStart
+
+if TYPE_CHECKING:
+    from torchotel.exporters.prometheus.server import Listener
 
 ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
@@ -38,6 +41,12 @@ EXIT_S = 1.0
 BEHIND = (
     "the companion process cannot export spans as fast as steps end: records were dropped and are in no metric "
     "(`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
+)
+
+RESTARTED = "The companion process has ended with exit code %d and was started again; %d spans are lost"
+ENDED = (
+    "The companion process has ended with exit code %d. Training is not affected, and nothing more is exported. Set "
+    "TORCHOTEL_WORKER=thread to work without it."
 )
 
 _logger = logging.getLogger("torchotel")
@@ -80,14 +89,21 @@ class CompanionBackend(Backend):
         """The last counts that the companion sent."""
         self._has_last_counts = False
         """Whether they are those of its end."""
-        claims = Claims(claim_run_folder(config, resource.identity), None)
-        self._run_folder = None if claims.run_folder is None else claims.run_folder.path
+        self._earlier_counts = no_stats()
+        """The counts of the companion that was replaced."""
+        self._may_restart = True
+        self._start: RunStart | None = None
+        self._started_ns = time.time_ns()
+        folder = claim_run_folder(config, resource.identity)
+        self._claims = Claims(folder)
+        self._run_folder = None if folder is None else folder.path
         with ExitStack() as failed:
             failed.callback(self.discard_run_file)
-            claims = claims._replace(listener=claim_listener(config, resource, os.environ))
-            self._port = None if claims.listener is None else claims.listener.port
-            self._companion: Companion | None = self._start_companion(claims)
-            undo.callback(self._companion.kill)
+            failed.callback(self._close_claims)
+            self._claims = Claims(folder, claim_listener(config, resource, os.environ))
+            self._port = None if self._claims.listener is None else self._claims.listener.port
+            self._companion: Companion | None = self._start_companion()
+            undo.callback(self._kill)
             undo.push(failed.pop_all())
 
     @property
@@ -111,7 +127,8 @@ class CompanionBackend(Backend):
     def begin(self) -> None:
         """Send identity and model, which are final from the first record on."""
         with self._lock:
-            self._channel.send(self._encoder.encode_start(RunStart(self._resource.identity, self._links.model())))
+            self._start = RunStart(self._resource.identity, self._links.model())
+            self._channel.send(self._encoder.encode_start(self._start))
 
     def append(self, record: Recordable) -> None:
         """Send a record; if the channel is full or broken, drop it and count its spans."""
@@ -129,6 +146,8 @@ class CompanionBackend(Backend):
 
     def stop(self, deadline_s: float, end: RunEnd) -> None:
         """Let the companion export the remaining records and end; kill it at the deadline."""
+        with self._lock:
+            self._may_restart = False
         if self._companion is None:
             return
         error = None if end.error is None else tuple(end.error)
@@ -137,6 +156,7 @@ class CompanionBackend(Backend):
         self._has_last_counts = self._ask("stop", left_s, finished=end.finished, error=error, counts=counts) is not None
         self._companion.end(max(deadline_s, time.monotonic()) + EXIT_S)
         self._companion = None
+        self._close_claims()
         self._channel.close()
 
     def disable_after_fork(self) -> None:
@@ -156,11 +176,10 @@ class CompanionBackend(Backend):
         """Return the counts of both processes."""
         if self._companion is not None:
             self._ask("stats", ANSWER_S)
-        counts, capture = self._counts.copy(), self._links.capture_stats()
-        if not self._has_last_counts and (self._companion is None or not self._companion.alive):
-            # What the companion had not exported at its last answer is lost with it.
-            counts["spans_recorded"] = max(counts["spans_recorded"], self._spans_sent)
-            counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
+        with self._lock:
+            ended = not self._has_last_counts and (self._companion is None or not self._companion.alive)
+            counts = add_stats(self._earlier_counts, self._counts_of_ended() if ended else self._counts)
+        capture = self._links.capture_stats()
         counts["spans_recorded"] += self._spans_dropped
         counts["spans_dropped"] += self._spans_dropped
         counts["calls_dropped"], counts["stamps_dropped"] = capture.calls_dropped, capture.stamps_dropped
@@ -190,12 +209,50 @@ class CompanionBackend(Backend):
             self._counts = answer["counts"]
         return answer
 
-    def _start_companion(self, claims: Claims) -> Companion:
-        """Start the companion, which loads its modules while the training begins."""
-        parts = {
-            "metrics_file": None if claims.run_folder is None else claims.run_folder.metrics,
-            "listener": claims.listener,
-        }
+    def _counts_of_ended(self) -> Stats:
+        """Return the counts of a companion that ended by itself: its spans that are not exported are lost."""
+        counts = self._counts.copy()
+        counts["spans_recorded"] = max(counts["spans_recorded"], self._spans_sent)
+        counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
+        return counts
+
+    def _on_end(self, exit_code: int) -> None:
+        """Start another companion in place of one that ended by itself, once; called on the control thread."""
+        with self._lock:
+            restarts, self._may_restart = self._may_restart, False
+            if restarts:
+                self._earlier_counts, self._counts, self._spans_sent = self._counts_of_ended(), no_stats(), 0
+                self._channel.clear()  # its records refer to definitions that the next companion does not have
+                self._encoder = RecordEncoder()
+                if self._start is not None:
+                    self._channel.send(self._encoder.encode_start(self._start))
+        lost = self._earlier_counts["spans_dropped"] if restarts else 0
+        try:
+            if restarts:
+                self._companion = self._start_companion()
+                _logger.warning(RESTARTED, exit_code, lost)
+                return
+        except OSError as error:
+            _logger.warning("The companion process cannot be started again: %s", error)
+        _logger.error(ENDED, exit_code)
+
+    def _kill(self) -> None:
+        self._may_restart = False
+        if self._companion is not None:
+            self._companion.kill()
+
+    def _close_claims(self) -> None:
+        for claim in self._open_claims().values():
+            claim.close()
+
+    def _open_claims(self) -> dict[str, LineFile | Listener]:
+        folder = self._claims.run_folder
+        claims = {"metrics_file": None if folder is None else folder.metrics, "listener": self._claims.listener}
+        return {name: claim for name, claim in claims.items() if claim is not None}
+
+    def _start_companion(self) -> Companion:
+        """Start a companion, which loads its modules while the training goes on."""
+        claims = {name: claim.fileno() for name, claim in self._open_claims().items()}
         config = self._config
         settings = {
             "pid": os.getpid(),
@@ -204,14 +261,10 @@ class CompanionBackend(Backend):
             "identity": self._resource.identity,
             "versions": self._versions,
             "run_folder": _plain(self._run_folder),
-            "claims": {name: None if part is None else part.fileno() for name, part in parts.items()},
+            "started_unix_ns": self._started_ns,
+            "claims": claims,
         }
-        held = [part for part in parts.values() if part is not None]
-        try:
-            return Companion(self._channel.fd, settings, [part.fileno() for part in held])
-        finally:
-            for part in held:  # the companion has copies
-                part.close()
+        return Companion(self._channel.fd, settings, list(claims.values()), self._on_end)
 
 
 class Companion:
@@ -221,12 +274,20 @@ class Companion:
         channel_fd: The descriptor of the ring.
         settings: What the companion needs to begin.
         inherited: Further descriptors that the companion gets.
+        on_end: Called with the exit code if the process ends by itself, on the control thread.
 
     Raises:
         OSError: The process cannot be started.
     """
 
-    def __init__(self, channel_fd: int, settings: Mapping[str, object], inherited: Sequence[int]) -> None:
+    def __init__(
+        self,
+        channel_fd: int,
+        settings: Mapping[str, object],
+        inherited: Sequence[int],
+        on_end: Callable[[int], None],
+    ) -> None:
+        self._on_end = on_end
         ours, theirs = socket_pair()
         self._connection = Connection(ours)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
@@ -294,11 +355,7 @@ class Companion:
                 answers.put(message)
         self.alive = False
         if not self._ending:
-            _logger.error(
-                "The companion process has ended with exit code %s. Training is not affected, and nothing more is "
-                "exported. Set TORCHOTEL_WORKER=thread to work without it.",
-                self._process.wait(),
-            )
+            self._on_end(self._process.wait())
         for answers in list(self._answers.values()):
             answers.put(None)
 
