@@ -280,3 +280,38 @@ def test_run_ends_with_the_place(tmp_path: Path) -> None:
     assert "\nthe program ended with RuntimeError at step 4, in layer 0\nrecorded in here\n" in done.stdout
     run = open_run(tmp_path / "here")
     assert summarise(run.records(), run.spans()).evaluations == 0
+
+
+SESSION = """
+import torch, torchotel
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+def train(batches):
+    for batch in batches:
+        net(batch).sum().backward()
+        optimizer.step()
+
+1 / 0
+torchotel.instrument()
+train([None])
+torchotel.uninstrument()
+torchotel.instrument(record="run")
+train(torch.rand(5, 4, 8))
+{}
+exit()
+"""
+
+
+@pytest.mark.program
+@pytest.mark.parametrize(("last_line", "error"), [("", None), ("int('x')", "ValueError")])
+def test_an_exception_that_an_interactive_session_printed_earlier(
+    tmp_path: Path, last_line: str, error: str | None
+) -> None:
+    """Only an exception that was printed after `instrument()` ends the run at the session's exit."""
+    done = commands.python("-i", "-c", "", cwd=tmp_path, stdin=SESSION.format(last_line), **commands.SILENT)
+    assert "ZeroDivisionError" in done.stderr
+    run = open_run(tmp_path / "run")
+    summary = summarise(run.records(), run.spans())
+    failure = run_failure(summary, run.info)
+    assert summary.steps == 5
+    assert (None if failure is None else failure.type) == error

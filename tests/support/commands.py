@@ -22,9 +22,10 @@ def torchotel(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedP
     return python("-m", "torchotel", *words, cwd=cwd, **{**SILENT, **variables})
 
 
-def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def python(*words: str, cwd: Path, stdin: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
+        input=stdin,
         cwd=cwd,
         env=environment(**variables),
         capture_output=True,
