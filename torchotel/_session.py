@@ -194,13 +194,14 @@ class Session:
         Args:
             timeout_s: How many seconds the whole stop may take.
             finished: Whether the run came to a normal end.
-            error: The exception that ended the run, for the run file.
+            error: The exception that ended the run, for the run file and the step that it interrupted.
         """
         deadline_s, guarded = time.monotonic() + timeout_s, self._guard.guarded
         guarded(self._frameworks.uninstall)()
         guarded(self._capture.uninstall)()
-        guarded(self._capture.end)()
-        self._backend.stop(deadline_s, RunEnd(finished, guarded(self._capture.errors.read)(error)))
+        ended_with = guarded(self._capture.errors.read)(error)
+        guarded(self._capture.end)(ended_with)
+        self._backend.stop(deadline_s, RunEnd(finished, ended_with))
 
     def stats(self) -> Stats:
         """Return the present counts."""

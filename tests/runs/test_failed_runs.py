@@ -201,6 +201,108 @@ def test_an_exception_of_the_programs_own_code(tmp_path: Path, steps: int, place
     assert content.summary.evaluations == 1
 
 
+class Stops(nn.Module):
+    """A layer that raises at its last call."""
+
+    def __init__(self, error: BaseException, calls: int) -> None:
+        super().__init__()
+        self.error, self.calls = error, calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls -= 1
+        if not self.calls:
+            raise self.error
+        return x
+
+
+def _failed_roots(folder: Path) -> list[tuple[str, object, object]]:
+    """Return name, exception and reason of the failed roots of a run."""
+    roots = [span for span in open_run(folder).spans() if span.error and not span.parent_id]
+    return [(root.name, root.attributes["error.type"], root.attributes["torch.kept.reason"]) for root in roots]
+
+
+@pytest.mark.parametrize("detail", ["all", "off"])
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("at", ["loss", "layer", "interrupt", "after backward"])
+def test_an_exception_inside_a_step(tmp_path: Path, at: str, accumulated: int, detail: str) -> None:
+    """The interrupted step fails, though no module's call raised: it is no whole step, and no evaluation."""
+    error = {"layer": ValueError, "interrupt": KeyboardInterrupt}.get(at, RuntimeError)
+    layers = [Stops(error(), 4 * accumulated)] if at in {"layer", "interrupt"} else []
+    net = nn.Sequential(nn.Linear(8, 1), *layers)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for batch in range(1, 4 * accumulated + 1):
+            output = net(torch.rand(4, 8))
+            if at == "loss" and batch == 4 * accumulated:
+                output.view(3, 5, 7)
+            output.sum().backward()
+            if at == "after backward" and batch == 4 * accumulated:
+                output.view(3, 5, 7)
+            if batch % accumulated == 0:
+                optimizer.step()
+
+    content = recorded(tmp_path, program, raises=error, detail=detail)
+    summary = content.summary
+    began = accumulated > 1 or at == "after backward"  # a backward has made the step a step
+    root = "torch.step" if began else "torch.evaluation"
+    assert _failed_roots(tmp_path / "run") == [(root, error.__name__, "error")]
+    assert (summary.steps, summary.evaluations, summary.errors) == (3 + began, 0, {error.__name__: 1})
+    assert (content.info["spans"]["steps"], content.info["spans"]["evaluations"]) == (3 + began, 0)
+    failure = run_failure(summary, content.info)
+    assert failure is not None
+    layer = ", in layer 1" if layers else ""
+    assert (describe(failure), failure.last_step) == (f"{error.__name__} at step 3{layer}", 2)
+    assert "the last whole step before it is 2\n" in render(summary, content.info)
+    assert advice(content, f"The run ended with {error.__name__} at step 3") is not None
+
+
+@pytest.mark.parametrize("afterwards", ["evaluation mode", "jacrev"])
+def test_an_exception_after_a_step(tmp_path: Path, afterwards: str) -> None:
+    """A step whose optimizer has stepped is whole, and neither did what has returned after it fail."""
+
+    def program() -> None:
+        net = _net()
+        train(net, 3)
+        if afterwards == "jacrev":
+            torch.func.jacrev(net)(torch.rand(4, 8))
+        else:
+            net.eval()(torch.rand(4, 8))
+        raise ValueError("no such file")
+
+    content = recorded(tmp_path, program, raises=ValueError)
+    assert (content.summary.steps, content.summary.evaluations, content.summary.errors) == (3, 1, {})
+    assert _failed_roots(tmp_path / "run") == []
+
+
+def test_an_exception_inside_a_batch_of_an_evaluation(tmp_path: Path) -> None:
+    def program() -> None:
+        net = _net()
+        train(net, 3)
+        with torch.no_grad():
+            for (batch,) in DataLoader(TensorDataset(torch.rand(4, 8))):
+                net(batch).view(3, 5, 7)
+
+    content = recorded(tmp_path, program, raises=RuntimeError)
+    failure = run_failure(content.summary, content.info)
+    assert failure is not None
+    assert describe(failure) == "RuntimeError at evaluation 0, after step 2"
+    assert _failed_roots(tmp_path / "run") == [("torch.evaluation", "RuntimeError", "error")]
+
+
+def test_a_fetch_that_ends_the_run_inside_a_step(tmp_path: Path) -> None:
+    """The fetch has recorded the exception, so the step between whose batches it was raised has no error."""
+
+    def program() -> None:
+        net = _net()
+        for batch in DataLoader(Disk(), batch_size=2):
+            net(batch).sum().backward()
+
+    content = recorded(tmp_path, program, raises=OSError)
+    assert content.summary.errors == {"OSError": 1}
+    assert _failed_roots(tmp_path / "run") == [("torch.data", "OSError", "error")]
+
+
 @pytest.mark.parametrize(("after", "text"), [(False, "KeyError at step 2"), (True, "KeyError after step 2")])
 def test_an_exception_before_the_optimizer(tmp_path: Path, *, after: bool, text: str) -> None:
     """An exception between backward and optimizer belongs to that step, unless an evaluation follows it."""

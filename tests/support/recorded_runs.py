@@ -16,7 +16,7 @@ from torchotel.runs.html.advice import Advice, advise
 
 
 def recorded(
-    folder: Path, program: Callable[[], object], *, raises: type[Exception] | None = None, **settings: Any
+    folder: Path, program: Callable[[], object], *, raises: type[BaseException] | None = None, **settings: Any
 ) -> Content:
     """Run a program with a recording, which ends with the exception that the program `raises`."""
     quiet = {"traces_exporter": "none", "metrics_exporter": "none"}

@@ -9,7 +9,7 @@ from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
 
-from torchotel._records import Baggage, Log, ModelInfo, SpanReference
+from torchotel._records import Baggage, Error, Log, ModelInfo, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
@@ -190,15 +190,23 @@ class Capture:
         thread.pending.release_all(self.output.hand_over)
         self._retire_ended()
 
-    def end(self) -> None:
-        """Hand over the records of all threads, finished or not; to be called after `uninstall`."""
-        for thread in list(self.threads.all):
-            self.guard.guarded(self._end)(thread)
-        self.active_spans.leave_step(self.current_thread.state)
+    def end(self, error: Error | None = None) -> None:
+        """Hand over the records of all threads, finished or not; to be called after `uninstall`.
 
-    def _end(self, thread: ThreadState) -> None:
-        self.root_calls.close_interrupted_calls(thread, perf_counter_ns(), running=0)
-        thread.step_detector.end()
+        Args:
+            error: The exception that ended the run, on the calling thread.
+        """
+        current = self.current_thread.state
+        for thread in list(self.threads.all):
+            self.guard.guarded(self._end)(thread, error if thread is current else None)
+        self.active_spans.leave_step(current)
+
+    def _end(self, thread: ThreadState, error: Error | None = None) -> None:
+        now_ns = perf_counter_ns()
+        self.root_calls.close_interrupted_calls(thread, now_ns, running=0, error=error)
+        if error is not None and thread.root.in_forward:  # its calls are not recorded
+            thread.step_detector.forward_ends(now_ns, error)
+        thread.step_detector.end(error)
         thread.pending.release_all(self.output.hand_over)
 
     def register_model(self, model: Module) -> None:

@@ -175,7 +175,13 @@ class RootCalls:
             self.leave(thread, now_ns, None)
 
     def close_interrupted_calls(
-        self, thread: ThreadState, now_ns: int, *, opening: int = 0, running: int | None = None
+        self,
+        thread: ThreadState,
+        now_ns: int,
+        *,
+        opening: int = 0,
+        running: int | None = None,
+        error: Error | None = None,
     ) -> None:
         """Close the calls that an interrupt left open, and the root call if it is one of them.
 
@@ -184,9 +190,10 @@ class RootCalls:
             now_ns: The time of the event that finds them.
             opening: Calls on the Python stack that are not open yet.
             running: How many calls are still running; None to count them on the Python stack.
+            error: The interrupt; None: unknown.
         """
         if self._calls.close_interrupted(thread.calls, now_ns, opening=opening, running=running):
-            self.leave(thread, now_ns, None)
+            self.leave(thread, now_ns, error)
 
     def enter(self, thread: ThreadState, module: Module, *, watch: bool = True) -> bool:
         """Begin a root call; return whether it is recorded in detail.

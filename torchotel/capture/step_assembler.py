@@ -101,7 +101,7 @@ class StepAssembler:
 
     def give_own_identity(self, segment: StepSegment) -> None:
         """Give an evaluation inside an unfinished step its own ids, at its first forward."""
-        if self._shared(segment) and not (segment.forwards or segment.trained):
+        if self.shares_identity(segment) and not (segment.forwards or segment.trained):
             segment.identity = Identity()
 
     def close_open(self) -> None:
@@ -126,10 +126,10 @@ class StepAssembler:
                 segment.trains and segment.error is not None
             ):  # a failed step is no evaluation
                 self.idle_since_ns += segment.end_ns - segment.start_ns
-            if self._shared(segment):
+            if self.shares_identity(segment):
                 segment.identity = Identity()
             self.listener.on_record("evaluation", [segment])
-        elif segment.identity.reference is not None and not self._shared(segment):
+        elif segment.identity.reference is not None and not self.shares_identity(segment):
             self.listener.on_record("data", [segment])
 
     def fetch_ended(self, start_ns: int, end_ns: int, error: Error | None = None) -> None:
@@ -141,7 +141,7 @@ class StepAssembler:
             )
             self.listener.on_record("data", [segment])
 
-    def _shared(self, segment: StepSegment) -> bool:
+    def shares_identity(self, segment: StepSegment) -> bool:
         """Return whether the unfinished step has the segment's ids too."""
         return bool(self.segments) and segment.identity is self.segments[-1].identity
 

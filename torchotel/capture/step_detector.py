@@ -35,6 +35,8 @@ class StepDetector:
         self._tuned: set[int] = set()  # `id()`s of models that ran in evaluation mode before a backward
         self._ahead: StepSegment | None = None
         """A segment that only fetched before its iterator ended; None after a fetch or an evaluation."""
+        self._fetch_error: Error | None = None
+        """The error of the last fetch that raised."""
 
     # ---- events
 
@@ -55,6 +57,7 @@ class StepDetector:
 
     def fetch_failed(self, start_ns: int, end_ns: int, error: Error | None) -> None:
         """Record a fetch that raised; it is handed over, since no step may follow that could show the error."""
+        self._fetch_error = error
         self._assembler.fetch_ended(start_ns, end_ns, error)
 
     def iterator_ended(self, start_ns: int = 0, end_ns: int = 0) -> None:
@@ -317,8 +320,14 @@ class StepDetector:
             segment.phases[phase_index] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
             self.stepping.clear()
 
-    def end(self) -> None:
-        """Hand over everything, finished or not, when capture ends or pauses; later events do not change it."""
+    def end(self, error: Error | None = None) -> None:
+        """Hand over everything, finished or not, when capture ends or pauses; later events do not change it.
+
+        Args:
+            error: The exception that ended the run.
+        """
+        if error is not None and self._assembler.open is not None and error != self._fetch_error:
+            self._interrupt(self._assembler.open, error)
         self._running = [(_copy_of(segment), phase_index) for segment, phase_index in self._running]
         self.stepping = [
             (key, kind, start_ns, _copy_of(segment), phase_index)
@@ -349,12 +358,26 @@ class StepDetector:
         elif (
             (grad and segment.backwards)
             or ((grad or not self._has_trained()) and self._is_another_evaluation(segment, evaluated))
-            or (not grad and self._ends_requests(segment))
+            or (not grad and self._only_requests(segment))
         ):
             self._assembler.close_open()
             segment = self._assembler.begin(now_ns)
             segment.opened_without_grad = not grad
         return segment
+
+    def _interrupt(self, segment: StepSegment, error: Error) -> None:
+        """Mark the open segment as failed, unless it is whole: the run ends before its next event.
+
+        A forward that no backward follows is part of the step that accumulates. Gradients that are not accumulated may
+        be computed after the last step, such as by `torch.func.jacrev`.
+        """
+        only_gradients = segment.backwards > 0 and not segment.accumulates
+        if segment.finished or only_gradients or _only_fetched(segment) or self._only_requests(segment):
+            return
+        segment.error = segment.error or error
+        trains = segment.trains or bool(segment.evaluated & self._tuned)
+        if trains and self._optimizer_seen and self._assembler.shares_identity(segment):
+            segment.trained = True
 
     def _end_evaluation(self, segment: StepSegment) -> None:
         """Close a segment that no backward follows: its model trains again, or its only forward failed.
@@ -400,8 +423,8 @@ class StepDetector:
         repeats = evaluated in segment.evaluated and not (segment.fetched or segment.trains or evaluated in self._tuned)
         return repeats or not (inside or segment.user_span == user_span)
 
-    def _ends_requests(self, segment: StepSegment) -> bool:
-        """Return whether a forward without gradients ends a segment of calls in evaluation mode with gradients on."""
+    def _only_requests(self, segment: StepSegment) -> bool:
+        """Return whether a segment is calls in evaluation mode with gradients on: a forward without them ends it."""
         only_evaluates = bool(segment.evaluated) and not (segment.trains or segment.backwards or segment.fetched)
         return only_evaluates and not (segment.evaluated & self._tuned)
 
