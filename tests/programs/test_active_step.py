@@ -3,6 +3,8 @@
 import threading
 import time
 from contextvars import copy_context
+from copy import copy
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +155,40 @@ def test_what_users_set_on_the_current_span_reaches_theirs() -> None:
     (mine,) = [span for span in look.exporter.get_finished_spans() if span.name == "mine"]
     assert dict(mine.attributes or {}) == {"k": 1}
     assert [event.name for event in mine.events] == ["happened"]
+
+
+def test_the_current_span_reads_and_changes_as_the_users_span() -> None:
+    """Renaming, links and the SDK's attributes are those of the user's span; its context is the step's."""
+    with looked("otlp") as look, look.tracer.start_as_current_span("mine") as mine:
+        linked = look.tracer.start_span("linked").get_span_context()
+        for batch in rows(1):
+            nn.Linear(4, 4)(batch)
+            current: Any = trace.get_current_span()
+            assert (current is mine, current.name, current.parent) == (False, "mine", None)
+            current.update_name("renamed")
+            current.add_link(linked, {"why": "test"})
+            assert current.name == "renamed"
+            assert current.context == current.get_span_context() != mine.get_span_context()
+            current.end()
+            assert current.end_time is not None
+            assert not current.is_recording()
+    (renamed,) = [span for span in look.exporter.get_finished_spans() if span.name == "renamed"]
+    assert [(link.context, dict(link.attributes or {})) for link in renamed.links] == [(linked, {"why": "test"})]
+
+
+def test_the_current_span_without_one_of_the_users_does_nothing() -> None:
+    """It is then as a span that does not record: no change raises, and it has no attributes of the SDK's span."""
+    with looked("otlp") as look:
+        for batch in rows(1):
+            nn.Linear(4, 4)(batch)
+            current = trace.get_current_span()
+            current.update_name("renamed")
+            current.add_link(SpanContext(1, 2, is_remote=False))
+            current.end()
+            assert not any(hasattr(current, name) for name in ("name", "parent", "context", "attributes"))
+            assert copy(current) is not current
+            assert current.get_span_context().is_valid
+    assert "renamed" not in {span.name for span in look.exporter.get_finished_spans()}
 
 
 def test_a_context_handed_to_another_thread_answers_with_the_step() -> None:

@@ -131,6 +131,25 @@ class ContextProxySpan(NonRecordingSpan):
         """Set the status of the user's span."""
         self.outer.set_status(status, description)
 
+    def update_name(self, name: str) -> None:
+        """Rename the user's span."""
+        self.outer.update_name(name)
+
+    def add_link(self, context: SpanContext, attributes: Any = None) -> None:
+        """Add a link to the user's span."""
+        self.outer.add_link(context, attributes)
+
+    def end(self, end_time: int | None = None) -> None:
+        """End the user's span."""
+        self.outer.end(end_time)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a public attribute of the user's span, such as the SDK's `name` and `parent`, even if it has ended."""
+        if name.startswith("_"):  # copy() reads special methods before `_outer` is set
+            raise AttributeError(name)
+        value = getattr(self._outer, name)
+        return self.get_span_context() if name == "context" else value
+
 
 def attach_proxy(resolve: Resolve, key: object) -> Callable[[], None] | None:
     """Attach a proxy span to the context of the calling thread; return the function that detaches it.
