@@ -166,18 +166,6 @@ def test_a_meter_provider_that_cannot_be_loaded_costs_the_users_spans_alone(tmp_
     assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
 
 
-def test_a_variable_that_the_sdk_refuses_costs_the_users_spans_alone(tmp_path: Path, server: Receiver) -> None:
-    """Spans of the training are exported all the same, and a warning says what is not."""
-    code = """
-    with torchotel.instrument(set_global_provider=True, prometheus_port=None) as handle:
-        train()
-        assert handle.flush()
-    print(json.dumps(handle.stats()["steps"]))
-    """
-    assert run(code, tmp_path, server, OTEL_BSP_MAX_QUEUE_SIZE="0") == 2
-    assert {"torch.run", "torch.step"} <= {span.name for span in server.spans}
-
-
 LIMITED = """
 import torch, torchotel
 from opentelemetry import trace
@@ -206,6 +194,27 @@ def test_a_malformed_limit_costs_no_span(text: str, tmp_path: Path, server: Rece
     assert done.stderr.count("is ignored") == (len(LIMITS) if text in {"abc", "-1"} else 0), done.stderr
     assert {"torch.run", "torch.step", "mine"} <= {span.name for span in server.spans}
     assert server.pushed
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("MAX_QUEUE_SIZE", "0"), ("MAX_QUEUE_SIZE", "1"), ("MAX_EXPORT_BATCH_SIZE", "9999"), ("SCHEDULE_DELAY", "0")],
+)
+def test_a_batch_setting_that_the_sdk_refuses_costs_no_span(
+    name: str, text: str, tmp_path: Path, server: Receiver
+) -> None:
+    """The specification's defaults apply, with a warning: the SDK raises of a queue shorter than a batch."""
+    done = commands.python(
+        "-c",
+        LIMITED,
+        cwd=tmp_path,
+        OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"),
+        OTEL_METRICS_EXPORTER="none",
+        **{f"OTEL_BSP_{name}": text},
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert done.stderr.count("OTEL_BSP_") == 1, done.stderr
+    assert {"torch.run", "torch.step", "mine"} <= {span.name for span in server.spans}
 
 
 def test_a_provider_of_ours_sends_the_users_spans(tmp_path: Path, server: Receiver) -> None:

@@ -1,5 +1,7 @@
 """Create the SDK's tracer provider for the program's own spans, with `set_global_provider=True`."""
 
+import logging
+
 import requests
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
@@ -14,6 +16,8 @@ from torchotel.config.otlp_endpoint import OtlpEndpoint, host_without_proxy
 from torchotel.exporters.sanitize import otlp_safe
 from torchotel.exporters.sdk.tracer_provider import OwnRandomIds
 from torchotel.tracing.span import Attributes
+
+_logger = logging.getLogger("torchotel")
 
 
 def make_provider(config: Config, resource: Attributes) -> TracerProvider:
@@ -33,8 +37,27 @@ def make_provider(config: Config, resource: Attributes) -> TracerProvider:
     provider = TracerProvider(
         resource=Resource(attributes, _semconv.SCHEMA_URL), id_generator=OwnRandomIds(), span_limits=limits
     )
-    provider.add_span_processor(BatchSpanProcessor(_make_exporter(config)))
+    provider.add_span_processor(_make_processor(_make_exporter(config)))
     return provider
+
+
+def _make_processor(exporter: SpanExporter) -> BatchSpanProcessor:
+    """Create the batch processor of the OTEL_BSP_* variables, or of their defaults if the SDK refuses the values."""
+    try:
+        return BatchSpanProcessor(exporter)
+    except ValueError as error:
+        _logger.warning(
+            "The SDK refused the OTEL_BSP_* variables (%s): the program's own spans are exported with the defaults of "
+            "the specification. Correct the variable that the error names.",
+            str(error).removesuffix("."),
+        )
+    return BatchSpanProcessor(  # explicit: else the SDK reads the variables again
+        exporter,
+        max_queue_size=2048,
+        schedule_delay_millis=5000,
+        max_export_batch_size=512,
+        export_timeout_millis=30_000,
+    )
 
 
 def _make_exporter(config: Config) -> SpanExporter:
