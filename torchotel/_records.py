@@ -153,6 +153,8 @@ class SpanReference(NamedTuple):
     remote: bool = False
     state: str = ""
     """The span's `tracestate` (https://www.w3.org/TR/trace-context/#tracestate-header)."""
+    other_flags: int = 0
+    """The trace flags other than `sampled`, such as 0x02 for a random trace id."""
 
 
 SUPPRESSED = SpanReference(0, 0, sampled=False)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from opentelemetry import trace
+from opentelemetry.context import attach, detach
+from opentelemetry.propagate import extract, inject
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
@@ -360,3 +362,33 @@ def test_the_callers_trace_state_goes_with_it() -> None:
     assert context is not None
     assert context.trace_state.to_header() == "vendor=x"
     assert look.states == {"vendor=x"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("flags", ["01", "03"])
+def test_the_callers_trace_flags_go_with_it(flags: str, engine: str) -> None:
+    """To our spans below a request, to the user's below ours, and on to whom the program calls."""
+    sent: dict[str, str] = {}
+    caller = extract({"traceparent": f"00-{1:032x}-{2:016x}-{flags}"})
+    with looked(engine) as look:
+        token = attach(caller)
+        model = Asks(look.tracer)
+        model.linear.register_forward_hook(lambda *_: inject(sent))
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        detach(token)
+    (lookup,) = [span for span in look.exporter.get_finished_spans() if span.name == "lookup"]
+    context = lookup.get_span_context()
+    assert context is not None
+    assert context.trace_flags == int(flags, 16)
+    assert sent["traceparent"].split("-")[1::2] == [f"{1:032x}", flags]
+    assert look.flags == ({int(flags, 16)} if engine == "otlp" else set())
+
+
+def test_the_callers_trace_flags_are_in_links_to_it() -> None:
+    """A step is a trace of its own: only its link has the flags of the caller."""
+    with looked("otlp") as look:
+        token = attach(extract({"traceparent": f"00-{1:032x}-{2:016x}-0b"}))
+        _train(nn.Linear(4, 4))
+        detach(token)
+    assert look.flags == {0x01, 0x0B}

@@ -35,6 +35,8 @@ class Look:
         """How many spans of each name a trace has."""
         self.states: set[str] = set()
         """Trace states of our spans, but for the run's."""
+        self.flags: set[int] = set()
+        """Trace flags of our spans and of their links, but for the run's."""
 
     def add(self, name: str, trace_id: str, span_id: str, parent_id: str) -> None:
         """Take a span from either side."""
@@ -69,7 +71,9 @@ def looked(engine: str, **settings: Any) -> Iterator[Look]:
         stats = look.handle.stats()
         assert stats["internal_errors"] == 0
         assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_sampled_out"]
-        look.states = {span.trace_state for span in server.spans if span.name != "torch.run"}
+        ours = [span for span in server.spans if span.name != "torch.run"]
+        look.states = {span.trace_state for span in ours}
+        look.flags = {found.flags & 0xFF for span in ours for found in (span, *span.links)}
         for span in server.spans:
             look.add(span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
     for ended in look.exporter.get_finished_spans():

@@ -31,7 +31,13 @@ def rich() -> Trace:
     """Make a trace that has one of everything."""
     event = SpanEvent("torch.gradient", T0 + 5, {"torch.gradient.norm": 2.5, "bad": float("inf")})
     link = SpanLink(
-        2**127 + 9, 2**63 + 9, {"why": "run", "bad": float("-inf")}, sampled=False, remote=True, state="v=1"
+        2**127 + 9,
+        2**63 + 9,
+        {"why": "run", "bad": float("-inf")},
+        sampled=False,
+        remote=True,
+        state="v=1",
+        other_flags=2,
     )
     own: Attributes = {
         "torch.loss": float("nan"),
@@ -117,7 +123,7 @@ def _span(trace: Trace, span: Span, *, remote: bool) -> ProtoSpan:
                 span_id=link.span_id.to_bytes(8, "big"),
                 trace_state=link.state,
                 attributes=attributes(link.attributes),
-                flags=0x100 | 0x200 * link.remote | 0x01 * link.sampled,
+                flags=0x100 | 0x200 * link.remote | 0x01 * link.sampled | link.other_flags,
             )
             for link in span.links
         ],

@@ -64,7 +64,8 @@ class Answering(Sampler):
 
 def ids(span: ReadableSpan) -> SpanReference:
     assert span.context is not None
-    return SpanReference(span.context.trace_id, span.context.span_id, span.context.trace_flags.sampled)
+    flags = span.context.trace_flags
+    return SpanReference(span.context.trace_id, span.context.span_id, flags.sampled, other_flags=flags & 0xFE)
 
 
 def begun(

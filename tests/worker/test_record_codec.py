@@ -73,7 +73,7 @@ def test_all_fields_cross(records: list[Record]) -> None:
     error = Error("ValueError", "bad", "0")
     full = replace(
         step,
-        user_span=SpanReference(1 << 127, 1 << 63, sampled=True, remote=True, state="a=b"),
+        user_span=SpanReference(1 << 127, 1 << 63, sampled=True, remote=True, state="a=b", other_flags=2),
         identity=SpanReference(3, 4, sampled=False),
         error=error,
         phases=[Phase("forward", 1, 2, error, None, "end", 5), Phase("optimizer", 2, 3, None, "SGD")],

@@ -20,7 +20,7 @@ from opentelemetry.context import (
 from opentelemetry.trace import INVALID_SPAN, NonRecordingSpan, Span, SpanContext
 
 from torchotel._records import SUPPRESSED, Baggage, SpanReference
-from torchotel.tracing.ids import span_context_of
+from torchotel.tracing.ids import OTHER_FLAGS, span_context_of
 
 Resolve = Callable[[], SpanReference | None]
 """Returns the ids of the innermost open span of a step; None if there is none."""
@@ -69,7 +69,9 @@ def reference_of(context: SpanContext) -> SpanReference | None:
     if not context.is_valid:
         return None
     state = context.trace_state.to_header() if context.trace_state else ""
-    return SpanReference(context.trace_id, context.span_id, context.trace_flags.sampled, context.is_remote, state)
+    flags = context.trace_flags
+    others = flags & OTHER_FLAGS
+    return SpanReference(context.trace_id, context.span_id, flags.sampled, context.is_remote, state, others)
 
 
 class ContextProxySpan(NonRecordingSpan):

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
 
 
+OTHER_FLAGS = 0xFE
+"""The trace flags other than `sampled`."""
+_RANDOM_TRACE_ID = 0x02
+"""Of these, the only one that a span has from its parent (https://www.w3.org/TR/trace-context-2/#trace-flags)."""
+
 own_random = random.Random()  # noqa: S311  # the global generator belongs to the program, which may seed it
 os.register_at_fork(after_in_child=own_random.seed)  # otherwise all children would have the same ids
 
@@ -59,7 +64,7 @@ def context_of(reference: SpanReference, context: Context | None = None) -> Cont
 
 def span_context_of(reference: SpanReference) -> SpanContext:
     """Return the OpenTelemetry span context of a reference."""
-    flags = TraceFlags(TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT)
+    flags = TraceFlags(reference.other_flags | (TraceFlags.SAMPLED if reference.sampled else TraceFlags.DEFAULT))
     state = TraceState.from_header([reference.state]) if reference.state else None
     return SpanContext(reference.trace_id, reference.span_id, reference.remote, flags, state)
 
@@ -92,7 +97,10 @@ class IdGenerator(SpanContextSource):
             context = Context() if parent is None else context_of(parent)
             result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
             sampled = result.decision.name == "RECORD_AND_SAMPLE"
-        return SpanReference(trace_id, random_span_id(), sampled, state="" if parent is None else parent.state)
+        if parent is None:
+            return SpanReference(trace_id, random_span_id(), sampled)
+        flags = parent.other_flags & _RANDOM_TRACE_ID
+        return SpanReference(trace_id, random_span_id(), sampled, state=parent.state, other_flags=flags)
 
 
 def run_reference(run_id: str, generation: int) -> SpanReference:

@@ -41,6 +41,8 @@ class SpanLink(NamedTuple):
     """Whether the span came from another process."""
     state: str = ""
     """The `tracestate` of the linked span."""
+    other_flags: int = 0
+    """The trace flags of the linked span other than `sampled`."""
 
 
 class Dropped(NamedTuple):
@@ -83,6 +85,8 @@ class Trace:
     """The `tracestate` of its spans, inherited from the user's span."""
     sampled: bool = True
     """The sampled flag of its spans; False if only the tail sampler keeps the trace."""
+    other_flags: int = 0
+    """The trace flags of its spans other than `sampled`."""
 
     @property
     def root(self) -> Span:

@@ -88,7 +88,8 @@ class TraceBuilder:
         if parent is not None:
             self._budget.spend(root.trace_id, len(spans))
         remote_parent = parent is not None and parent.remote
-        return Trace(root.trace_id, spans, trace_attributes(record), remote_parent, root.state, root.sampled)
+        common = trace_attributes(record)
+        return Trace(root.trace_id, spans, common, remote_parent, root.state, root.sampled, root.other_flags)
 
     def _links(self, record: StepRecord, parent: SpanReference | None) -> tuple[SpanLink, ...]:
         """Link a step to the run, and a record to the user's span if that span is not its parent."""
@@ -172,7 +173,7 @@ def _set_error(node: Node, error: Error | None) -> None:
 
 
 def _link_to(span: SpanReference) -> SpanLink:
-    return SpanLink(span.trace_id, span.span_id, {}, 0, span.sampled, span.remote, span.state)
+    return SpanLink(span.trace_id, span.span_id, {}, 0, span.sampled, span.remote, span.state, span.other_flags)
 
 
 def _add_links(nodes: TraceNodes, links: tuple[SpanLink, ...]) -> None:

@@ -109,11 +109,12 @@ class SpanEncoder:
 
 
 def _head(trace: Trace, *, remote: bool) -> bytes:
+    flags = protobuf.flags(sampled=trace.sampled, remote=remote, others=trace.other_flags)
     return (
         _TRACE_ID
         + trace.trace_id.to_bytes(16, "big")
         + (protobuf.string_field(protobuf.SPAN_TRACE_STATE, trace.state) if trace.state else b"")
-        + protobuf.fixed32_field(protobuf.SPAN_FLAGS, protobuf.flags(sampled=trace.sampled, remote=remote))
+        + protobuf.fixed32_field(protobuf.SPAN_FLAGS, flags)
         + protobuf.attributes_field(protobuf.SPAN_ATTRIBUTES, trace.attributes)
     )
 
@@ -126,7 +127,7 @@ def _own(span: Span) -> bytes:
     if span.events or span.error is not None:
         pieces += [protobuf.length_field(protobuf.SPAN_EVENTS, _event(event)) for event in own_events(span)]
     for link in span.links:
-        plain = not (link.attributes or link.dropped or link.state)
+        plain = not (link.attributes or link.dropped or link.state or link.other_flags)
         pieces.append(_known_link(link.trace_id, link.span_id, link.sampled, link.remote) if plain else _link(link))
     if span.error is not None:
         status = protobuf.string_field(protobuf.STATUS_MESSAGE, span.error.message)
@@ -149,6 +150,7 @@ def _event(event: SpanEvent) -> bytes:
 
 
 def _link(link: SpanLink) -> bytes:
+    flags = protobuf.flags(sampled=link.sampled, remote=link.remote, others=link.other_flags)
     return protobuf.length_field(
         protobuf.SPAN_LINKS,
         protobuf.length_field(protobuf.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
@@ -156,7 +158,7 @@ def _link(link: SpanLink) -> bytes:
         + (protobuf.string_field(protobuf.LINK_TRACE_STATE, link.state) if link.state else b"")
         + protobuf.attributes_field(protobuf.LINK_ATTRIBUTES, link.attributes)
         + _count(protobuf.LINK_DROPPED_ATTRIBUTES, link.dropped)
-        + protobuf.fixed32_field(protobuf.LINK_FLAGS, protobuf.flags(sampled=link.sampled, remote=link.remote)),
+        + protobuf.fixed32_field(protobuf.LINK_FLAGS, flags),
     )
 
 

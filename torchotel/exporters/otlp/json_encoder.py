@@ -51,7 +51,7 @@ class JsonEncoder:
         head = f'{{"traceId":"{trace.trace_id:032x}","spanId":"'
         common = _attributes(trace.attributes)
         state = f'"traceState":{_quote(trace.state)},' if trace.state else ""
-        flags = protobuf.flags(sampled=trace.sampled, remote=trace.remote_parent)
+        flags = protobuf.flags(sampled=trace.sampled, remote=trace.remote_parent, others=trace.other_flags)
         for span in trace.spans:
             template, span_id, parent_id, start_ns, end_ns, attributes, error, events, links, _ = span
             name, shared = self._templates[template]
@@ -111,5 +111,5 @@ def _event(event: SpanEvent) -> str:
 def _link(link: SpanLink) -> str:
     ids = f'"traceId":"{link.trace_id:032x}","spanId":"{link.span_id:016x}"'
     state = f',"traceState":{_quote(link.state)}' if link.state else ""
-    flags = protobuf.flags(sampled=link.sampled, remote=link.remote)
+    flags = protobuf.flags(sampled=link.sampled, remote=link.remote, others=link.other_flags)
     return f'{{{ids}{state},"attributes":[{_attributes(link.attributes)[1:]}],"flags":{flags}}}'

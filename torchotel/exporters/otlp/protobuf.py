@@ -39,14 +39,15 @@ STATUS_ERROR = 2
 FLAG_SAMPLED, FLAG_HAS_IS_REMOTE, FLAG_IS_REMOTE = 0x01, 0x100, 0x200
 
 
-def flags(*, sampled: bool, remote: bool) -> int:
+def flags(*, sampled: bool, remote: bool, others: int) -> int:
     """Return the flags of a span or a link.
 
     Args:
         sampled: The flag of the span's or the linked context, as propagated.
         remote: Whether the span's parent or the linked span is in another process.
+        others: The context's further flags, as propagated.
     """
-    return FLAG_HAS_IS_REMOTE | (FLAG_SAMPLED if sampled else 0) | (FLAG_IS_REMOTE if remote else 0)
+    return FLAG_HAS_IS_REMOTE | (FLAG_SAMPLED if sampled else 0) | (FLAG_IS_REMOTE if remote else 0) | others
 
 
 _UINT64_MASK = 2**64 - 1

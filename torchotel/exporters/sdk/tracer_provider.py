@@ -33,7 +33,7 @@ from torchotel.exporters.base import ExportStats, TemplateCache, TraceExporter
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
 from torchotel.tracing.context import baggage_context
-from torchotel.tracing.ids import context_of, own_random, random_span_id, random_trace_id, span_context_of
+from torchotel.tracing.ids import OTHER_FLAGS, context_of, own_random, random_span_id, random_trace_id, span_context_of
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace
 
 MAX_STARTED = 4096
@@ -188,7 +188,8 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             self._started.add(live, outer)
         sampled = recording and context.trace_flags.sampled
         state = context.trace_state.to_header() if context.trace_state else ""
-        return SpanReference(context.trace_id, context.span_id, sampled, state=state)
+        others = context.trace_flags & OTHER_FLAGS
+        return SpanReference(context.trace_id, context.span_id, sampled, state=state, other_flags=others)
 
     def export(self, trace: Trace) -> None:
         """Replay a trace; waits for a flush if the provider's queues would overflow."""
@@ -288,7 +289,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         self._renamed[trace.trace_id, trace.root.span_id] = live.get_span_context()
 
     def _linked(self, link: SpanLink) -> tuple[SpanContext, Attributes]:
-        reference = SpanReference(link.trace_id, link.span_id, link.sampled, link.remote, link.state)
+        reference = SpanReference(link.trace_id, link.span_id, link.sampled, link.remote, link.state, link.other_flags)
         context = self._renamed.get((link.trace_id, link.span_id)) or span_context_of(reference)
         return context, otlp_safe(link.attributes)
 
@@ -308,8 +309,9 @@ def _above(trace: Trace) -> Context:
     root = trace.root
     if not root.parent_id:
         return _NOTHING
+    remote, state, flags = trace.remote_parent, trace.state, trace.other_flags
     return context_of(
-        SpanReference(trace.trace_id, root.parent_id, sampled=True, remote=trace.remote_parent, state=trace.state)
+        SpanReference(trace.trace_id, root.parent_id, sampled=True, remote=remote, state=state, other_flags=flags)
     )
 
 
