@@ -22,7 +22,7 @@ from torchotel._utils.process import is_child, script_name
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
-from torchotel.exporters.sdk.global_provider import import_despite_limit
+from torchotel.exporters.sdk.global_provider import find_provider, import_despite_limit, warn_of_late_provider
 from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import attach_proxy, current_baggage, current_span
@@ -62,6 +62,8 @@ class Session:
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         described = describe_process(config.service_name, script_name(), _torch_versions())
         self._identity_fixed = False
+        exports_spans = exporters is None and config.traces_exporter != "none"
+        self._found_no_provider = exports_spans and find_provider(config.tracer_provider) is None
         self._resource = ProcessResource(described, self._identify)
         with ExitStack() as undo:  # closes what is open if a later part fails
             self._backend = self._make_backend(exporters, on_record, undo, defer_start=defer_start)
@@ -226,6 +228,8 @@ class Session:
             self._identity_fixed = True
             own_run.use()
             self._resource.update()
+        if self._found_no_provider:
+            warn_of_late_provider()
         self._backend.begin()
 
     def _measure_overhead(self, step: StepRecord, worker_ns: int) -> None:

@@ -113,6 +113,32 @@ def test_a_global_provider_is_found(found: dict[str, Any]) -> None:
     assert said == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "warnings"),
+    [("", 1), ("tracer_provider=provider", 0), ("set_global_provider=True", 0), ("traces_exporter='none'", 0)],
+)
+def test_a_provider_that_is_set_too_late_is_warned_of(
+    arguments: str, warnings: int, tmp_path: Path, server: Receiver
+) -> None:
+    """Once, with the first step; not if torchotel needs no provider or has set one, which the API does not replace."""
+    code = f"""
+    import logging
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("torchotel").addHandler(handler)
+    with torchotel.instrument({arguments}):
+        trace.set_tracer_provider(provider)
+        train()
+        with torch.no_grad():
+            Reader()(torch.randn(2, 4))
+    print(json.dumps(said))
+    """
+    said = run(code, tmp_path, server)
+    assert [text for text in said if "after instrument()" in text] == said
+    assert len(said) == warnings
+
+
 def test_a_given_provider_beats_the_global_one(found: dict[str, Any]) -> None:
     """Our spans go to the given one alone, the user's where they always went."""
     assert found["beaten"] == [["query"], sorted([*OURS, *PHASES])]

@@ -53,6 +53,17 @@ def find_provider(given: TracerProvider | None) -> TracerProvider | None:
     return None if none else current
 
 
+def warn_of_late_provider() -> None:
+    """Warn if the program has set a global provider since `instrument()` found none."""
+    provider = find_provider(None)
+    if provider is not None:
+        warn_once(
+            "The program set a TracerProvider, a %s, after instrument(): torchotel's spans do not go through it. "
+            "Set it before instrument(), or give it as tracer_provider.",
+            type(provider).__qualname__,
+        )
+
+
 def _global_provider() -> TracerProvider | None:
     """Return the global provider, or None if OTEL_PYTHON_TRACER_PROVIDER names one that cannot be loaded.
 
