@@ -1,6 +1,7 @@
 """What the resource says of the process, and who has the last word."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose own name says nothing the variable names the host."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=node-7")
     assert describe_process(None, "train", {})["host.name"] == "node-7"
+
+
+def test_reserved_attributes_of_the_variable_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names those that torchotel sets itself; the others apply."""
+    variable = "torch.run.id=mine, process.pid=1,team=vision,torch.version=0,telemetry.sdk.name=x,service.name=y"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", variable)
+    described = describe_process("z", "train", {"torch.version": "2"})
+    assert (described["team"], described["torch.version"], described["process.pid"]) == ("vision", "2", os.getpid())
+    (warning,) = caplog.messages
+    assert "process.pid, telemetry.sdk.name, torch.run.id, torch.version" in warning
 
 
 SHOWN = """

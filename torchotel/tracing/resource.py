@@ -10,6 +10,7 @@ from opentelemetry.sdk.resources import Resource, ResourceDetector
 
 from torchotel import _semconv as names
 from torchotel._utils.distributed import Identity, identify, own_run
+from torchotel._utils.faults import warn_once
 from torchotel._utils.installation import package_version
 from torchotel._utils.text import shortened
 from torchotel.tracing.span import Attributes, AttributeValue
@@ -67,7 +68,8 @@ class TorchResourceDetector(ResourceDetector):
 def describe_process(service_name: str | None, default_name: str, versions: Mapping[str, str]) -> Attributes:
     """Return the attributes without the identity: torchotel's, those of the SDK's detectors, OTEL_RESOURCE_ATTRIBUTES.
 
-    The variable wins over detected attributes of service and host, as the specification requires.
+    The variable wins over detected attributes of service and host, as the specification requires. It sets none of
+    torchotel's own attributes.
 
     Args:
         service_name: The setting; it wins over the variable. None: not set.
@@ -81,6 +83,7 @@ def describe_process(service_name: str | None, default_name: str, versions: Mapp
         names.SDK_VERSION: package_version(),
         **versions,
     }
+    _warn_of_ignored({*own} | COMMAND_LINE | IDENTITY)
     detected = dict(Resource.create({}).attributes)
     # Older versions of the SDK set no instance id.
     detected.setdefault("service.instance.id", str(uuid4()))
@@ -91,6 +94,18 @@ def describe_process(service_name: str | None, default_name: str, versions: Mapp
         own["service.name"] = default_name
     detected.update(own)
     return {name: _plain(value) for name, value in detected.items() if name not in COMMAND_LINE | IDENTITY}
+
+
+def _warn_of_ignored(reserved: set[str]) -> None:
+    """Warn of attributes in OTEL_RESOURCE_ATTRIBUTES that torchotel sets or leaves out."""
+    items = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")
+    ignored = reserved & {item.partition("=")[0].strip() for item in items}
+    if ignored:
+        warn_once(
+            "OTEL_RESOURCE_ATTRIBUTES: torchotel ignores %s, which it sets or leaves out itself. Remove them; "
+            "TORCHOTEL_RUN_ID sets torch.run.id.",
+            ", ".join(sorted(ignored)),
+        )
 
 
 def identity_attributes(identity: Identity) -> dict[str, str | int]:
