@@ -221,7 +221,7 @@ class ThreadBackend(Backend):
         self.guard, self._warn = Guard("the worker", limit=1000), Warn()
         self._metrics = Metrics(
             self._outcomes,
-            lambda: self._stats.read().errors,
+            self._export_errors,
             links.overhead_ratio,
             module_histograms=config.module_histograms,
             exemplars=config.exemplar_filter != "always_off",
@@ -241,7 +241,10 @@ class ThreadBackend(Backend):
         providers = [one for one in self._exporters if isinstance(one, SpanContextSource)]  # the user's provider
         self.id_source = providers[0] if providers else IdGenerator(config.sampler, config.sampler_ratio)
         self._buffer = Buffer()
-        self._pipeline = self._make_pipeline()
+        yielder = GilYielder()
+        templates = Templates(config.include, config.exclude, config.max_depth)
+        self._builder = TraceBuilder(templates, config.max_spans, yielder)
+        self._pipeline = self._make_pipeline(yielder)
         self._worker = Worker(
             self._buffer, self._exporters, self._pipeline, on_record=on_record, guard=self.guard, warn=self._warn
         )
@@ -351,10 +354,7 @@ class ThreadBackend(Backend):
         """Pass a step on, with the CPU time that the worker spent on it."""
         self._links.on_step(step, worker_ns)
 
-    def _make_pipeline(self) -> Pipeline:
-        config, yielder = self._config, GilYielder()
-        templates = Templates(config.include, config.exclude, config.max_depth)
-        self._builder = TraceBuilder(templates, config.max_spans, yielder)
+    def _make_pipeline(self, yielder: GilYielder) -> Pipeline:
         return Pipeline(
             self._builder,
             self._exporters,
@@ -376,6 +376,10 @@ class ThreadBackend(Backend):
             "dropped_export": counts.dropped - counts.dropped_queue,
             "sampled_out": counts.sampled_out + self._worker.spans_sampled_out,
         }
+
+    def _export_errors(self) -> Mapping[str, int]:
+        """Count failed attempts to export, by the type of the error."""
+        return self._stats.read().errors
 
     def _open_deferred_run_file(self) -> None:
         if self._defers_run_file and self._may_record():

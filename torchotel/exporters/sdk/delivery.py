@@ -5,17 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import TracerProvider
 
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
-
 
 UNKNOWN_ROOM = 512
 """Free queue entries that are assumed for unknown processors; the SDK's queue has 2,048 entries."""
