@@ -171,6 +171,7 @@ def test_bounds_the_cells_of_the_heatmap(tmp_path: Path) -> None:
     grown = _units(700, 600)
     content.series.layer_norms.update(grown.layer_norms)
     content.series.norm_steps.extend(grown.norm_steps)
+    content.series.steps[:] = grown.steps
     section = gradient_figure.section(content)
     assert section is not None
     assert [trace.name for trace in section.figure.data] == ["largest", "median", "smallest"]
@@ -191,7 +192,17 @@ def test_marks_what_was_not_finite_and_keeps_layers_apart_that_look_alike(tmp_pa
     assert math.isclose(heat.z[2][0], -3)
     assert heat.z[0][0] < heat.zmin  # a norm of 0
     assert list(zip(crosses.x, crosses.y, strict=True)) == [(4, 1), (9, 1)]
-    assert list(heat.x) == [1.5, 6.5, 11.5]
+    assert list(heat.x) == [3.5, 6.5, 9.5]
+
+
+def test_ends_the_heatmap_with_the_run(tmp_path: Path) -> None:
+    """A column reaches half-way to the next one, but not beyond the first and the last step of the run."""
+    norms = {"gradient_norms": {"Net": {"a": 1.0}}}
+    units = [run_folders.step(number, 0.1, **(norms if number in {128, 256, 448} else {})) for number in range(480)]
+    section = gradient_figure.section(report_runs.content(run_folders.write(tmp_path / "run", units=units)))
+    assert section is not None
+    assert list(section.figure.data[0].x) == [64.0, 192.0, 352.0, 479.5]
+    assert list(section.figure.layout.xaxis.range) == [64.0, 479.5]
 
 
 def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
@@ -199,8 +210,8 @@ def test_puts_norms_where_their_steps_are(tmp_path: Path) -> None:
     units = [run_folders.step(number, 0.1, gradient_norms={"Net": {"a": 1.0}}) for number in (0, 1, 2, 12)]
     section = gradient_figure.section(report_runs.content(run_folders.write(tmp_path / "run", units=units)))
     assert section is not None
-    assert list(section.figure.data[0].x) == [-0.5, 0.5, 1.5, 7, 17]
-    assert list(section.figure.layout.xaxis.range) == [-0.5, 17]
+    assert list(section.figure.data[0].x) == [-0.5, 0.5, 1.5, 7, 12.5]
+    assert list(section.figure.layout.xaxis.range) == [-0.5, 12.5]
     assert section.figure.layout.xaxis.ticktext is None
     alone = gradient_figure.section(report_runs.content(run_folders.write(tmp_path / "alone", units=units[-1:])))
     assert alone is not None

@@ -48,7 +48,7 @@ def _lead(series: Series, steps: int, marks: go.Scatter | None) -> str:
     lead = (
         "The L2 norm of the gradients of each layer's own parameters, before clipping, on a log scale: the first layer "
         f"at the top, the {count(len(series.norm_steps), 'step')} that were looked at from left to right, each up to "
-        "half-way to the next."
+        "half-way to the next, within the run."
     )
     if steps > 1:
         lead += f" A column stands for {steps:,} of them, and the buttons choose which of their norms it shows."
@@ -166,12 +166,13 @@ def _marks(series: Series, columns: Sequence[Sequence[int]]) -> go.Scatter | Non
 
 
 def _edges(series: Series, columns: Sequence[Sequence[int]]) -> list[float]:
-    """Return the columns' edges. A column reaches half-way to the next one, since not every step has norms."""
+    """Return the columns' edges, inside the run. A column reaches half-way to the next, as not every step has norms."""
     bounds = [(series.norm_steps[part[0]], series.norm_steps[part[-1]]) for part in columns]
     inner = [(last + first) / 2 for (_, last), (first, _) in pairwise(bounds)]
     (first, _), (_, last) = bounds[0], bounds[-1]
     before, after = (inner[0] - bounds[0][1], bounds[-1][0] - inner[-1]) if inner else (0.5, 0.5)
-    return [first - before, *inner, last + after]
+    run_start, run_end = series.steps[0].number - 0.5, series.steps[-1].number + 0.5
+    return [max(first - before, run_start), *inner, min(last + after, run_end)]
 
 
 def _steps(edges: Sequence[float]) -> dict[str, object]:
