@@ -43,6 +43,20 @@ def test_shows_an_outlier_among_many_steps(tmp_path: Path) -> None:
     assert all(bucket.median.duration_s == 0.1 for bucket in found)
 
 
+def test_a_bar_is_neither_the_faster_nor_the_slower_of_two_steps(tmp_path: Path) -> None:
+    """The number of steps of a bar is odd, so that one of them is in the middle."""
+    times = [StepTime(number, 0.1 * (1 + number % 3), (0.0,) * 5, detailed=False) for number in range(480)]
+    found = buckets(times, 400)
+    assert {bucket.steps for bucket in found} == {3}
+    assert all(bucket.fastest.duration_s < bucket.median.duration_s < bucket.slowest.duration_s for bucket in found)
+
+
+def test_the_last_bar_with_fewer_steps_does_not_look_slower(tmp_path: Path) -> None:
+    """Of an even number of steps, the bar is the lower one of the two in the middle."""
+    times = [StepTime(number, 0.1 + number, (0.0,) * 5, detailed=False) for number in range(5)]
+    assert [bucket.median.number for bucket in buckets(times, 2)] == [1, 3]
+
+
 def test_cuts_long_bars_and_says_so(tmp_path: Path) -> None:
     section = step_figure.section(
         report_runs.content(report_runs.training(tmp_path / "run", 60, duration_s=_slow_at(30)))

@@ -114,8 +114,11 @@ class Series:
 
 
 def chunks(items: Sequence[Item], max_parts: int) -> Iterator[Sequence[Item]]:
-    """Split a sequence into at most `max_parts` parts of equal length; the last part may be shorter."""
-    length = max(1, math.ceil(len(items) / max_parts))
+    """Split a sequence into at most `max_parts` parts of equal length; the last part may be shorter.
+
+    The length is odd, so that a part has one item in the middle, its median.
+    """
+    length = math.ceil(len(items) / max_parts) | 1
     return (items[start : start + length] for start in range(0, len(items), length))
 
 
@@ -126,7 +129,8 @@ def buckets(steps: Sequence[StepTime], max_buckets: int) -> Sequence[Bucket]:
 
 def _bucket(steps: Sequence[StepTime]) -> Bucket:
     ordered = sorted(steps, key=lambda step: step.duration_s)
-    return Bucket(steps[0].number, steps[-1].number, len(steps), ordered[0], ordered[len(ordered) // 2], ordered[-1])
+    median = ordered[(len(ordered) - 1) // 2]  # of an even number, the lower one of the two in the middle
+    return Bucket(steps[0].number, steps[-1].number, len(steps), ordered[0], median, ordered[-1])
 
 
 def pick_finite(values: Sequence[float], choose: Callable[[Sequence[float]], float]) -> float:
