@@ -33,6 +33,8 @@ VALUES = {
     "job": {JOB},
 }
 """What a label may say here."""
+OUTLIERS = {"Exploding layers", "Vanishing layers"}
+"""Panels that may be empty here: no norm is far from its median."""
 MAY_BE_EMPTY = {"Export errors"}
 """Panels without data of one rank alone: the error may be the other's."""
 
@@ -69,10 +71,12 @@ def answer(training: Trained, target: Target, back_s: int = 10, /, **chosen: str
 
 @pytest.mark.real_server
 def test_each_query_gives_what_its_panel_shows(training: Trained) -> None:
-    """Series with the labels that the panel tells apart, none of them strange; all others are GPU panels, by name."""
+    """Series with the labels that the panel tells apart, none of them strange; all others are known by name."""
     for target in targets():
         if target.panel in GPU_PANELS:
             assert not answer(training, target), target
+            continue
+        if target.panel in OUTLIERS:
             continue
         series = until(partial(answer, training, target), bool)
         labels = expected_labels(target)
@@ -86,7 +90,7 @@ def test_each_query_gives_what_its_panel_shows(training: Trained) -> None:
 def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
     """The chosen run and rank give data, another run and another job none."""
     for target in targets():
-        if target.panel in GPU_PANELS:
+        if target.panel in GPU_PANELS | OUTLIERS:
             continue
         if target.panel not in MAY_BE_EMPTY:
             series = until(partial(answer, training, target, job=JOB, run=RUN, rank="1"), bool)
@@ -167,7 +171,7 @@ def test_a_span_leads_to_its_layer(training: Trained) -> None:
         assert chosen["run"] == RUN
         assert set(chosen) <= {one["name"] for one in made["templating"]["list"]}
         shown = [target for target in targets() if target.dashboard == made["title"]]
-        for target in (one for one in shown if one.panel not in GPU_PANELS | MAY_BE_EMPTY):
+        for target in (one for one in shown if one.panel not in GPU_PANELS | OUTLIERS | MAY_BE_EMPTY):
             found = until(partial(answer, training, target, **chosen), bool)
             assert "module" not in chosen or {one["metric"].get("torch_module_path", "encoder") for one in found} == {
                 "encoder"
@@ -223,7 +227,7 @@ def test_a_death_is_told_from_a_normal_end(training: Trained) -> None:
 @pytest.mark.real_server
 def test_what_a_run_has_shown_stays_when_it_has_ended(training: Trained) -> None:
     """Whoever looks at the last minutes when nothing trains any more finds each panel that had data."""
-    shown = [target for target in targets() if target.panel not in GPU_PANELS]
+    shown = [target for target in targets() if target.panel not in GPU_PANELS | OUTLIERS]
     for target in shown:
         until(partial(answer, training, target, 600, __range="600s"), bool)
     for rank in range(2):

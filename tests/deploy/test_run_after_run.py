@@ -1,4 +1,4 @@
-"""What dashboards say of a run that takes the port of the one before it: nothing that the other did."""
+"""What dashboards show of runs by their scrapes: run after run on one port, ends, and norms that become NaN."""
 
 import json
 import subprocess
@@ -26,10 +26,13 @@ COUNTERS = [
     f"torch_module_calls_total{{%s{LAYER}}}",
 ]
 SINCE = [target for target in targets() if "since the last step" in target.panel.lower()]
+OUTLIERS = {"Exploding layers", "Vanishing layers"}
 FAR_BACK = [
     target
     for target in targets()
-    if "$__range" in target.expr and "@ end()" not in target.expr  # these look back to choose series, not for values
+    if "$__range" in target.expr
+    and (target.query.get("instant") or "increase(" in target.expr)  # others look back to choose series, not for values
+    and target.panel not in OUTLIERS
 ]
 
 
@@ -70,6 +73,62 @@ def test_a_run_that_has_finished_is_not_overdue(target: Target, tmp_path: Path) 
     expr = filled(target.expr)
     of_hanging = f'sum(({expr}) and on (torch_run_id) target_info{{torch_run_id="hangs"}})'
     promtool(tmp_path, told, {f"count({expr})": [1], of_hanging: [70 * 60]})
+
+
+def norms(*, ended: bool) -> dict[str, str]:
+    """Give an hour of equal norms of the layers of one run, and ten minutes in which they differ."""
+    process = 'job="train", instance="a"'
+    later = {"steady": "2x9", "grows": "30x9", "falls": "0.1x9", "nan": "stale"}
+    after = {"steady": "2x9", "grows": "30x9", "falls": "0.1x9", "nan": ""}
+    return {
+        f'target_info{{{process}, torch_run_id="run", torch_rank="0"}}': "1x70 stale" if ended else "1x80",
+        **{
+            f'torch_module_gradient_norm{{{process}, torch_model="Model", torch_module_path="{path}"}}': " ".join(
+                ("2x60", values, "stale" if ended and values != "stale" else after[path])
+            )
+            for path, values in later.items()
+        },
+    }
+
+
+def of_layer(expr: str, path: str) -> str:
+    named = f'label_replace(vector(1), "torch_module_path", "{path}", "", "")'
+    return f"sum(({expr}) and on (torch_module_path) {named})"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+@pytest.mark.parametrize("ended", [False, True], ids=["going on", "ended"])
+def test_tables_of_norms_show_outliers_and_nan_only(tmp_path: Path, *, ended: bool) -> None:
+    """A NaN norm is not scraped: the table shows NaN instead of the last finite norm, and not for a run's end."""
+    (times, norm), (times_fallen, norm_fallen) = (
+        [filled(target.expr, __range="2h", __interval="30s") for target in targets() if target.panel == panel]
+        for panel in ("Exploding layers", "Vanishing layers")
+    )
+    claims: dict[str, Sequence[float]] = {}
+    for column, value in ((times, 15.0), (norm, 30.0)):
+        claims |= {f"count({column})": [2], of_layer(column, "grows"): [value]}
+        claims |= {f"count({of_layer(f'{column} != {column}', 'nan')})": [1]}
+    for column, value in ((times_fallen, 0.05), (norm_fallen, 0.1)):
+        claims |= {f"count({column})": [1], of_layer(column, "falls"): [value]}
+    promtool(tmp_path, norms(ended=ended), claims)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+def test_a_table_of_norms_is_of_one_run(tmp_path: Path) -> None:
+    """The norms of the run before, and the end of its series, are no outliers of the run that takes its port."""
+    for panel in sorted(OUTLIERS):
+        for target in (one for one in targets() if one.panel == panel):
+            expr = filled(target.expr, __range="2h", __interval="30s")
+            promtool(tmp_path, two_runs(), {f"count({expr})": []})
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+@pytest.mark.parametrize("panel", ["Largest gradient norms", "Smallest gradient norms"])
+def test_a_line_of_norms_ends_in_nan(panel: str, tmp_path: Path) -> None:
+    """So that the legend shows NaN, not the last finite norm."""
+    (expr,) = (filled(one.expr, __range="2h", __interval="30s") for one in targets() if one.panel == panel)
+    promtool(tmp_path, norms(ended=False), {f"count({expr})": [4], f"count(({expr}) != ({expr}))": [1]})
+    promtool(tmp_path, norms(ended=True), {f"count({expr})": []})
 
 
 def promtool(folder: Path, told: Mapping[str, str], claims: Mapping[str, Sequence[float]]) -> None:

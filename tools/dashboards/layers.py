@@ -8,14 +8,14 @@ from tools.dashboards.frame import GPU, chosen, framed
 from tools.dashboards.panels import WHOLE, Column, lines, listed, rows
 from tools.dashboards.queries import (
     Query,
-    against_median,
+    at_end,
     by_run,
     grown,
-    latest,
-    least,
     least_at_end,
+    median,
     most,
     most_at_end,
+    or_nan,
     rate,
     ratio,
     series,
@@ -26,10 +26,14 @@ _CHOSEN = 'torch_module_path=~"$module"'
 _LAYER = ("torch_model", "torch_module_path")
 _NAME = "{{torch_module_path}} {{torch_model}} {{torch_run_id}}"
 _CALL = (*_LAYER, "torch_module_type", "torch_direction")
-_NORM = series("torch_module_gradient_norm", _CHOSEN)
-_NORMS = by_run("max", _NORM, *_LAYER)
-_LAST_NORMS = latest("max", _NORM, *_LAYER)
-_AGAINST_MEDIAN = against_median("max", _NORM, *_LAYER)
+_FINITE_NORMS = by_run("max", series("torch_module_gradient_norm", _CHOSEN), *_LAYER)
+_NORMS = or_nan(_FINITE_NORMS)
+_LAST_NORMS = at_end(_NORMS)
+_AGAINST_MEDIAN = ratio(_LAST_NORMS, median(_FINITE_NORMS))
+_GROWN, _FALLEN = 10, 0.1
+"""Ratios of the last norm to its median from which a layer is exploding or vanishing."""
+_EXPLODING = f"({_AGAINST_MEDIAN} unless {_AGAINST_MEDIAN} <= {_GROWN})"  # NaN is not <= 10, so it stays
+_VANISHING = f"({_AGAINST_MEDIAN} < {_FALLEN})"
 
 
 def layers() -> Dashboard:
@@ -94,30 +98,34 @@ _GRADIENTS = [
         "Norm of each layer's gradients as a power of ten: -3 is 0.001. Dark blue is 10⁻⁶ and less, green is in"
         " between, dark red is 10³ and more. Layers that turn blue have vanishing gradients, layers that turn red"
         " exploding ones. Rows are sorted by name as text: layers.10 is before layers.2. At most sixty layers are"
-        " shown, those with the largest norms at the end. A norm of 0 is omitted.",
-        Query(most_at_end(60, f"log10({_NORMS} > 0)"), "{{torch_module_path}} {{torch_model}}"),
+        " shown, those with the largest norms at the end. A norm of 0, NaN or infinity is omitted.",
+        Query(most_at_end(60, f"log10({_FINITE_NORMS} > 0)"), "{{torch_module_path}} {{torch_model}}"),
         low=-6,
         high=3,
     ),
     listed(
         "Exploding layers",
-        "Layers with the largest growth of gradients: the last norm divided by its median in the range shown.",
-        Column("times the median", "short", most(15, _AGAINST_MEDIAN)),
-        Column("norm", "sci", f"{_LAST_NORMS} and {most(15, _AGAINST_MEDIAN)}"),
+        "Layers whose last norm is more than 10 times its median in the range shown, or has become NaN or infinite:"
+        " NaN.",
+        Column("times the median", "short", _EXPLODING),
+        Column("norm", "sci", f"{_LAST_NORMS} and {_EXPLODING}"),
         width=WHOLE,
+        empty="No layer: each last norm is finite and at most 10 times its median.",
     ),
     listed(
         "Vanishing layers",
-        "Layers with the largest decrease of gradients: the last norm divided by its median in the range shown.",
-        Column("times the median", "short", least(15, _AGAINST_MEDIAN)),
-        Column("norm", "sci", f"{_LAST_NORMS} and {least(15, _AGAINST_MEDIAN)}"),
+        "Layers whose last norm is less than a tenth of its median in the range shown.",
+        Column("times the median", "short", _VANISHING),
+        Column("norm", "sci", f"{_LAST_NORMS} and {_VANISHING}"),
         width=WHOLE,
         ascending=True,
+        empty="No layer: no last norm is below a tenth of its median.",
     ),
     lines(
         "Largest gradient norms",
         "sci",
-        "L2 norm over the layer's own parameters, before clipping and unscaled: the ten largest.",
+        "L2 norm over the layer's own parameters, before clipping and unscaled: the ten largest. The legend shows the"
+        " last norm, and NaN for a norm that has become NaN or infinite.",
         Query(most_at_end(10, _NORMS), _NAME),
         log=True,
         many=True,

@@ -84,6 +84,7 @@ def lines(
     """
     panel = _framed(timeseries.Panel(), title, unit, description, width).targets(_targets(queries))
     panel = panel.legend(_legend_beside() if many else _legend()).tooltip(_tooltip())
+    panel = panel.mappings([_NAN]) if many else panel
     panel = panel.height(_MANY_HEIGHT if many else _HEIGHT).span_nulls(_SPARSE_MS if sparse else False)
     if unit in _LEAST_TOP:
         panel = panel.axis_soft_min(0).axis_soft_max(_LEAST_TOP[unit])
@@ -145,8 +146,24 @@ def rows(title: str, unit: str, description: str, query: Query, *, low: float, h
     return panel.repeat("run").max_per_row(1)
 
 
-def listed(title: str, description: str, *columns: Column, width: int = HALF, ascending: bool = False) -> table.Panel:
-    """List values of the whole range, one row for each set of labels, sorted by the first column."""
+def listed(
+    title: str,
+    description: str,
+    *columns: Column,
+    width: int = HALF,
+    ascending: bool = False,
+    empty: str | None = None,
+) -> table.Panel:
+    """List values of the whole range, one row for each set of labels, sorted by the first column.
+
+    Args:
+        title: Title of the panel.
+        description: Meaning of the values.
+        columns: Columns of numbers.
+        width: Width of 24 columns.
+        ascending: Sort by the smallest value first.
+        empty: Text of a table without rows, if that is usual.
+    """
     queries = [
         _target(name, Query(column.expr)).instant().format(PromQueryFormat.TABLE)
         for name, column in zip(ascii_uppercase, columns, strict=False)
@@ -168,6 +185,7 @@ def listed(title: str, description: str, *columns: Column, width: int = HALF, as
         )
         .override_by_field_type("string", _AS_IT_IS)
     )
+    panel = panel.no_value(empty) if empty else panel
     for column in columns:
         panel = panel.override_by_name(column.name, _unit(column.unit))
     for label, pixels in _WIDTHS.items():
@@ -212,6 +230,12 @@ _DECIMALS = {"sci": 2}
 """Decimals of units that Grafana shows with all digits."""
 _AS_IT_IS = [models.DynamicConfigValue("unit", "string")]
 """Unit of labels: the unit of a panel also formats text that looks like a number, such as the module 0."""
+_NAN = models.SpecialValueMap(
+    models.DashboardSpecialValueMapOptions(
+        match=models.SpecialValueMatch.NULL_AND_NAN, result=models.ValueMappingResult(text="NaN")
+    )
+)
+"""Text of a last value that is NaN. Grafana draws lines without it, as a gap."""
 
 
 def _unit(unit: str) -> list[models.DynamicConfigValue]:
@@ -240,7 +264,7 @@ def _legend() -> common.VizLegendOptions:
 
 
 def _legend_beside() -> common.VizLegendOptions:
-    legend = _legend().display_mode(common_models.LegendDisplayMode.TABLE).calcs(["lastNotNull"])
+    legend = _legend().display_mode(common_models.LegendDisplayMode.TABLE).calcs(["last"])
     return legend.placement(common_models.LegendPlacement.RIGHT).width(_LEGEND_WIDTH)
 
 

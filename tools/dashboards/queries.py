@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 JOB = 'job=~"$job"'
 PROCESSES = f'target_info{{{JOB}, torch_run_id=~"$run", torch_rank=~"$rank"}}'
+RUNS = f"max by (torch_run_id) ({PROCESSES})"
 RATE = "$__rate_interval"
 RANGE = "$__range"
 
@@ -68,12 +69,6 @@ def latest(how: str, expr: str, *labels: str) -> str:
     return _each_run(how, f"last_over_time({_shown(expr, labels)})", labels)
 
 
-def against_median(how: str, expr: str, *labels: str) -> str:
-    """Aggregate the ratio of the last values of gauges to their medians in the whole range over the chosen ranks."""
-    shown = _shown(expr, labels)
-    return _each_run(how, ratio(f"last_over_time({shown})", f"quantile_over_time(0.5, {shown})"), labels)
-
-
 def _shown(expr: str, labels: Iterable[str]) -> str:
     return f"{of_chosen(expr, *_of_process(labels))}[{RANGE}:$__interval]"
 
@@ -106,23 +101,29 @@ def most(count: int, expr: str) -> str:
     return f"topk({count}, {expr})"
 
 
-def least(count: int, expr: str) -> str:
-    """Keep the smallest series."""
-    return f"bottomk({count}, {expr})"
-
-
 def most_at_end(count: int, expr: str) -> str:
     """Keep the series with the largest last values in the range, for the whole range.
 
     `topk` alone selects series at each point separately, so more than `count` series would appear and disappear.
     """
-    return f"{expr} and {most(count, _last(expr))}"
+    return f"{expr} and {most(count, at_end(expr))}"
 
 
 def least_at_end(count: int, expr: str) -> str:
     """Keep the series with the smallest last values in the range, for the whole range."""
-    return f"{expr} and {least(count, _last(expr))}"
+    return f"{expr} and bottomk({count}, {at_end(expr)})"
 
 
-def _last(expr: str) -> str:
+def at_end(expr: str) -> str:
+    """Return the last values in the range. Prometheus evaluates them once, also in a query over the range."""
     return f"last_over_time(({expr})[{RANGE}:$__interval] @ end())"
+
+
+def median(expr: str) -> str:
+    """Return the medians in the range."""
+    return f"quantile_over_time(0.5, ({expr})[{RANGE}:$__interval] @ end())"
+
+
+def or_nan(expr: str) -> str:
+    """Add NaN for the series of a run that have ended while the run goes on, since a NaN gauge is not scraped."""
+    return f"({expr} or {at_end(expr)} * NaN and on (torch_run_id) {RUNS})"

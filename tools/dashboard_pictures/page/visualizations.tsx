@@ -27,7 +27,8 @@ export function Visualization(drawn: Drawn) {
     return <Stat {...drawn} />; // it shows the text for "no value" itself
   }
   if (!frames.some((frame) => frame.length)) {
-    return <Note text={panel.fieldConfig.defaults.noValue ?? 'No data'} empty />;
+    const { noValue } = panel.fieldConfig.defaults;
+    return <Note text={noValue ?? 'No data'} empty={!noValue} />;
   }
   switch (panel.type) {
     case 'timeseries':
@@ -42,7 +43,7 @@ export function Visualization(drawn: Drawn) {
 function Note({ text, empty }: { text: string; empty?: boolean }) {
   const style = { display: 'flex', height: '100%', alignItems: 'center', justifyContent: 'center', opacity: 0.7 };
   return (
-    <div style={style} data-empty={empty}>
+    <div style={style} data-empty={empty || undefined}>
       {text}
     </div>
   );
