@@ -27,7 +27,7 @@ VALUES = {
     "torch_nonfinite_kind": {"loss", "gradient"},
     "torch_gradient_scope": {"all"},
     "torchotel_outcome": {"exported", "dropped_queue", "dropped_export", "sampled_out"},
-    "error_type": {"503"},
+    "error_type": {"503", "none"},
     "torch_log_name": {"accuracy"},
     "torch_tensor_name": {"hidden"},
     "job": {JOB},
@@ -35,8 +35,6 @@ VALUES = {
 """What a label may say here."""
 OUTLIERS = {"Exploding layers", "Vanishing layers"}
 """Panels that may be empty here: no norm is far from its median."""
-MAY_BE_EMPTY = {"Export errors"}
-"""Panels without data of one rank alone: the error may be the other's."""
 
 pytestmark = pytest.mark.skipif(binary() is None, reason="there is no prometheus, neither built nor on the path")
 
@@ -92,9 +90,8 @@ def test_what_is_chosen_narrows_each_query(training: Trained) -> None:
     for target in targets():
         if target.panel in GPU_PANELS | OUTLIERS:
             continue
-        if target.panel not in MAY_BE_EMPTY:
-            series = until(partial(answer, training, target, job=JOB, run=RUN, rank="1"), bool)
-            assert {one["metric"].get("torch_rank", "1") for one in series} == {"1"}, target
+        series = until(partial(answer, training, target, job=JOB, run=RUN, rank="1"), bool)
+        assert {one["metric"].get("torch_rank", "1") for one in series} == {"1"}, target
         assert not answer(training, target, job="another"), target
         assert not answer(training, target, run="another") or target.panel == "Targets down", target
 
@@ -171,7 +168,7 @@ def test_a_span_leads_to_its_layer(training: Trained) -> None:
         assert chosen["run"] == RUN
         assert set(chosen) <= {one["name"] for one in made["templating"]["list"]}
         shown = [target for target in targets() if target.dashboard == made["title"]]
-        for target in (one for one in shown if one.panel not in GPU_PANELS | OUTLIERS | MAY_BE_EMPTY):
+        for target in (one for one in shown if one.panel not in GPU_PANELS | OUTLIERS):
             found = until(partial(answer, training, target, **chosen), bool)
             assert "module" not in chosen or {one["metric"].get("torch_module_path", "encoder") for one in found} == {
                 "encoder"

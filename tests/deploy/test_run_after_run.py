@@ -131,6 +131,22 @@ def test_a_line_of_norms_ends_in_nan(panel: str, tmp_path: Path) -> None:
     promtool(tmp_path, norms(ended=True), {f"count({expr})": []})
 
 
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+def test_a_run_without_export_errors_has_a_zero(tmp_path: Path) -> None:
+    """A run with an error has only that one; its first scrape may be the one with the error."""
+    (expr,) = (filled(target.expr, __rate_interval="5m") for target in targets() if target.panel == "Export errors")
+    processes = {
+        f'target_info{{job="train", instance="{run}", torch_run_id="{run}", torch_rank="0"}}': "1x80"
+        for run in ("healthy", "failing")
+    }
+    errors = {'torchotel_export_errors_total{job="train", instance="failing", error_type="503"}': "0+60x80"}
+    claims = {
+        f'sum by () (({expr}) and on (torch_run_id) target_info{{instance="{run}"}})': [value]
+        for run, value in (("healthy", 0), ("failing", 1))
+    }
+    promtool(tmp_path, processes | errors, {f"count({expr})": [2], **claims})
+
+
 def promtool(folder: Path, told: Mapping[str, str], claims: Mapping[str, Sequence[float]]) -> None:
     """Hold what expressions give against what is told of each minute."""
     case = {

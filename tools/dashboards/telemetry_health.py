@@ -6,10 +6,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import framed
 from tools.dashboards.panels import lines, number, stacked
-from tools.dashboards.queries import Query, by_run, grown, rate, series
+from tools.dashboards.queries import RUNS, Query, by_run, grown, rate, series
 from tools.dashboards.shared import overhead, overhead_now, steps_in_detail
 
 UID = "torchotel-telemetry"
+_EXPORT_ERRORS = by_run("sum", rate("torchotel_export_errors_total"), "error_type")
+_NO_ERRORS = f'label_replace(0 * {RUNS}, "error_type", "none", "", "")'
 _DROPPED = 'torchotel_outcome=~"dropped_.+"'
 
 
@@ -60,8 +62,9 @@ _TRACES = [
     lines(
         "Export errors",
         "cps",
-        "Failed attempts per second by error; each retry counts. `torchotel doctor` shows the cause.",
-        Query(by_run("sum", rate("torchotel_export_errors_total"), "error_type"), "{{torch_run_id}} {{error_type}}"),
+        "Failed attempts per second by error; each retry counts. A run without errors has the line `none`, at 0."
+        " `torchotel doctor` shows the cause.",
+        Query(f"{_EXPORT_ERRORS} or on (torch_run_id) {_NO_ERRORS}", "{{torch_run_id}} {{error_type}}"),
     ),
     overhead(),
     steps_in_detail(),
