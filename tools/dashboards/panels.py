@@ -29,8 +29,8 @@ _WIDTHS, _LEAST_WIDTH = {"module": 210, "type": 170}, 90
 _POINTS = 200
 """Resolution of queries over the whole range: one point per pixel would be too expensive with many ranks."""
 _SPARSE_MS = 300_000
-_LEAST_TOP = {"cps": 1, "percentunit": 0.01}
-"""Smallest maximum of an axis: otherwise Grafana draws zeros on an axis up to 100 c/s or 10,000 %."""
+_LEAST_TOP = {"/s": 1, "percentunit": 0.01}
+"""Smallest maximum of an axis by the end of its unit: otherwise Grafana draws zeros up to 100 steps/s or 10,000 %."""
 _BELOW_ALL = -1e9
 """Lower bound of the shown values of a heatmap. The default suits counts and hides negative values."""
 
@@ -60,6 +60,11 @@ class _Panel(Protocol):
 _Kind = TypeVar("_Kind", bound=_Panel)
 
 
+def per_second(noun: str) -> str:
+    """Return Grafana's unit for a count per second, such as 12 K steps/s."""
+    return f"count:{noun}/s"
+
+
 def lines(
     title: str,
     unit: str,
@@ -86,8 +91,10 @@ def lines(
     panel = panel.legend(_legend_beside() if many else _legend()).tooltip(_tooltip())
     panel = panel.mappings([_NAN]) if many else panel
     panel = panel.height(_MANY_HEIGHT if many else _HEIGHT).span_nulls(_SPARSE_MS if sparse else False)
-    if unit in _LEAST_TOP:
-        panel = panel.axis_soft_min(0).axis_soft_max(_LEAST_TOP[unit])
+    for end, top in _LEAST_TOP.items():
+        panel = panel.axis_soft_min(0).axis_soft_max(top) if unit.endswith(end) else panel
+    for name, query in zip(ascii_uppercase, queries, strict=False):
+        panel = panel.override_by_query(name, _unit(query.unit)) if query.unit else panel
     return panel.scale_distribution(_log_scale()) if log else panel
 
 

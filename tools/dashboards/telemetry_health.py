@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import framed
-from tools.dashboards.panels import lines, number, stacked
+from tools.dashboards.panels import lines, number, per_second, stacked
 from tools.dashboards.queries import RUNS, Query, by_run, grown, rate, series
 from tools.dashboards.shared import overhead, overhead_now, steps_in_detail
 
@@ -52,7 +52,7 @@ _GLANCE = [
 _TRACES = [
     stacked(
         "Spans by outcome",
-        "cps",
+        per_second("spans"),
         "Spans per second. `sampled_out`: decided by OTEL_TRACES_SAMPLER. `dropped_queue`: the worker is too slow."
         " `dropped_export`: the endpoint failed for too long.",
         Query(
@@ -61,7 +61,7 @@ _TRACES = [
     ),
     lines(
         "Export errors",
-        "cps",
+        per_second("errors"),
         "Failed attempts per second by error; each retry counts. A run without errors has the line `none`, at 0."
         " `torchotel doctor` shows the cause.",
         Query(f"{_EXPORT_ERRORS} or on (torch_run_id) {_NO_ERRORS}", "{{torch_run_id}} {{error_type}}"),

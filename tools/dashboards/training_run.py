@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import GPU, framed
-from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, stacked
+from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, per_second, stacked
 from tools.dashboards.queries import Query, by, by_run, grown, of_process, quantile, rate, series
 from tools.dashboards.shared import STEP_TIME, overhead, overhead_now, since_the_last_step, steps_in_detail
 
@@ -50,7 +50,7 @@ _GLANCE = [
     number("Step time", "s", "Mean duration of a step, now.", Query(by_run("avg", STEP_TIME))),
     number(
         "Samples per second",
-        "cps",
+        per_second("samples"),
         "Samples that the program logs with torchotel.log(samples=…), over all ranks.",
         Query(logged("torch_samples_total")),
     ),
@@ -122,17 +122,17 @@ _TIME = [
 _THROUGHPUT = [
     lines(
         "Steps per second",
-        "cps",
+        per_second("steps"),
         "The mean of the ranks.",
         Query(by_run("avg", _STEPS)),
         width=THIRD,
     ),
     lines(
         "Samples and tokens per second",
-        "cps",
+        per_second("samples"),
         "Samples and tokens that the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
         Query(logged("torch_samples_total"), "{{torch_run_id}} samples"),
-        Query(logged("torch_tokens_total"), "{{torch_run_id}} tokens"),
+        Query(logged("torch_tokens_total"), "{{torch_run_id}} tokens", unit=per_second("tokens")),
         width=THIRD,
     ),
     lines(
@@ -169,7 +169,7 @@ _LEARNING = [
     ),
     lines(
         "Steps gone NaN",
-        "cps",
+        per_second("steps"),
         "Checked steps per second with a NaN or infinite loss or gradient. With a GradScaler, a gradient overflows"
         " occasionally, and the GradScaler skips that step.",
         Query(
