@@ -123,7 +123,7 @@ def test_no_metric_goes_without_matchers() -> None:
 
 COUNTER = re.compile(r"\w+_(?:total|bucket|sum|count)\{")
 RATE = re.compile(r"rate\((\w+)\{[^}]*\}\[([^\]]+)\]\)")
-GROWTH = re.compile(r"increase\(\((.+?) \* on \(job, instance\) .+?\)\[([^\]]+)\]\)")
+GROWTH = re.compile(r"increase\(\((.+?) \* on \(job, instance\) .+?\)\[([^\]]+)\] @ end\(\)\)")
 
 
 def test_counters_are_seen_by_their_growth() -> None:
@@ -177,6 +177,13 @@ def test_what_is_counted_in_a_second_has_a_unit_that_says_so(made: dict[str, Any
     for panel in (one for one in panels(made) if one["type"] != "heatmap"):
         counted = all(COUNTED.fullmatch(query["expr"]) for query in panel["targets"])
         assert bool(PER_SECOND.fullmatch(panel["fieldConfig"]["defaults"]["unit"])) == counted, panel["title"]
+
+
+@each_dashboard
+def test_numbers_list_runs_in_one_order(made: dict[str, Any]) -> None:
+    """Prometheus sorts the series of a query over a range by their labels, and not those of an instant query."""
+    for panel in (one for one in panels(made) if one["type"] == "stat"):
+        assert not any(query.get("instant") for query in panel["targets"]), panel["title"]
 
 
 @each_dashboard

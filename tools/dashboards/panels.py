@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from tools.dashboards.queries import RANGE, Query
+from tools.dashboards.queries import Query
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 WHOLE, HALF, THIRD = 24, 12, 8
@@ -119,9 +119,8 @@ def number(title: str, unit: str, description: str, query: Query, **limits: floa
     # One line for each run: in columns, the names of four runs would have 6 px. There is no room for a line chart.
     panel = panel.orientation(common_models.VizOrientation.HORIZONTAL).graph_mode(common_models.BigValueGraphMode.NONE)
     panel = panel.text(common.VizTextDisplayOptions().title_size(_NAME_PX).value_size(_VALUE_PX))
-    target = _target("A", query)
-    target = target.instant() if RANGE in query.expr else target  # otherwise each point would sum up a whole range
-    panel = panel.targets([target]).thresholds(dashboard.ThresholdsConfig().steps(steps))
+    # Not instant: only the series of a query over a range are sorted, so that all panels list runs in the same order.
+    panel = panel.targets([_target("A", query)]).thresholds(dashboard.ThresholdsConfig().steps(steps))
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
 
 

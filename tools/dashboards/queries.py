@@ -2,8 +2,8 @@
 
 Series have no such labels, so a query selects the chosen runs and ranks by a join, and only the job is in every
 selector. One port serves several runs in turn, so queries over a long window join inside the window: otherwise a run
-would include the series of the previous run. Instant queries at the end of the range look back over the range, because
-the run may have ended.
+would include the series of the previous run. Queries of tables and numbers look back over the range, because the run
+may have ended; with `@ end()` Prometheus evaluates them once for all points.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def latest(how: str, expr: str, *labels: str) -> str:
 
 
 def _shown(expr: str, labels: Iterable[str]) -> str:
-    return f"{of_chosen(expr, *_of_process(labels))}[{RANGE}:$__interval]"
+    return f"{of_chosen(expr, *_of_process(labels))}[{RANGE}:$__interval] @ end()"
 
 
 def _each_run(how: str, expr: str, labels: Iterable[str]) -> str:
