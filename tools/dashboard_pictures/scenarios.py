@@ -23,7 +23,7 @@ _JOB = """
   - job_name: {name}
     file_sd_configs: [{{files: ["{folder}/*.json"], refresh_interval: 1s}}]
 """
-_LOGGED = {"Samples per second", "Loss", "Samples and tokens per second", "Logged values", "Loss by rank"}
+_LOGGED = {"Samples per second", "Loss", "Tokens per second", "Logged values", "Loss by rank"}
 
 
 class Run(NamedTuple):

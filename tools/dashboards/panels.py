@@ -93,8 +93,6 @@ def lines(
     panel = panel.height(_MANY_HEIGHT if many else _HEIGHT).span_nulls(_SPARSE_MS if sparse else False)
     for end, top in _LEAST_TOP.items():
         panel = panel.axis_soft_min(0).axis_soft_max(top) if unit.endswith(end) else panel
-    for name, query in zip(ascii_uppercase, queries, strict=False):
-        panel = panel.override_by_query(name, _unit(query.unit)) if query.unit else panel
     return panel.scale_distribution(_log_scale()) if log else panel
 
 

@@ -24,8 +24,6 @@ class Query(NamedTuple):
     expr: str
     legend: str = "{{torch_run_id}}"
     exemplars: bool = False
-    unit: str = ""
-    """Unit of these lines, if it is not that of the panel."""
 
 
 def series(metric: str, *matchers: str) -> str:

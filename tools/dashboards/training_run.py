@@ -125,22 +125,24 @@ _THROUGHPUT = [
         per_second("steps"),
         "The mean of the ranks.",
         Query(by_run("avg", _STEPS)),
-        width=THIRD,
     ),
     lines(
-        "Samples and tokens per second",
+        "Samples per second",
         per_second("samples"),
-        "Samples and tokens that the program logs with torchotel.log(samples=…, tokens=…), over all ranks.",
-        Query(logged("torch_samples_total"), "{{torch_run_id}} samples"),
-        Query(logged("torch_tokens_total"), "{{torch_run_id}} tokens", unit=per_second("tokens")),
-        width=THIRD,
+        "Samples that the program logs with torchotel.log(samples=…), over all ranks.",
+        Query(logged("torch_samples_total")),
+    ),
+    lines(
+        "Tokens per second",
+        per_second("tokens"),
+        "Tokens that the program logs with torchotel.log(tokens=…), over all ranks.",
+        Query(logged("torch_tokens_total")),
     ),
     lines(
         "Evaluation",
         "percentunit",
         "Share of time spent in evaluations: batches outside of any training step, such as validation and generation.",
         Query(by_run("avg", rate("torch_evaluation_time_seconds_total"))),
-        width=THIRD,
     ),
 ]
 _LEARNING = [
