@@ -47,9 +47,10 @@ def test_a_dashboard_is_readable(prometheus: Prometheus, tmp_path: Path) -> None
 
 @pytest.mark.real_server
 def test_what_is_not_readable_is_found(prometheus: Prometheus, tmp_path: Path) -> None:
-    """Labels with a unit, a cell and a title cut, a column out of view, small text, and a panel without data."""
+    """Labels with a unit, a cell, a title and a legend cut, a column out of view, small text, no data."""
     made = copy.deepcopy(dashboard(LAYERS))
-    table, graph = (panel for panel in made["panels"] if panel["title"] in {"Slowest layers", "Watched tensors"})
+    by_title = {panel["title"]: panel for panel in made["panels"]}
+    table, graph, low = (by_title[title] for title in ("Slowest layers", "Watched tensors", "Forward by layer"))
     number = next(
         panel for path in FILES for panel in dashboard(path)["panels"] if panel["title"] == "Since the last step"
     )
@@ -61,10 +62,11 @@ def test_what_is_not_readable_is_found(prometheus: Prometheus, tmp_path: Path) -
     rename(empty, "nothing")
     empty["targets"][0]["expr"] = 'vector(0) and on () target_info{job="none"}'
     del table["fieldConfig"]["overrides"]
-    made["panels"] = [table, cut, wide, small, empty]
+    made["panels"] = [table, cut, wide, small, empty, low]
     for number_of, panel in enumerate(made["panels"]):
         panel["id"], panel["gridPos"] = number_of, {"x": 0, "y": 8 * number_of, "w": 24, "h": 8}
     small["gridPos"]["w"] = 3
+    low["gridPos"]["h"] = 3
     board = tmp_path / "broken.json"
     board.write_text(json.dumps(made))
     problems = {(panel.strip(), problem) for panel, problem in found(prometheus, board, tmp_path)}
@@ -75,6 +77,7 @@ def test_what_is_not_readable_is_found(prometheus: Prometheus, tmp_path: Path) -
         (("small " * 40).strip(), "title cut"),
         (("small " * 40).strip(), "text too small"),
         ("nothing", "empty"),
+        ("Forward by layer", "legend cut"),
     }
     assert expected <= problems
 

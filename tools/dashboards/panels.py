@@ -19,10 +19,13 @@ from tools.dashboards.queries import Query
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 WHOLE, HALF, THIRD = 24, 12, 8
 """Widths of a panel."""
-_HEIGHT = 8
+_HEIGHT = 9
+"""Height of a panel. Grafana's legend below takes up to 35 % of it, which is four lines: with 8, it cuts the fourth."""
 _STAT_WIDTH, _STAT_HEIGHT = 6, 4
+_ROWS_HEIGHT = 16
 _NAME_PX, _VALUE_PX = 12, 18
-_MANY_HEIGHT = 10
+_MANY_HEIGHT = 12
+"""Height of a panel with a legend beside, whose head and 16 lines it shows; with 10, it cuts the fourteenth."""
 _LEGEND_WIDTH = 260
 _WIDTHS, _LEAST_WIDTH = {"module": 210, "type": 170}, 90
 """Pixels for the names of a layer and its class, and for other columns of a table, which share the rest."""
@@ -142,7 +145,7 @@ def rows(title: str, unit: str, description: str, query: Query, *, low: float, h
         low: Values up to this one have the first colour.
         high: Values from this one on have the last colour.
     """
-    panel = _framed(heatmap.Panel(), title, unit, description, WHOLE).height(2 * _HEIGHT)
+    panel = _framed(heatmap.Panel(), title, unit, description, WHOLE).height(_ROWS_HEIGHT)
     panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours().min(low).max(high))
     panel = panel.filter_values(heatmap.FilterValueRange().le(_BELOW_ALL))
     panel = panel.cell_values(heatmap.CellValues().unit(unit))

@@ -8,6 +8,8 @@ export interface Problem {
 }
 
 const SMALLEST_TEXT_PX = 10;
+const LEGEND = '[data-testid="data-testid viz-layout-legend"]';
+const AROUND_TEXT_PX = 4; // of a line of a legend, above and below the letters
 
 export function report(problem: Problem | { done: true }): void {
   console.error('REPORT ' + JSON.stringify(problem));
@@ -19,6 +21,7 @@ export function check(): void {
       ['empty', panel.querySelector('[data-empty]') ? ['no data'] : []],
       ['title cut', titles(panel).filter(isCut).map(textOf)],
       ['cells cut', cells(panel).filter(isCut).map(textOf)],
+      ['legend cut', legendItems(panel).filter(isCutByScrolling).map(textOf)],
       ['columns out of view', columnsOutOfView(panel)],
       ['text too small', smallTexts(panel)],
     ];
@@ -44,6 +47,7 @@ export function checkLabels(panel: string, frames: DataFrame[]): void {
 const all = (inside: HTMLElement, selector: string) => [...inside.querySelectorAll<HTMLElement>(selector)];
 const textOf = (element: HTMLElement) => element.innerText.trim();
 const titles = (panel: HTMLElement) => all(panel, 'h2, h6');
+const legendItems = (panel: HTMLElement) => all(panel, `${LEGEND} li, ${LEGEND} tr`);
 const cells = (panel: HTMLElement) => all(panel, '[role=gridcell], [role=columnheader]');
 
 /** Whether the text of an element is wider or higher than the element. */
@@ -53,6 +57,13 @@ function isCut(element: HTMLElement): boolean {
   const [text, box] = [range.getBoundingClientRect(), element.getBoundingClientRect()];
   const outside = text.left < box.left - 1 || text.right > box.right + 1 || text.bottom > box.bottom + 1;
   return textOf(element) !== '' && (outside || element.scrollWidth > element.clientWidth + 1);
+}
+
+/** Whether the lower edge of a legend that scrolls goes through a line. Lines below the edge are in view after scrolling. */
+function isCutByScrolling(item: HTMLElement): boolean {
+  const edge = item.closest(LEGEND)!.getBoundingClientRect().bottom;
+  const { top, bottom } = item.getBoundingClientRect();
+  return top + AROUND_TEXT_PX < edge && bottom - AROUND_TEXT_PX > edge;
 }
 
 function columnsOutOfView(panel: HTMLElement): string[] {
