@@ -11,12 +11,12 @@ import pytest
 import torch
 from support.recorded_runs import advice, recorded, train
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 import torchotel
 from torchotel.runs import open_run
 from torchotel.runs.html import Content, document, gather
-from torchotel.runs.html.advice import DATA_SHARE, HOOKS_S, ROOT_CALL_HOOKS_S, advise, after_warm_up, phase_shares
+from torchotel.runs.html.advice import HOOKS_S, ROOT_CALL_HOOKS_S, advise, after_warm_up, phase_shares
 from torchotel.runs.html.timeline_figure import section
 
 STEPS = 24
@@ -152,14 +152,6 @@ def test_one_share_of_a_phase_in_the_whole_page(tmp_path: Path) -> None:
     )
     (share,) = {re.findall(pattern, page)[0] for pattern in patterns}
     assert 50 < int(share) < 90
-
-
-def test_a_wait_of_microseconds_needs_no_worker(tmp_path: Path) -> None:
-    """Small steps on rows in memory: fetching is a fifth of the time, and a worker's queue would take longer."""
-    rows = TensorDataset(torch.ones(40, 8))
-    content = recorded(tmp_path, lambda: loop(nn.Linear(8, 1), (batch for (batch,) in DataLoader(rows))))
-    assert phase_shares(after_warm_up(content))["data"] > DATA_SHARE
-    assert advice(content, "Waiting for data takes") is None
 
 
 def test_a_wait_in_every_fourth_step(tmp_path: Path) -> None:
