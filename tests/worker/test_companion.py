@@ -115,6 +115,12 @@ def test_a_stopped_companion_delays_nothing_and_goes_on(tmp_path: Path) -> None:
     assert len(run.steps()) == 3 * STEPS
 
 
+def test_a_forked_child_holds_nothing_of_the_companions(tmp_path: Path) -> None:
+    """Neither the ring nor the connection, the port or the run file, which would outlive the training."""
+    run = Run("fork", tmp_path / "run")
+    assert run.lines == ["[]", f"{2 * STEPS} 0"], run.errors
+
+
 def test_the_companion_is_small_and_has_no_secrets_on_its_command_line(tmp_path: Path) -> None:
     run = Run("look", tmp_path / "run", OTEL_EXPORTER_OTLP_HEADERS="authorization=secret")
     command, libraries, session, _ = run.lines

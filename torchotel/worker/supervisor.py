@@ -98,13 +98,14 @@ class CompanionBackend(Backend):
         self._claims = Claims(folder)
         self._run_folder = None if folder is None else folder.path
         with ExitStack() as failed:
+            failed.callback(self._channel.close)
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
             self._claims = Claims(folder, claim_listener(config, resource, os.environ))
             self._port = None if self._claims.listener is None else self._claims.listener.port
             self._companion: Companion | None = self._start_companion()
-            undo.callback(self._kill)
             undo.push(failed.pop_all())
+            undo.callback(self._kill)
 
     @property
     def companion_pid(self) -> int | None:
@@ -160,10 +161,12 @@ class CompanionBackend(Backend):
         self._channel.close()
 
     def disable_after_fork(self) -> None:
-        """Close the copies of the channel in a forked child."""
+        """Close the copies of the channel, the port and the run file in a forked child."""
         companion, self._companion = self._companion, None
         if companion is not None:
             companion.disable_after_fork()
+            self._close_claims()
+            self._channel.close()
 
     def discard_run_file(self, *, only_empty: bool = False) -> None:
         """Remove the run file, which must be empty, or only if it is."""
