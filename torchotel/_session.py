@@ -90,7 +90,7 @@ class Session:
             if exporters is None and reason is None:
                 try:
                     return CompanionBackend(self._config, self._resource, versions, ours, undo)
-                except OSError as error:
+                except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                     reason = f"the companion process cannot be started ({error})"
             if reason is not None:
                 _logger.warning("worker=process is ignored: %s. A thread builds and exports the spans", reason)

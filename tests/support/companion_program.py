@@ -40,6 +40,22 @@ def claimed(fd: Path) -> str:
     return target if own else ""
 
 
+def fork() -> None:
+    """Print what a forked child has of torchotel."""
+    if os.fork() == 0:
+        say(sorted(set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))))
+        os._exit(0)
+    os.wait()
+
+
+def look(pid: int) -> None:
+    """Print what the system shows of the companion."""
+    process = Path(f"/proc/{pid}")
+    say((process / "cmdline").read_text().replace("\0", " "))
+    say([name in (process / "maps").read_text() for name in ("libtorch", "_multiarray_umath")])
+    say(os.getsid(pid) == pid, os.getpriority(os.PRIO_PROCESS, pid))
+
+
 def kill_companion(pid: int) -> None:
     """Kill the companion, and wait until another one has taken its place."""
     os.kill(pid, signal.SIGKILL)
@@ -48,7 +64,7 @@ def kill_companion(pid: int) -> None:
         pass
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901  # one branch for each case
     """Train, let it happen, and train on."""
     folder, endpoint, what = sys.argv[1:]
     handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint, detail="all")
@@ -87,16 +103,10 @@ def main() -> None:
         os.kill(pid, signal.SIGCONT)
         say(complete, handle.flush())
     elif what == "fork":
-        if os.fork() == 0:
-            say(sorted(set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))))
-            os._exit(0)
-        os.wait()
+        fork()
     elif what == "look":
         handle.flush()
-        process = Path(f"/proc/{pid}")
-        say((process / "cmdline").read_text().replace("\0", " "))
-        say([name in (process / "maps").read_text() for name in ("libtorch", "_multiarray_umath")])
-        say(os.getsid(pid) == pid, os.getpriority(os.PRIO_PROCESS, pid))
+        look(pid)
     train()
     handle.shutdown()
     stats = handle.stats()

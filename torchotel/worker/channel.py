@@ -18,9 +18,8 @@ from typing import Any, Final
 
 _HEADER: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"torchot1"
-_POSITION: Final = struct.Struct("<Q")
-_HEAD, _TAIL = 64, 128
-"""Where the numbers of bytes that were sent and received stand, each in a cache line of its own."""
+_HEAD, _TAIL = 8, 16
+"""Where the counts of sent and received bytes are, in units of 8 bytes: each has its own cache line."""
 _DATA: Final = 192
 _LENGTH: Final = struct.Struct("<I")
 
@@ -44,6 +43,8 @@ class Sender:
         os.ftruncate(self.fd, _DATA + capacity)
         self._ring = mmap.mmap(self.fd, _DATA + capacity)
         _HEADER.pack_into(self._ring, 0, _MAGIC, capacity)
+        # Unlike `struct.pack_into`, which writes zeros first, this stores a position at once.
+        self._positions = memoryview(self._ring)[:_DATA].cast("Q")
         self._capacity, self._head = capacity, 0
         # Its release is also the memory barrier between the bytes of a message and the position behind them.
         self._lock = threading.Lock()
@@ -51,27 +52,27 @@ class Sender:
     def send(self, message: bytes) -> bool:
         """Put a message into the ring; return False if it does not fit."""
         size = _LENGTH.size + len(message)
-        (tail,) = _POSITION.unpack_from(self._ring, _TAIL)
+        tail = self._positions[_TAIL]
         if self._head + size - tail > self._capacity:
             return False
         with self._lock:
             _copy_in(self._ring, self._head, _LENGTH.pack(len(message)) + message)
         self._head += size
-        _POSITION.pack_into(self._ring, _HEAD, self._head)
+        self._positions[_HEAD] = self._head
         return True
 
     def clear(self) -> None:
         """Drop the messages that wait; only while no process receives."""
-        _POSITION.pack_into(self._ring, _TAIL, self._head)
+        self._positions[_TAIL] = self._head
 
     @property
     def waiting(self) -> int:
         """How many bytes wait to be received."""
-        (tail,) = _POSITION.unpack_from(self._ring, _TAIL)
-        return self._head - int(tail)
+        return self._head - self._positions[_TAIL]
 
     def close(self) -> None:
         """Release the memory of this process."""
+        self._positions.release()
         self._ring.close()
         os.close(self.fd)
 
@@ -91,7 +92,8 @@ class Receiver:
         magic, self._capacity = _HEADER.unpack_from(self._ring, 0)
         if magic != _MAGIC or self._capacity != len(self._ring) - _DATA:
             raise ChannelError("no ring of this version")
-        (self._tail,) = _POSITION.unpack_from(self._ring, _TAIL)
+        self._positions = memoryview(self._ring)[:_DATA].cast("Q")
+        self._tail = self._positions[_TAIL]
 
     def receive(self) -> bytes | None:
         """Take the oldest message; return None if none waits.
@@ -99,8 +101,7 @@ class Receiver:
         Raises:
             ChannelError: A length cannot be right.
         """
-        (head,) = _POSITION.unpack_from(self._ring, _HEAD)
-        waiting = head - self._tail
+        waiting = self._positions[_HEAD] - self._tail
         if not waiting:
             return None
         if not _LENGTH.size <= waiting <= self._capacity:
@@ -112,7 +113,7 @@ class Receiver:
             raise ChannelError(problem)
         message = _copy_out(self._ring, self._tail + _LENGTH.size, length)
         self._tail += _LENGTH.size + length
-        _POSITION.pack_into(self._ring, _TAIL, self._tail)
+        self._positions[_TAIL] = self._tail
         return message
 
 
@@ -142,7 +143,9 @@ class Connection:
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Wait for a message; return an empty one after `timeout_s` seconds, None if the other process has ended."""
         try:
-            if not select.select([self._socket], [], [], timeout_s)[0]:
+            poll = select.poll()  # `select` refuses descriptors from 1024 on
+            poll.register(self._socket, select.POLLIN)
+            if not poll.poll(None if timeout_s is None else timeout_s * 1000):
                 return {}
             packet = self._socket.recv(MAX_PACKET)
         except (OSError, ValueError):  # closed by this process

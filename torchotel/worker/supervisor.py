@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -33,6 +34,8 @@ from torchotel.worker.record_codec import RecordEncoder, RunStart
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
 
+WAKE_BYTES = CHANNEL_BYTES // 8
+"""Records that wait when the companion is woken before its interval."""
 ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
 EXIT_S = 1.0
@@ -80,8 +83,10 @@ class CompanionBackend(Backend):
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard, self._warn = Guard("the channel to the companion", limit=1000), Warn()
         self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
-        # Reentrant: a signal handler may end a step while a record is sent.
+        # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
         self._lock = threading.RLock()
+        self._unsent: deque[Recordable | RunStart] = deque()
+        self._is_sending = False
         self._spans_sent = self._spans_dropped = 0
         """Estimates, as those of a full buffer: the spans are not built yet."""
         self._dropped_by_flush = 0
@@ -127,17 +132,12 @@ class CompanionBackend(Backend):
 
     def begin(self) -> None:
         """Send identity and model, which are final from the first record on."""
-        with self._lock:
-            self._start = RunStart(self._resource.identity, self._links.model())
-            self._channel.send(self._encoder.encode_start(self._start))
+        self._start = RunStart(self._resource.identity, self._links.model())
+        self._send_in_order(self._start)
 
     def append(self, record: Recordable) -> None:
         """Send a record; if the channel is full or broken, drop it and count its spans."""
-        with self._lock:
-            if self._guard.guarded(self._send)(record):
-                self._spans_sent += record.span_estimate()
-            else:
-                self._spans_dropped += record.span_estimate()
+        self._send_in_order(record)
 
     def flush(self, timeout_s: float) -> bool:
         """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
@@ -190,6 +190,26 @@ class CompanionBackend(Backend):
         counts["overhead_ratio"] = self._links.overhead_ratio()
         return counts
 
+    def _send_in_order(self, item: Recordable | RunStart) -> None:
+        with self._lock:
+            self._unsent.append(item)
+            if self._is_sending:  # this is a signal handler
+                return
+            self._is_sending = True
+            try:
+                while self._unsent:
+                    self._send_or_drop(self._unsent.popleft())
+            finally:
+                self._is_sending = False
+
+    def _send_or_drop(self, item: Recordable | RunStart) -> None:
+        if isinstance(item, RunStart):
+            self._channel.send(self._encoder.encode_start(item))
+        elif self._guard.guarded(self._send)(item):
+            self._spans_sent += item.span_estimate()
+        else:
+            self._spans_dropped += item.span_estimate()
+
     def _send(self, pending: Recordable) -> bool:
         record = pending.record()
         if isinstance(record, StepRecord) and record.kind == "step":
@@ -197,17 +217,19 @@ class CompanionBackend(Backend):
         companion = self._companion
         if companion is None or not companion.alive:
             return False
+        waited = self._channel.waiting
         if not self._channel.send(self._encoder.encode(record)):
             self._warn(BEHIND)
             return False
         self._encoder.confirm()
-        if self._channel.waiting > CHANNEL_BYTES // 8:
+        if waited <= WAKE_BYTES < self._channel.waiting:
             companion.wake()
         return True
 
     def _ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
         """Send a request and return the answer; None if there is none in time."""
-        answer = None if self._companion is None else self._companion.ask(what, timeout_s, **details)
+        companion = self._companion
+        answer = None if companion is None else companion.ask(what, float(timeout_s), **details)
         if answer is not None:
             self._counts = answer["counts"]
         return answer
@@ -235,7 +257,7 @@ class CompanionBackend(Backend):
                 self._companion = self._start_companion()
                 _logger.warning(RESTARTED, exit_code, lost)
                 return
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             _logger.warning("The companion process cannot be started again: %s", error)
         _logger.error(ENDED, exit_code)
 
@@ -343,7 +365,8 @@ class Companion:
         self._process.kill()
         self._process.wait()
         self._connection.shut_down()
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join(EXIT_S)  # a log handler of the program may block it
         self._connection.close()
 
     def disable_after_fork(self) -> None:
@@ -377,6 +400,7 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
         "the program has its own registry": config.prometheus_registry is not None,
         "the console exporter writes to this process's output": config.traces_exporter == "console",
         "this process may be a launcher or a child of multiprocessing": deferred,
+        "this interpreter cannot be started again": getattr(sys, "frozen", False) or not sys.executable,
         "this system has no memory files": not hasattr(os, "memfd_create"),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
