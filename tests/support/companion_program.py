@@ -40,22 +40,6 @@ def claimed(fd: Path) -> str:
     return target if own else ""
 
 
-def fork() -> None:
-    """Print what a forked child has of torchotel."""
-    if os.fork() == 0:
-        say(sorted(set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))))
-        os._exit(0)
-    os.wait()
-
-
-def look(pid: int) -> None:
-    """Print what the system shows of the companion."""
-    process = Path(f"/proc/{pid}")
-    say((process / "cmdline").read_text().replace("\0", " "))
-    say([name in (process / "maps").read_text() for name in ("libtorch", "_multiarray_umath")])
-    say(os.getsid(pid) == pid, os.getpriority(os.PRIO_PROCESS, pid))
-
-
 def kill_companion(pid: int) -> None:
     """Kill the companion, and wait until another one has taken its place."""
     os.kill(pid, signal.SIGKILL)
@@ -64,52 +48,89 @@ def kill_companion(pid: int) -> None:
         pass
 
 
-def main() -> None:  # noqa: C901  # one branch for each case
+class Program:
+    """The training, and what can happen in it.
+
+    Args:
+        folder: The folder of the run file.
+        endpoint: The OTLP endpoint.
+    """
+
+    def __init__(self, folder: str, endpoint: str) -> None:
+        self.handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint, detail="all")
+        self._net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        self._optimizer = torch.optim.SGD(self._net.parameters(), 0.1)
+        self.happenings = {
+            "nothing": lambda: None,
+            "kill me": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "exec": self._become_another_program,
+            "kill the companion": self._kill_the_companion,
+            "kill both companions": self._kill_both_companions,
+            "stop the companion": self._stop_the_companion,
+            "fork": self._fork,
+            "look": self._look,
+        }
+
+    def train(self) -> None:
+        """Train some steps."""
+        for _ in range(STEPS):
+            self._net(torch.ones(2, 4)).square().mean().backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def _become_another_program(self) -> None:
+        words = [sys.executable, "-c", "print('another program')"]
+        os.execv(sys.executable, words)  # noqa: S606  # no shell is wanted: this interpreter replaces the training
+
+    def _kill_the_companion(self) -> None:
+        self.handle.flush()
+        kill_companion(companion())
+        self.train()
+        self.handle.flush()
+
+    def _kill_both_companions(self) -> None:
+        self.handle.flush()
+        kill_companion(companion())
+        os.kill(companion(), signal.SIGKILL)
+        while self.handle.flush(1):
+            pass
+
+    def _stop_the_companion(self) -> None:
+        pid = companion()
+        os.kill(pid, signal.SIGSTOP)
+        self.train()
+        complete = self.handle.flush(0.2)
+        os.kill(pid, signal.SIGCONT)
+        say(complete, self.handle.flush())
+
+    def _fork(self) -> None:
+        """Print what a forked child has of torchotel."""
+        if os.fork() == 0:
+            say(sorted(set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))))
+            os._exit(0)
+        os.wait()
+
+    def _look(self) -> None:
+        """Print what the system shows of the companion."""
+        self.handle.flush()
+        pid = companion()
+        process = Path(f"/proc/{pid}")
+        say((process / "cmdline").read_text().replace("\0", " "))
+        say([name in (process / "maps").read_text() for name in ("libtorch", "_multiarray_umath")])
+        say(os.getsid(pid) == pid, os.getpriority(os.PRIO_PROCESS, pid))
+
+
+def main() -> None:
     """Train, let it happen, and train on."""
     folder, endpoint, what = sys.argv[1:]
-    handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint, detail="all")
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-
-    def train() -> None:
-        for _ in range(STEPS):
-            net(torch.ones(2, 4)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    train()
-    pid = companion()
-    say(pid)
+    program = Program(folder, endpoint)
+    program.train()
+    say(companion())
     sys.stdin.readline()
-    if what == "kill me":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "exec":
-        os.execv(sys.executable, [sys.executable, "-c", "print('another program')"])  # noqa: S606  # the case
-    elif what == "kill the companion":
-        handle.flush()
-        kill_companion(pid)
-        train()
-        handle.flush()
-    elif what == "kill both companions":
-        handle.flush()
-        kill_companion(pid)
-        os.kill(companion(), signal.SIGKILL)
-        while handle.flush(1):
-            pass
-    elif what == "stop the companion":
-        os.kill(pid, signal.SIGSTOP)
-        train()
-        complete = handle.flush(0.2)
-        os.kill(pid, signal.SIGCONT)
-        say(complete, handle.flush())
-    elif what == "fork":
-        fork()
-    elif what == "look":
-        handle.flush()
-        look(pid)
-    train()
-    handle.shutdown()
-    stats = handle.stats()
+    program.happenings[what]()
+    program.train()
+    program.handle.shutdown()
+    stats = program.handle.stats()
     say(stats["steps"], stats["spans_recorded"] - stats["spans_exported"] - stats["spans_dropped"])
 
 
