@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from opentelemetry.context import get_current
 from torch.utils.data import get_worker_info
 
 from torchotel import _semconv as names
@@ -118,7 +117,6 @@ class Session:
             baggage=current_baggage,
             start_span=self._backend.id_source.start,
             make_current=attach_proxy,
-            context=get_current,
             warn=Warn(),
             on_first=self._guard.guarded(self._begin),
         )

@@ -1,4 +1,4 @@
-"""Hundreds of forwards before one backward, without detail: what is no longer asked of each of them still counts."""
+"""Hundreds of forwards before one backward, without detail: only the first ones of an episode are observed."""
 
 import threading
 
@@ -6,10 +6,14 @@ import pytest
 import torch
 from opentelemetry.sdk.trace import TracerProvider
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from torchotel._records import StepRecord
+from torchotel.capture.step_detector import EPISODE_FORWARDS
 from torchotel.testing import Captured, capture
 
 ROWS = torch.ones(2, 4)
+EPISODE = 20  # forwards: more than are observed
 
 
 class Net(nn.Module):
@@ -34,7 +38,11 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, losses: list[torch
 def _train(model: nn.Module, *, steps: int = 2, forwards: int = 5) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(steps):
-        _step(model, optimizer, [model(ROWS).sum() for _ in range(forwards)])
+        _train_once(model, optimizer, forwards)
+
+
+def _train_once(model: nn.Module, optimizer: torch.optim.Optimizer, forwards: int) -> None:
+    _step(model, optimizer, [model(ROWS).sum() for _ in range(forwards)])
 
 
 def _phases(captured: Captured) -> list[list[str]]:
@@ -214,3 +222,110 @@ def test_hooks_of_an_evaluation_elsewhere_go_with_the_next_forward(monkeypatch: 
         losses.append(model(ROWS).sum())
         assert not recorder.hooks.all_in
         torch.stack(losses).sum().backward()
+
+
+class Watched(Net):
+    """Counts its calls that a hook of torchotel observes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed = 0
+
+    def forward(self, rows: torch.Tensor, depth: int = 0) -> torch.Tensor:
+        self.observed += len(self._forward_hooks)
+        return super().forward(rows, depth)
+
+
+def test_after_an_episode_only_the_first_forwards_of_the_next_one_are_observed() -> None:
+    """The first episode is observed as a whole: only its backward shows that it is one."""
+    model = Watched()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    observed = []
+    with capture(detail="off") as captured:
+        for forwards in (EPISODE, EPISODE, EPISODE, 5, EPISODE):
+            model.observed = 0
+            _train_once(model, optimizer, forwards)
+            observed.append(model.observed)
+    assert observed == [EPISODE, EPISODE_FORWARDS, EPISODE_FORWARDS, 5, EPISODE]
+    assert _phases(captured) == [WHOLE] * 5
+    assert captured.evaluations == []
+
+
+def test_a_validation_after_an_episode_is_told_apart() -> None:
+    """The optimizer's step comes between them; a fetch would, too."""
+    model = Net()
+    with capture(detail="off") as captured:
+        for _ in range(3):
+            _train(model, forwards=EPISODE)
+            with torch.no_grad():
+                model(ROWS)
+            for (batch,) in DataLoader(TensorDataset(ROWS)):
+                with torch.no_grad():
+                    model(batch)
+    assert _phases(captured) == [WHOLE] * 6
+    assert len(captured.evaluations) == 3 * 3
+
+
+def test_a_network_without_gradients_in_each_move_of_an_episode_is_observed() -> None:
+    """As the target network of Q-learning is."""
+    model, target = Net(), Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with capture(detail="off") as captured:
+        _train(model, forwards=EPISODE)
+        losses = []
+        for _ in range(EPISODE):
+            losses.append(model(ROWS).sum())
+            with torch.no_grad():
+                target(ROWS)
+        _step(model, optimizer, losses)
+    assert _phases(captured) == [WHOLE] * 3
+    assert captured.evaluations == []
+
+
+def test_a_backward_inside_each_forward_of_an_episode_is_part_of_the_forward() -> None:
+    """An unobserved forward could not tell."""
+
+    class Penalised(Net):
+        def forward(self, rows: torch.Tensor, depth: int = 0) -> torch.Tensor:
+            rows = rows.clone().requires_grad_()
+            out = super().forward(rows, depth)
+            (gradient,) = torch.autograd.grad(out.sum(), rows, create_graph=True)
+            return out + gradient
+
+    model = Penalised()
+    with capture(detail="off") as captured:
+        _train(model, steps=3, forwards=EPISODE)
+    assert len(captured.steps) == 3
+    assert captured.evaluations == []
+
+
+def test_norms_of_a_model_that_runs_late_in_an_episode_are_read() -> None:
+    """All forwards are observed while norms are read on steps without detail."""
+    actor, critic = Net(), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*actor.parameters(), *critic.parameters()], lr=0.01)
+    with capture(detail="off", gradient_norms=True) as captured:
+        for _ in range(3):
+            losses = [actor(ROWS).sum() for _ in range(EPISODE)]
+            _step(actor, optimizer, [*losses, critic(ROWS).sum()])
+    steps = [record for record in captured.records if isinstance(record, StepRecord)]
+    norms = [record.gradients for record in steps]
+    assert [{owner.path for owner, _ in known.modules} for known in norms if known] == [{"layer", "Linear"}] * 3
+
+
+def test_forwards_of_another_thread_amid_episodes_are_observed() -> None:
+    """Its first one, between two events of the training thread, is."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def serve() -> None:
+        with torch.no_grad():
+            model(ROWS)
+
+    with capture(detail="off") as captured:
+        for _ in range(3):
+            _train_once(model, optimizer, EPISODE)
+            thread = threading.Thread(target=serve)
+            thread.start()
+            thread.join()
+    assert _phases(captured) == [WHOLE] * 3
+    assert len(captured.evaluations) == 3

@@ -203,22 +203,17 @@ class ModuleHooks:
         self._wanted = self._armed = False
         self._apply()
 
-    def watch_exit(self, thread: ThreadState, module: Module, call: int | None, *, alone: bool = False) -> bool:
+    def watch_exit(self, thread: ThreadState, module: Module, call: int | None) -> bool:
         """Put a hook on the module of a root call to see the call's end; return False for a module that takes no hook.
 
         Args:
             thread: The calling thread's state.
             module: The module of the root call.
             call: Identifies the call.
-            alone: Whether no other thread runs forwards: the one-shot pre-hook is removed, as by `disarm`.
         """
         if not ENDS_ARE_SEEN or isinstance(module, UNHOOKED):
             return False
         with self._lock:
-            if alone:
-                self._armed = False
-                if self._pre_hook.hook is self._root_start:
-                    self._pre_hook.remove()
             thread.exit_watch.module, thread.exit_watch.call = weakref.ref(module), call
             see_end(module, self._exit_id, self._exit)
         return True

@@ -46,7 +46,6 @@ class Capture:
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
         start_span: Fixes the ids of a span that is asked for while it runs.
         make_current: Attaches a span to the context.
-        context: Returns the program's context: another object if it has changed.
         clock: The clock of devices; None: CUDA's.
         warn: Logs a warning once; None: a new `Warn`.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
@@ -64,7 +63,6 @@ class Capture:
         baggage: Callable[[], Baggage | None] = lambda: None,
         start_span: StartSpan | None = None,
         make_current: MakeCurrent | None = None,
-        context: Callable[[], object] = object,
         clock: Clock | None = None,
         warn: Warn | None = None,
         on_first: Callable[[], None] = lambda: None,
@@ -92,21 +90,21 @@ class Capture:
         self.active_spans = ActiveSpans(
             start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault
         )
-        self._make_forward_hooks(calls, context)
+        self._make_forward_hooks(calls)
         self._make_event_hooks()
 
-    def _make_forward_hooks(self, calls: ModuleCallRecorder, context: Callable[[], object]) -> None:
+    def _make_forward_hooks(self, calls: ModuleCallRecorder) -> None:
         self.root_calls = RootCalls(
             self.threads,
             calls,
             self.hooks,
             self.registry,
             self.active_spans,
+            self.gradients,
             self.device_marks,
             self.switch,
             self.output.numbers,
             self.detail,
-            context,
             self.warn,
             self.uninstall,
         )

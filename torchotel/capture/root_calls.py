@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torchotel.capture.active_span import ActiveSpans
     from torchotel.capture.autograd_hooks import RecordingSwitch
     from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.gradient_norms import Gradients
     from torchotel.capture.hook_manager import ModuleHooks
     from torchotel.capture.module_calls import ModuleCallRecorder
     from torchotel.capture.thread_state import Threads, ThreadState
@@ -97,13 +98,11 @@ MANY_CALLS = (
 class RootCall:
     """The root call that runs on one thread."""
 
-    __slots__ = ("dropped_from", "has_run", "in_forward", "is_recomputation", "is_repeated", "owner")
+    __slots__ = ("dropped_from", "has_run", "in_forward", "is_recomputation", "owner")
 
     def __init__(self) -> None:
         self.in_forward = False
         """Whether a forward of the thread's own step or evaluation runs."""
-        self.is_repeated = False
-        """Whether the forward only adds to the open segment: nothing but its end is recorded."""
         self.is_recomputation = False
         self.dropped_from: int | None = None
         """The index of the first call that is not to be kept, such as those of transforms inside a fetch."""
@@ -127,11 +126,11 @@ class RootCalls:
         hooks: Which hooks are in.
         registry: Names of modules.
         active_spans: Attaches the step to the program's context.
+        gradients: Takes gradient norms.
         device_marks: Marks on the clocks of devices.
         switch: Counts the calls that are left out.
         numbers: How many steps and evaluations were recorded.
         detail: Which steps and evaluations are recorded in detail.
-        context: Returns the program's context: another object if it has changed.
         warn: Logs a warning once.
         in_data_worker: Called when a DataLoader's worker process runs a forward, which is not recorded.
     """
@@ -143,11 +142,11 @@ class RootCalls:
         hooks: ModuleHooks,
         registry: ModuleRegistry,
         active_spans: ActiveSpans,
+        gradients: Gradients,
         device_marks: DeviceMarks,
         switch: RecordingSwitch,
         numbers: Mapping[str, int],
         detail: Detail,
-        context: Callable[[], object],
         warn: Warn,
         in_data_worker: Callable[[], None],
     ) -> None:
@@ -159,7 +158,7 @@ class RootCalls:
             active_spans,
         )
         self._device_marks, self._switch, self._numbers, self._detail = device_marks, switch, numbers, detail
-        self._context, self._warn, self._in_data_worker = context, warn, in_data_worker
+        self._gradients, self._warn, self._in_data_worker = gradients, warn, in_data_worker
         self.model: ModelInfo | None = None
         """The model of the first root call."""
 
@@ -205,8 +204,6 @@ class RootCalls:
         """
         if thread.root.in_forward or is_generated(module) or is_traced():
             return False  # inside a root call or region that is not recorded
-        if watch and not self._hooks.all_in and self._enter_repeated(thread, module):
-            return False
         self.remove_exit_hook(thread)
         if graph_task() != -1 or thread.events.in_fetch or is_replica(module):
             return self._enter_for_another(thread, module)
@@ -242,35 +239,6 @@ class RootCalls:
             self._warn(MANY_CALLS, MAX_STEP_CALLS)
         return True
 
-    def _enter_repeated(self, thread: ThreadState, module: Module) -> bool:
-        """Begin a forward that only adds to the open segment, without the step detector; return whether it does.
-
-        An episode of reinforcement learning has thousands of them. The module has run in this segment with gradients
-        on and in training mode, and the program's context has not changed.
-        """
-        segment = thread.step_detector.forwarding
-        if (
-            segment is None
-            or segment.detailed is not False
-            or (known := segment.models.get(id(module))) is None
-            or known() is not module
-            or id(module) in segment.evaluated
-            or not (is_training(module) and torch.is_grad_enabled())
-            or segment.context is not self._context()
-            or thread.exit_watch.module is not None
-            or thread.events.in_fetch
-            or graph_task() != -1
-        ):
-            return False
-        alone = bool(module._modules) and thread.events.trains and len(self._threads.forwarding) == 1
-        if not self._hooks.watch_exit(thread, module, innermost_call(), alone=alone):
-            return False
-        thread.root.in_forward = thread.root.is_repeated = True
-        segment.forwards += 1
-        segment.forwards_with_grad += 1
-        segment.forward_end_ns = segment.end_ns = perf_counter_ns()
-        return True
-
     def _enter_replica(self, thread: ThreadState, replica: Module) -> bool:
         """Record a replica's call for the thread whose forward waits for it; return whether it is recorded."""
         joined = join_waiting_forward(thread, replica, list(self._threads.all), self._registry)
@@ -291,7 +259,6 @@ class RootCalls:
         thread.root.in_forward = thread.root.has_run = True
         self._device_marks.check_running()
         self._active_spans.enter(thread, segment, forward=True)
-        segment.context = self._context()
         forwarding = self._threads.forwarding
         forwarding.add(thread)
         if len(forwarding) == 1 and (thread.events.trains or _is_alone()):
@@ -312,11 +279,6 @@ class RootCalls:
         forward = root.in_forward
         if forward and len(self._threads.all) > 1:
             self._end_replicas(thread, now_ns)
-        if root.is_repeated:
-            root.is_repeated = root.in_forward = False
-            detector.forward_ends(now_ns, error)
-            self._hooks.arm()
-            return
         if root.dropped_from is not None:
             if not thread.events.in_fetch:
                 self._switch.calls_dropped += len(calls.records) - root.dropped_from
@@ -332,7 +294,21 @@ class RootCalls:
                 self._active_spans.leave_step(thread)
                 if not self._detail.always:
                     self._hooks.release(thread)  # a server's thread may be idle for long
+            if self._is_episode(thread):
+                return
         self._hooks.arm()
+
+    def _is_episode(self, thread: ThreadState) -> bool:
+        """Return whether further forwards of the thread may be left unobserved, until its next other event.
+
+        In reinforcement learning hundreds of small forwards come before a backward, and seeing one costs 20 µs. They
+        are observed if norms are to be read, which needs all models, and if another thread runs forwards.
+        """
+        return (
+            thread.step_detector.is_episode
+            and len(self._threads.forwarding) == 1
+            and not (self._hooks.all_in or self._gradients.beyond_detail)
+        )
 
     def _end_replicas(self, thread: ThreadState, now_ns: int) -> None:
         """Close the interrupted calls of replicas: their threads have no further event, and keep tensors alive."""

@@ -13,6 +13,7 @@ from torchotel.capture.step_segment import Identity, StepSegment, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
 MAX_FORWARDS = 1 << 16  # of a segment on a thread that never trained: it serves, and an evaluation is handed over
+EPISODE_FORWARDS = 8  # before a backward: after so many, further ones before the next backward are not observed
 MAX_FETCHES = 1024  # kept of a segment that only fetches
 IN_BACKWARD = "in backward"  # stands for all optimizers that step inside a backward
 
@@ -31,6 +32,7 @@ class StepDetector:
         """Optimizers' steps that have begun and not ended, each with its kind, start, segment and phase index."""
         self._stepped_in_backward = False
         self._backwards = self._most_backwards = 0  # since the last optimizer step; the most so far
+        self._has_episodes = False  # so many forwards came before the last backward
         self._optimizer_seen = False
         self._tuned: set[int] = set()  # `id()`s of models that ran in evaluation mode before a backward
         self._ahead: StepSegment | None = None
@@ -123,6 +125,7 @@ class StepDetector:
             segment.forward_ends(now_ns)
             segment.backwards += 1
             segment.trained = True
+            self._has_episodes = segment.forwards >= EPISODE_FORWARDS
             if segment.evaluated:
                 self._tuned |= segment.evaluated
         self._running.append((segment, len(segment.phases)))
@@ -279,12 +282,16 @@ class StepDetector:
         return self._assembler.open or (self._assembler.segments[-1] if self._assembler.segments else None)
 
     @property
-    def forwarding(self) -> StepSegment | None:
-        """The open segment while a further forward with gradients only adds to it: it has only run forwards so far."""
+    def is_episode(self) -> bool:
+        """Whether the open segment has run so many forwards with gradients, and nothing else, as one that trained."""
         segment = self._assembler.open
-        if segment is None or segment.forward_start_ns is None or segment.trained or segment.error or self.stepping:
-            return None
-        return segment if segment.forwards % MAX_FORWARDS else None
+        return (
+            self._has_episodes
+            and segment is not None
+            and EPISODE_FORWARDS <= segment.forwards == segment.forwards_with_grad
+            and not (segment.trained or segment.evaluated or segment.error or self.stepping)
+            and all(phase.kind == "data" for phase in segment.phases)  # no backward inside a forward
+        )
 
     def current(self, fetch_start_ns: int | None) -> tuple[Identity, int] | None:
         """Return the identity and the start of the current step or evaluation; None if there is none.

@@ -98,8 +98,6 @@ class StepSegment:
     """The `id()`s of outermost modules that ran in evaluation mode with gradients on."""
     models: dict[int, weakref.ref[Module]] = field(default_factory=dict)
     """The outermost modules that ran with gradients on, by `id()`."""
-    context: object = None
-    """The program's context in the last forward."""
     forward_start_ns: int | None = None
     forward_end_ns: int = 0
     error: Error | None = None
