@@ -95,7 +95,7 @@ NO_CLOCK = 0
 class ModuleCall(NamedTuple):
     """One module call, recorded when it ends: children come before their parents."""
 
-    site: CallSignature
+    signature: CallSignature
     start_ns: int
     end_ns: int
     starts: Slots
@@ -251,7 +251,7 @@ class StepRecord:
     """Whether a forward ran in training mode."""
     phases: Sequence[Phase] = ()
     calls: Sequence[ModuleCall] = ()
-    stamps: Sequence[NodeTimestamp] = ()
+    timestamps: Sequence[NodeTimestamp] = ()
     registrations: Sequence[Registration] = ()
     error: Error | None = None
     identity: SpanReference | None = None
@@ -285,7 +285,7 @@ class StepRecord:
 
     def span_estimate(self) -> int:
         """Estimate the number of spans of this record before they are built."""
-        return 1 + len(self.phases) + len(self.calls) + len(self.stamps) // 2
+        return 1 + len(self.phases) + len(self.calls) + len(self.timestamps) // 2
 
     def record(self) -> "StepRecord":
         """Return itself."""

@@ -124,4 +124,4 @@ def test_a_graph_that_outlives_us() -> None:
     for _ in range(5):
         loss.backward(retain_graph=True)
     (thread,) = capture.threads.all
-    assert (len(thread.calls.backward.log.stamps), thread.calls.device_log.drain(), clock.made) == (0, None, made)
+    assert (len(thread.calls.backward.log.timestamps), thread.calls.device_log.drain(), clock.made) == (0, None, made)

@@ -94,7 +94,7 @@ def values(found: Metrics, instrument: Instrument) -> dict[tuple[str, ...], floa
     return dict(found.points(instrument))
 
 
-def site(path: str) -> CallSignature:
+def signature(path: str) -> CallSignature:
     return CallSignature(
         module=ModuleInfo("Net", path, "Linear", 0, 1),
         input_shapes=None,
@@ -147,7 +147,7 @@ def test_an_evaluation_stands_for_those_that_it_folded() -> None:
 
 def test_device_times_are_of_what_was_timed_on_a_device() -> None:
     """Two calls add up, none at all is no series, and a time of 0 is one."""
-    calls = [call(site(path)) for path in ("conv", "conv", "view", "host")]
+    calls = [call(signature(path)) for path in ("conv", "conv", "view", "host")]
     step = unit(detailed=True, calls=calls)
     timed = replace(CallTreeBuilder(GilYielder()).build(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
     found = metrics()
@@ -161,9 +161,9 @@ def test_device_times_are_of_what_was_timed_on_a_device() -> None:
 
 def test_calls_are_counted_forward_and_backward() -> None:
     """Include and exclude are for spans; what is inside a compiled region shows nothing of itself."""
-    inner, outer = site("inner"), site("outer")
+    inner, outer = signature("inner"), signature("outer")
     step = unit(detailed=True, calls=[call(inner, 10, MS, 1, 1), call(outer, 0, 2 * MS, 2, 2)])
-    step.stamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
+    step.timestamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
     found = metrics(module_histograms=True)
     found.add(step, CallTreeBuilder(GilYielder()).build(step), None)
     keys = {("Net", path, "Linear", way) for path in ("inner", "outer") for way in ("forward", "backward")}
@@ -178,7 +178,7 @@ def test_calls_of_all_steps_are_added_up() -> None:
     """By labels: a model that is built again goes on where the one before it ended, whoever has read meanwhile."""
     found = metrics()
     for number in range(6):
-        calls = [call(site("again")), call(site("again"))] if number % 2 else [call(site("again"))]
+        calls = [call(signature("again")), call(signature("again"))] if number % 2 else [call(signature("again"))]
         found.add(unit(number), CallTree(calls, 0, [-1] * 2, [False] * 2, [None] * 2, []), None)
         if number == 3:
             assert values(found, table.MODULE_CALLS) == {("Net", "again", "Linear", "forward"): 6}
@@ -189,7 +189,7 @@ def test_calls_of_all_steps_are_added_up() -> None:
 def test_hidden_calls_are_left_out() -> None:
     """A compiled region is one call."""
     found = metrics()
-    calls = [call(site("inside")), call(site("region"))]
+    calls = [call(signature("inside")), call(signature("region"))]
     found.add(unit(), CallTree(calls, 0, [1, -1], [True, False], [None, None], []), None)
     assert list(values(found, table.MODULE_CALLS)) == [("Net", "region", "Linear", "forward")]
 
@@ -244,7 +244,7 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Modules that come and go don't fill the memory."""
     found = metrics(module_histograms=True)
     for number in range(MAX_METRIC_MODULES + 50):
-        calls = [call(site(f"made.{number}")), call(site(f"more.{number}"))]
+        calls = [call(signature(f"made.{number}")), call(signature(f"more.{number}"))]
         found.add(unit(number), CallTree(calls, 0, [-1, -1], [False, False], [None, None], []), None)
     assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_METRIC_MODULES
     assert len(found.histograms(table.MODULE_DURATION)) == 2 * MAX_METRIC_MODULES

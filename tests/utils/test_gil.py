@@ -26,25 +26,25 @@ def chain(modules: int, backwards: int = 1) -> StepRecord:
     infos.append(ModuleInfo("Net", "Net", "Net", 0, 0))
     nothing = None, None, None, None, None, None
     shared = CallSignature(infos[0], *nothing, device="cpu", training=True, grad_enabled=True, compiled=False)
-    sites = [replace(shared, module=info) for info in infos]
+    signatures = [replace(shared, module=info) for info in infos]
     calls = [
-        ModuleCall(site, 10_000 * number, 10_000 * number + 9000, 2 * number + 1, 2 * number + 2, None)
-        for number, site in enumerate(sites)
+        ModuleCall(signature, 10_000 * number, 10_000 * number + 9000, 2 * number + 1, 2 * number + 2, None)
+        for number, signature in enumerate(signatures)
     ]
     forward_end_ns = 10_000 * (modules + 1)
     calls[-1] = calls[-1]._replace(start_ns=0, end_ns=forward_end_ns)
     slots = [slot for call in reversed(calls) for slot in (call.starts, call.ends)]
-    stamps = [
+    timestamps = [
         (slot, forward_end_ns + 5000 * (order + len(slots) * task), task)
         for task in range(backwards)
         for order, slot in enumerate(slots)
         if isinstance(slot, int)
     ]
-    end_ns = stamps[-1][1] + 1
+    end_ns = timestamps[-1][1] + 1
     phases = (Phase("forward", 0, forward_end_ns), Phase("backward", forward_end_ns, end_ns))
     norms = GradientNorms(1.0, tuple((info, 1.0) for info in infos))
     unit = StepRecord("step", 0, 0, end_ns, unix_offset_ns=0, thread=1, detailed=True)
-    unit.phases, unit.calls, unit.stamps, unit.gradients = phases, calls, stamps, norms
+    unit.phases, unit.calls, unit.timestamps, unit.gradients = phases, calls, timestamps, norms
     return unit
 
 
@@ -69,7 +69,7 @@ def lines_between_rests(unit: StepRecord, max_spans: int | None) -> list[int]:
         metrics.add(unit, timed, ROOT)
         encoder.encode(limiter.apply(builder.build(unit, timed, ROOT, {})))
 
-    work()  # what is kept by site of call is made here
+    work()  # what is kept for each signature is made here
     counts[:] = [0]
     before = sys.gettrace()
     sys.settrace(count)

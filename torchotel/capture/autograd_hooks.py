@@ -74,17 +74,17 @@ class TimestampLog:
     """
 
     def __init__(self, switch: RecordingSwitch, fault: Callable[[], None]) -> None:
-        self.stamps: list[NodeTimestamp] = []
+        self.timestamps: list[NodeTimestamp] = []
         self._switch, self.fault = switch, fault
 
     def add(self, slot: int, path: NodePath | None, on_device: DeviceTimestamp | None) -> None:
         """Append the current time; if it is that of the path's probe, no in-place operation replaced the node."""
         if not self._switch.open:
             return
-        if len(self.stamps) >= MAX_STEP_TIMESTAMPS:
+        if len(self.timestamps) >= MAX_STEP_TIMESTAMPS:
             self._switch.timestamps_dropped += 1
             return
-        self.stamps.append((slot, perf_counter_ns(), graph_task()))
+        self.timestamps.append((slot, perf_counter_ns(), graph_task()))
         if path is not None and path.probe_slot == slot:
             path.probe_slot, path.no_inplace_seen = None, True
         if on_device is not None:

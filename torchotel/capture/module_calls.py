@@ -108,16 +108,20 @@ class CallStack:
 
     def drain_into(self, segment: StepSegment) -> None:
         """Move the records since the last segment into the segment that ends."""
-        stamps = self.backward.log.stamps
+        timestamps = self.backward.log.timestamps
         device_times = self.device_log.drain()
         if segment.detailed:
-            segment.calls, segment.stamps, segment.device_times = self.records.copy(), stamps.copy(), device_times
+            segment.calls, segment.timestamps, segment.device_times = (
+                self.records.copy(),
+                timestamps.copy(),
+                device_times,
+            )
         elif device_times is not None:
             device_times.drop()
         if self.records:
             self.records.clear()
-        if stamps:
-            stamps.clear()
+        if timestamps:
+            timestamps.clear()
 
 
 def _with_lane(call: ModuleCall, lane: int) -> ModuleCall:

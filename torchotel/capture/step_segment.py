@@ -111,7 +111,7 @@ class StepSegment:
     """Whether a backward added to the gradients of parameters, as `torch.autograd.grad` does not."""
     phases: list[Phase] = field(default_factory=list)
     calls: Sequence[ModuleCall] = ()
-    stamps: Sequence[NodeTimestamp] = ()
+    timestamps: Sequence[NodeTimestamp] = ()
     registrations: Sequence[Registration] = ()
     logged: Logged = field(default_factory=Logged)
     learning_rate: LogValue | AsyncReadback | None = None
@@ -203,7 +203,7 @@ def build_record(
         training=first.trains,
         phases=tuple(first.phases) if kind != "data" else (),  # there the root is the fetch
         calls=first.calls,
-        stamps=first.stamps,
+        timestamps=first.timestamps,
         registrations=first.registrations,
         error=first.error,
         identity=identity,
@@ -224,7 +224,7 @@ def _join_lists(record: StepRecord, segments: Sequence[StepSegment]) -> None:
     """Set the record's lists from those of several segments; there may be hundreds of them."""
     record.phases = [phase for segment in segments for phase in segment.phases]
     record.calls = [call for segment in segments for call in segment.calls]
-    record.stamps = [stamp for segment in segments for stamp in segment.stamps]
+    record.timestamps = [timestamp for segment in segments for timestamp in segment.timestamps]
     record.registrations = [registration for segment in segments for registration in segment.registrations]
 
 

@@ -77,10 +77,10 @@ class ModuleTimes:
         for index in yielder(range(tree.first_own, len(calls))):
             if not hidden[index]:
                 call = calls[index]
-                _add(forward_sums, call.site.module, call.end_ns - call.start_ns, tree.device_ns.get(index))
+                _add(forward_sums, call.signature.module, call.end_ns - call.start_ns, tree.device_ns.get(index))
         for backward in yielder(tree.backwards):
             if not hidden[backward.call]:
-                module, duration_ns = calls[backward.call].site.module, backward.end_ns - backward.start_ns
+                module, duration_ns = calls[backward.call].signature.module, backward.end_ns - backward.start_ns
                 _add(backward_sums, module, duration_ns, backward.device_ns)
         if len(forward_sums) + len(backward_sums) > 2 * MAX_METRIC_MODULES:
             self.fold_into_counters(aggregations)
@@ -278,7 +278,7 @@ class Metrics:
         lengths = [(index, 0, tree.calls[index].end_ns - tree.calls[index].start_ns) for index in own]
         lengths += [(backward.call, 1, backward.end_ns - backward.start_ns) for backward in tree.backwards]
         for index, direction, duration_ns in self._yielder(lengths):
-            labels = self._labels[tree.calls[index].site.module][direction]
+            labels = self._labels[tree.calls[index].signature.module][direction]
             room = self._aggregations.has_room(table.MODULE_DURATION, labels, 2 * MAX_METRIC_MODULES)
             if room and not tree.hidden[index]:
                 self._aggregations.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)

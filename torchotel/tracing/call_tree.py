@@ -86,14 +86,14 @@ class CallTreeBuilder:
 
     def build(self, record: StepRecord) -> CallTree:
         """Return the call tree of a record."""
-        stamps = _own_timestamps(record)
-        if not record.calls and not stamps:
+        timestamps = _own_timestamps(record)
+        if not record.calls and not timestamps:
             return _EMPTY
         yielder = self._yielder
-        earlier = self._earlier_calls(record, stamps)
+        earlier = self._earlier_calls(record, timestamps)
         calls = [*earlier, *record.calls]
         parents = _find_parents(earlier, record.calls, yielder)
-        backwards = backward_calls(calls, parents, record.phases, stamps, yielder)
+        backwards = backward_calls(calls, parents, record.phases, timestamps, yielder)
         return CallTree(
             calls,
             len(earlier),
@@ -104,10 +104,10 @@ class CallTreeBuilder:
             _set_device_times(calls, backwards, record.device_times, yielder),
         )
 
-    def _earlier_calls(self, record: StepRecord, stamps: Sequence[NodeTimestamp]) -> list[ModuleCall]:
+    def _earlier_calls(self, record: StepRecord, timestamps: Sequence[NodeTimestamp]) -> list[ModuleCall]:
         """Return the calls of earlier steps if the record's backward ran through them, and keep the record's calls."""
         earlier = self._earlier.setdefault(record.thread, [])
-        found = [call for calls in earlier for call in calls] if _reaches_back(record.calls, stamps) else []
+        found = [call for calls in earlier for call in calls] if _reaches_back(record.calls, timestamps) else []
         earlier.append(record.calls)
         del earlier[:-MAX_EARLIER_STEPS]
         return found
@@ -134,15 +134,15 @@ def enclosing_calls(calls: Sequence[ModuleCall], yielder: GilYielder) -> list[in
 def call_indices(calls: Sequence[ModuleCall], yielder: GilYielder) -> list[int | None]:
     """Number the calls of each module that ran more than once by their start; recomputation does not count."""
     indices: list[int | None] = [None] * len(calls)
-    if len({call.site.module for call in yielder(calls)}) == len(calls):
+    if len({call.signature.module for call in yielder(calls)}) == len(calls):
         return indices  # no module ran twice
-    counts = Counter(call.site.module for call in yielder(calls) if not _is_recomputed(call))
+    counts = Counter(call.signature.module for call in yielder(calls) if not _is_recomputed(call))
     numbered = [
-        i for i in yielder(range(len(calls))) if counts[calls[i].site.module] > 1 and not _is_recomputed(calls[i])
+        i for i in yielder(range(len(calls))) if counts[calls[i].signature.module] > 1 and not _is_recomputed(calls[i])
     ]
     seen: Counter[object] = Counter()
     for index in yielder(sorted(numbered, key=lambda i: calls[i].start_ns)):
-        module = calls[index].site.module
+        module = calls[index].signature.module
         indices[index] = seen[module]
         seen[module] += 1
     return indices
@@ -163,7 +163,7 @@ def _find_hidden(calls: Sequence[ModuleCall], parents: Sequence[int], yielder: G
     hidden = [False] * len(calls)
     for index in yielder(range(len(calls) - 1, -1, -1)):  # parents first
         parent = parents[index]
-        hidden[index] = parent >= 0 and (hidden[parent] or calls[parent].site.compiled)
+        hidden[index] = parent >= 0 and (hidden[parent] or calls[parent].signature.compiled)
     return hidden
 
 
@@ -172,19 +172,19 @@ def _own_timestamps(record: StepRecord) -> Sequence[NodeTimestamp]:
 
     The graph of a forward on one thread may run backward in the step of another thread.
     """
-    if record.stamps and record.stamps[-1][1] > record.end_ns:
-        return [stamp for stamp in record.stamps if stamp[1] <= record.end_ns]
-    return record.stamps
+    if record.timestamps and record.timestamps[-1][1] > record.end_ns:
+        return [timestamp for timestamp in record.timestamps if timestamp[1] <= record.end_ns]
+    return record.timestamps
 
 
-def _reaches_back(calls: Sequence[ModuleCall], stamps: Sequence[NodeTimestamp]) -> bool:
+def _reaches_back(calls: Sequence[ModuleCall], timestamps: Sequence[NodeTimestamp]) -> bool:
     """Return whether a backward ran through calls of an earlier step, whose slots are lower than those of `calls`."""
-    if not stamps:
+    if not timestamps:
         return False
     for call in calls:  # slots only grow, and the first call to end has the lowest
         own = [min(slots) if isinstance(slots, tuple) else slots for slots in (call.starts, call.ends) if slots != ()]
         if own:
-            return min(stamps)[0] < min(own)
+            return min(timestamps)[0] < min(own)
     return True
 
 
@@ -192,7 +192,7 @@ def backward_calls(
     calls: Sequence[ModuleCall],
     parents: Sequence[int],
     phases: Sequence[Phase],
-    stamps: Sequence[NodeTimestamp],
+    timestamps: Sequence[NodeTimestamp],
     yielder: GilYielder,
 ) -> list[BackwardCall]:
     """Return the backward of each call in each run of the engine, parents first and siblings by their start.
@@ -201,10 +201,10 @@ def backward_calls(
         calls: Children before parents.
         parents: Index of each call's enclosing call, -1 if there is none.
         phases: The phases of the step; the backward phases bound the runs.
-        stamps: In the order in which they were written.
+        timestamps: In the order in which they were written.
         yielder: Iterates over calls.
     """
-    tasks = graph_tasks(stamps)
+    tasks = graph_tasks(timestamps)
     found: list[BackwardCall] = []
     for (number, task), candidates in zip(
         tasks.items(), _find_candidates(calls, list(tasks.values()), yielder), strict=True
@@ -231,10 +231,10 @@ def latest(times_ns: Mapping[int, int], slots: Slots) -> int | None:
     return max((times_ns[slot] for slot in slots if slot in times_ns), default=None)
 
 
-def graph_tasks(stamps: Sequence[NodeTimestamp]) -> dict[int, GraphTask]:
+def graph_tasks(timestamps: Sequence[NodeTimestamp]) -> dict[int, GraphTask]:
     """Group timestamps by the graph task that wrote them."""
     tasks: dict[int, GraphTask] = {}
-    for number, group in groupby(stamps, key=itemgetter(2)):
+    for number, group in groupby(timestamps, key=itemgetter(2)):
         task = tasks.setdefault(number, GraphTask({}, {}, []))
         slots, times_ns, _ = zip(*group, strict=True)
         task.first = dict(zip(reversed(slots), reversed(times_ns), strict=True)) | task.first
@@ -364,7 +364,7 @@ def _set_device_times(
 def time_on_device(
     backwards: Sequence[BackwardCall],
     calls: Sequence[ModuleCall],
-    stamps: Sequence[NodeTimestamp],
+    timestamps: Sequence[NodeTimestamp],
     yielder: GilYielder,
 ) -> None:
     """Set the durations of backwards by one device's clock; a container includes its children.
@@ -372,10 +372,10 @@ def time_on_device(
     Args:
         backwards: Parents before children.
         calls: The calls that the indices in `backwards` are of.
-        stamps: In the order in which they were written, by one clock.
+        timestamps: In the order in which they were written, by one clock.
         yielder: Iterates over backwards.
     """
-    tasks = graph_tasks(stamps)
+    tasks = graph_tasks(timestamps)
     children: dict[int, list[Bounds]] = {}  # by `id()` of the parent
     for backward in yielder(backwards[::-1]):
         task = tasks.get(backward.task)

@@ -61,18 +61,18 @@ class BlindSpotDiagnostics:
             return
         if record.thread not in self._forward_seen and (record.detailed or "forward" not in kinds):
             self._check_forward(record)
-        if any(call.site.transformed for call in record.calls):
+        if any(call.signature.transformed for call in record.calls):
             self._check_backwards(tree)
 
     def _check_included(self, step: StepRecord) -> None:
         # The modules of a compiled region have no calls.
-        self._included = any(call.site.compiled or self._includes(call.site.module) for call in step.calls)
+        self._included = any(call.signature.compiled or self._includes(call.signature.module) for call in step.calls)
         self._steps_not_included += not self._included
         if self._steps_not_included == MIN_STEPS_NOT_INCLUDED:
-            self._warn(NOT_INCLUDED, step.calls[0].site.module)
+            self._warn(NOT_INCLUDED, step.calls[0].signature.module)
 
     def _check_forward(self, step: StepRecord) -> None:
-        if any(call.site.module.holds_parameters for call in step.calls):
+        if any(call.signature.module.holds_parameters for call in step.calls):
             self._forward_seen.add(step.thread)
             return
         number = self._steps_without_forward[step.thread] = self._steps_without_forward.get(step.thread, 0) + 1
@@ -83,9 +83,9 @@ class BlindSpotDiagnostics:
         """Find calls inside a transform whose enclosing call has a backward while they have none."""
         with_backward = {backward.call for backward in tree.backwards}
         for index in range(tree.first_own, len(tree.calls)):
-            site, outer = tree.calls[index].site, tree.parents[index]
-            if site.transformed and index not in with_backward and (outer < 0 or outer in with_backward):
-                self._warn(TRANSFORMED, site.module)
+            signature, outer = tree.calls[index].signature, tree.parents[index]
+            if signature.transformed and index not in with_backward and (outer < 0 or outer in with_backward):
+                self._warn(TRANSFORMED, signature.module)
 
 
 def find_nonfinite(record: StepRecord, tree: CallTree) -> tuple[str, ...]:
@@ -107,6 +107,6 @@ def _ends(tree: CallTree) -> dict[ModuleInfo, int]:
     """Return the end of each module's first backward; the start would order a container before its layers."""
     ends: dict[ModuleInfo, int] = {}
     for backward in tree.backwards:
-        module = tree.calls[backward.call].site.module
+        module = tree.calls[backward.call].signature.module
         ends[module] = min(backward.end_ns, ends.get(module, backward.end_ns))
     return ends

@@ -58,7 +58,7 @@ class EvaluationFold:
     def _fold(self, span: SpanKey, record: StepRecord) -> None:
         folded = self._folded.get(span)
         if folded is None:
-            folded = replace(record, phases=[], calls=[], stamps=[], registrations=[], device_times=[])
+            folded = replace(record, phases=[], calls=[], timestamps=[], registrations=[], device_times=[])
             folded.detailed, folded.reason = False, None
             self._folded[span] = folded
         folded.end_ns = max(folded.end_ns, record.end_ns + record.unix_offset_ns - folded.unix_offset_ns)

@@ -241,11 +241,11 @@ def _add_phases(nodes: TraceNodes, record: StepRecord, templates: Templates) -> 
 def _find_templates(tree: CallTree, templates: Templates, yielder: GilYielder) -> Sequence[Directions | None]:
     """Return the templates of each call; None if the call gets no span."""
     calls, hidden, of_shown = tree.calls, tree.hidden, templates.of_shown
-    shown = [None if hidden[index] else of_shown(calls[index].site) for index in yielder(range(len(calls)))]
+    shown = [None if hidden[index] else of_shown(calls[index].signature) for index in yielder(range(len(calls)))]
     for index in yielder(range(len(calls))):
         note = calls[index].note
         if note is not None and note.span_id and shown[index] is None:
-            shown[index] = templates.of_any(calls[index].site)  # it is the parent of a user span
+            shown[index] = templates.of_any(calls[index].signature)  # it is the parent of a user span
     return shown
 
 

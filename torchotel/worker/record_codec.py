@@ -92,10 +92,10 @@ class RecordEncoder:
         values["phases"] = [_phase(phase) for phase in record.phases]
         number = self._signature_number
         values["calls"] = [
-            (number(site), start_ns, end_ns, starts, ends, _note(note), device_slot)
-            for site, start_ns, end_ns, starts, ends, note, device_slot in record.calls
+            (number(signature), start_ns, end_ns, starts, ends, _note(note), device_slot)
+            for signature, start_ns, end_ns, starts, ends, note, device_slot in record.calls
         ]
-        values["stamps"] = list(record.stamps)
+        values["timestamps"] = list(record.timestamps)
         values["registrations"] = [tuple(registration) for registration in record.registrations]
         values["values"] = _plain_values(record.values)
         if record.gradients is not None:
