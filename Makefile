@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PAGE := tools/dashboard_pictures
-.PHONY: setup test demo lint bench fidelity docs dashboards dashboard-pictures backends clean
+.PHONY: setup test demo lint bench gpu fidelity docs dashboards dashboard-pictures backends clean
 .DELETE_ON_ERROR:
 # Tests start many programs, which share compiled files.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,6 +33,11 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# On a machine with CUDA, ten minutes: the tests that need it, device times, synchronisations, memory and cost. docs/gpu.md
+# is written from it. Without CUDA, a tiny model shows that it runs.
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # Compare every model with and without torchotel bit for bit: ten minutes on two cores. ARGS="swin" selects by name.
 fidelity: $(READY)

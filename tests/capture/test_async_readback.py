@@ -180,6 +180,7 @@ def test_memory_where_there_is_no_device() -> None:
     assert not torch.cuda.is_initialized()
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
 def test_on_a_device() -> None:
     """A number comes from a real device without a wait, and its memory is counted."""

@@ -270,6 +270,7 @@ def test_no_tensor_is_kept(clock: DeviceClock) -> None:
     found.end()
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no device")
 def test_on_a_device() -> None:
     """A real device's times are those of its work, not of the host's asking: no wait, no sync."""

@@ -309,6 +309,7 @@ def test_a_thread_of_the_programs_own_is_an_evaluation() -> None:
     assert all(len(evaluation.children) == 1 for evaluation in captured.evaluations)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: one makes no replicas")
 def test_replicas_on_devices() -> None:
     """PyTorch's own DataParallel: each replica's spans say their device."""

@@ -1,4 +1,4 @@
-"""What only a GPU can show: captured graphs, and scaled losses whose overflow is found on the device."""
+"""What only a GPU can show: captured graphs, compiled kernels, and losses whose overflow the device finds."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from torchotel.testing import capture
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 Program = Callable[[nn.Module, Tensor], list[Tensor]]
 
@@ -46,6 +46,13 @@ def graphed_callable(model: nn.Module, x: Tensor) -> list[Tensor]:
     return scaled(model, x, enabled=False)
 
 
+def compiled(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Train a model that Inductor has compiled."""
+    torch.compiler.reset()
+    model.compile()
+    return scaled(model, x, enabled=False)
+
+
 def scaled(model: nn.Module, x: Tensor, *, enabled: bool = True) -> list[Tensor]:
     """Train in half precision, by a fused optimizer that is told on the device to skip the second step."""
     optimizer, scaler = torch.optim.Adam(model.parameters(), 0.1, fused=True), torch.amp.GradScaler(enabled=enabled)
@@ -61,7 +68,7 @@ def scaled(model: nn.Module, x: Tensor, *, enabled: bool = True) -> list[Tensor]
     return losses
 
 
-@pytest.mark.parametrize("program", [graph_of_a_step, graphed_callable, scaled])
+@pytest.mark.parametrize("program", [graph_of_a_step, graphed_callable, compiled, scaled])
 @pytest.mark.parametrize("detail", ["all", "off"])
 def test_programs_of_a_device(program: Program, detail: str) -> None:
     """Losses and parameters are bit for bit what they are without torchotel, and no error of ours is caught."""

@@ -47,6 +47,17 @@ def test_prints_a_figure_of_every_part(tmp_path: Path) -> None:
         assert target.column in found[part][row], target
 
 
+@pytest.mark.program
+def test_the_measurements_for_a_gpu_run_on_the_cpu() -> None:
+    """On a tiny model, and no page is written."""
+    done = commands.python("-m", "benchmarks.gpu", "--no-tests", "--seconds", "0", cwd=ROOT, CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stderr) == (0, "")
+    for title in ("cost of a step", "synchronisations of 5 steps", "device times beside torch.profiler's"):
+        assert f"### a tiny model: {title}\n" in done.stdout
+    assert "| forwards | 13.0 |" in done.stdout
+    assert "no page was written" in done.stdout
+
+
 def _numbers(value: Any) -> Iterator[float]:
     for one in value.values():
         if isinstance(one, dict):
