@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import torchotel
 from torchotel._records import StepRecord
 from torchotel.capture.step_detector import EPISODE_FORWARDS
 from torchotel.testing import Captured, capture
@@ -264,6 +265,20 @@ def test_a_validation_after_an_episode_is_told_apart() -> None:
                     model(batch)
     assert _phases(captured) == [WHOLE] * 6
     assert len(captured.evaluations) == 3 * 3
+
+
+def test_an_explicit_step_after_unobserved_forwards_begins_with_its_own_first_forward() -> None:
+    """Forwards of a rollout that is not trained on come before it."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with capture(detail="off") as captured:
+        for _ in range(3):
+            for _ in range(EPISODE):
+                model(ROWS)
+            with torchotel.step():
+                _train_once(model, optimizer, EPISODE)
+    assert _phases(captured) == [WHOLE] * 3
+    assert len(captured.evaluations) == 3
 
 
 def test_a_network_without_gradients_in_each_move_of_an_episode_is_observed() -> None:

@@ -230,6 +230,7 @@ class Capture:
         if self.switch.open and thread.explicit_steps == 1:  # a nested step is part of the outer one
             self.root_calls.close_interrupted(thread)
             self.active_spans.enter(thread, thread.step_detector.step_begins(perf_counter_ns()))
+            self.hooks.arm()
 
     def step_ends(self, exception: BaseException | None) -> None:
         """Close the explicit step."""
