@@ -3,6 +3,7 @@
 import os
 import random
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -36,6 +37,20 @@ def test_a_full_ring_takes_no_part_of_a_message(ring: tuple[Sender, Receiver]) -
     assert receiver.receive() is None
     assert sender.send(b"y" * 100)
     assert receiver.receive() == b"y" * 100
+
+
+def test_a_receiver_stops_at_the_message_that_was_the_last_when_it_began(ring: tuple[Sender, Receiver]) -> None:
+    """Otherwise a receiver of records as fast as its sender would never answer a request."""
+    sender, receiver = ring
+    for number in range(3):
+        sender.send(b"%d" % number)
+    received = []
+    for message in receiver.receive_waiting():
+        received.append(message)
+        sender.send(b"later")
+        assert len(received) <= 3
+    assert received == [b"0", b"1", b"2"]
+    assert list(receiver.receive_waiting()) == [b"later"] * 3
 
 
 def test_a_message_as_large_as_the_ring_fits(ring: tuple[Sender, Receiver]) -> None:
@@ -74,6 +89,25 @@ def test_a_connection_never_blocks_the_sender() -> None:
     while theirs.receive(0) == {"text": "x" * 1000}:
         received += 1
     assert received == sent > 0
+
+
+def test_a_connection_waits_for_room_if_it_may() -> None:
+    ours, theirs = map(Connection, socket_pair())
+    while ours.send(text="x" * 1000):
+        pass
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(ours.send, 60.0, text="last")
+        while theirs.receive(60) != {"text": "last"}:
+            pass
+        assert sent.result()
+
+
+def test_a_connection_that_waits_for_room_ends_with_the_other_process() -> None:
+    ours, theirs = map(Connection, socket_pair())
+    while ours.send(text="x" * 1000):
+        pass
+    theirs.close()
+    assert not ours.send(60.0, text="last")
 
 
 def test_a_connection_ends_with_the_other_process() -> None:

@@ -13,6 +13,8 @@ import select
 import socket
 import struct
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -95,6 +97,16 @@ class Receiver:
         self._positions = memoryview(self._ring)[:_DATA].cast("Q")
         self._tail = self._positions[_TAIL]
 
+    def receive_waiting(self) -> Iterator[bytes]:
+        """Take the messages that wait at the first step of the iteration; later messages wait for the next call.
+
+        Raises:
+            ChannelError: A length cannot be right.
+        """
+        head = self._positions[_HEAD]
+        while self._tail < head and (message := self.receive()) is not None:
+            yield message
+
     def receive(self) -> bytes | None:
         """Take the oldest message; return None if none waits.
 
@@ -118,8 +130,6 @@ class Receiver:
 
 
 MAX_PACKET = 1 << 20
-WAKE: Final = b"{}"
-"""A packet without a request: records wait in the ring."""
 
 
 class Connection:
@@ -132,20 +142,29 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
-    def send(self, **message: object) -> bool:
-        """Send a message; return False if the other process has ended, or has not read for long."""
-        return self._send(json.dumps(message).encode())
+    def send(self, wait_s: float = 0.0, /, **message: object) -> bool:
+        """Send a message; return False if the other process has ended, or the socket is full for `wait_s` seconds."""
+        packet, deadline_s = json.dumps(message).encode(), time.monotonic() + wait_s
+        try:
+            while True:
+                try:
+                    self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                except BlockingIOError:
+                    if not self._wait_for(select.POLLOUT, deadline_s - time.monotonic()):
+                        return False
+                else:
+                    return True
+        except (OSError, ValueError):  # ValueError: closed by this process
+            return False
 
     def wake(self) -> None:
-        """Send `WAKE`."""
-        self._send(WAKE)
+        """Send a packet without a request: records wait in the ring."""
+        self.send()
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """Wait for a message; return an empty one after `timeout_s` seconds, None if the other process has ended."""
         try:
-            poll = select.poll()  # `select` refuses descriptors from 1024 on
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(None if timeout_s is None else timeout_s * 1000):
+            if not self._wait_for(select.POLLIN, timeout_s):
                 return {}
             packet = self._socket.recv(MAX_PACKET)
         except (OSError, ValueError):  # closed by this process
@@ -161,12 +180,11 @@ class Connection:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _send(self, packet: bytes) -> bool:
-        try:
-            self._socket.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:
-            return False
-        return True
+    def _wait_for(self, event: int, timeout_s: float | None) -> bool:
+        """Wait for room or a packet; return False on timeout."""
+        poll = select.poll()  # `select` refuses descriptors from 1024 on
+        poll.register(self._socket, event)
+        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

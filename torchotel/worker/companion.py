@@ -85,7 +85,7 @@ class CompanionProcess:
                 self._guard.guarded(self._answer)(request)
 
     def _empty_channel(self) -> None:
-        while (message := self._channel.receive()) is not None:
+        for message in self._channel.receive_waiting():  # later ones wait until a request was read
             try:
                 record = self._decoder.decode(message)
             except Exception:  # noqa: BLE001  # the next message may be good

@@ -338,12 +338,14 @@ class Companion:
     def ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
         """Send a request and wait for its answer; return None if there is none in time."""
         number, timeout_s = next(self._numbers), max(0.0, timeout_s)
+        deadline_s = time.monotonic() + timeout_s + EXIT_S
         answers = self._answers[number] = queue.SimpleQueue()
         self._ending = self._ending or what == "stop"
         try:
-            if not self.alive or not self._connection.send(ask=what, number=number, timeout_s=timeout_s, **details):
+            request = {"ask": what, "number": number, "timeout_s": timeout_s, **details}
+            if not self.alive or not self._connection.send(timeout_s, **request):
                 return None
-            return answers.get(timeout=timeout_s + EXIT_S)
+            return answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             return None
         finally:
