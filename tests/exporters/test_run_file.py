@@ -21,7 +21,15 @@ from torchotel._types import ConfigError
 from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
-from torchotel.exporters.run_file import MAX_LINE_SPANS, SEGMENT_BYTES, RunFile, claim_folder
+from torchotel.exporters.run_file import (
+    MAX_LINE_SPANS,
+    SEGMENT_BYTES,
+    ClaimedFolder,
+    LineFile,
+    RunFile,
+    claim_folder,
+)
+from torchotel.runs.reader import open_run
 
 
 def record(folder: Path, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int = MAX_RUN_FILE_BYTES) -> RunFile:
@@ -116,6 +124,49 @@ def test_bound(tmp_path: Path) -> None:
     left = sorted(folder.glob("trace-*"))
     assert recording["segments_deleted"] == int(left[0].stem[-5:]) - 1 > 0
     assert recording["spans_deleted"] == 30 * (60 - sum(len(lines(path)) for path in left))
+
+
+def crashed(run: RunFile, segment_bytes: int, limit_bytes: int) -> RunFile:
+    """Continue the run as another process does after a crash amid two lines, with the descriptor of both."""
+    fd = os.dup(run._metrics.fileno())  # the training process keeps it open
+    run.shutdown(0)
+    os.write(fd, b'{"step": 1, "dura')
+    with max(run.folder.glob("trace-*")).open("ab") as traces:
+        traces.write(b'{"resourceSpans": [{"sco')
+    metrics = LineFile(run.folder / "metrics.jsonl", fd)
+    return RunFile(
+        ClaimedFolder(run.folder, metrics),
+        resource=RESOURCE,
+        version="1.2",
+        segment_bytes=segment_bytes,
+        limit_bytes=limit_bytes,
+    )
+
+
+def test_a_crashed_writer_is_continued(tmp_path: Path) -> None:
+    """Its segments are deleted like others, no number is used twice, and no line before the last is cut."""
+    folder, limits = tmp_path / "run", (50_000, 200_000)
+    first = record(folder, *limits)
+    first.step({"step": 0})
+    for number in range(60):
+        first.export(flat(30, number))
+    before = json.loads((folder / "run.json").read_bytes())["recording"]
+    oldest, newest = min(folder.glob("trace-*")).name, max(folder.glob("trace-*")).name
+    assert before["segments_deleted"] > 0
+    second = crashed(first, *limits)
+    second.step({"step": 2})
+    for number in range(60, 64):
+        second.export(flat(30, number))
+        assert size(folder) <= 200_000
+    second.shutdown(0)
+    left = sorted(path.name for path in folder.glob("trace-*"))
+    assert left[0] > oldest
+    assert newest in left[:-1]
+    assert lines(folder / "metrics.jsonl") == [{"step": 0}, {"step": 2}]
+    assert second.stats.read() == ExportCounts(4 * 30, 0, {})
+    recording = json.loads((folder / "run.json").read_bytes())["recording"]
+    assert recording["segments_deleted"] == int(left[0][6:11]) - 1
+    assert recording["spans_deleted"] == 30 * 64 - len(list(open_run(folder).spans())) > before["spans_deleted"]
 
 
 def test_a_large_trace_goes_into_several_lines(tmp_path: Path) -> None:

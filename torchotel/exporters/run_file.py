@@ -32,7 +32,8 @@ class LineFile:
 
     Args:
         path: Where it is created.
-        fd: Its descriptor, if another process has created it; None: it is created.
+        fd: Its descriptor, if another process has created it; None: it is created. A last line that is incomplete is
+            removed, since readers accept one at the end only.
 
     Raises:
         FileExistsError: The file exists.
@@ -40,9 +41,10 @@ class LineFile:
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600) if fd is None else fd
-        self.size = os.fstat(self._fd).st_size
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600) if fd is None else fd
+        self.size = 0 if fd is None else _whole_lines(fd)
         """Bytes."""
+        self._cut_to_size()
 
     def fileno(self) -> int:
         """Return the descriptor."""
@@ -63,8 +65,7 @@ class LineFile:
                 unwritten = unwritten[os.write(self._fd, unwritten) :]
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self.size)
-                os.lseek(self._fd, self.size, os.SEEK_SET)
+                self._cut_to_size()
             raise
         self.size += len(line) + 1
 
@@ -73,6 +74,17 @@ class LineFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _cut_to_size(self) -> None:
+        os.ftruncate(self._fd, self.size)
+        os.lseek(self._fd, self.size, os.SEEK_SET)
+
+
+def _whole_lines(fd: int) -> int:
+    """Return the size of a file without a last line that is incomplete."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return sum(len(line) for line in file if line.endswith(b"\n"))
 
 
 SEGMENT_BYTES = 8 * 1024 * 1024
@@ -89,7 +101,10 @@ _logger = logging.getLogger("torchotel")
 
 @dataclass(slots=True)
 class _Segment:
-    file: LineFile
+    """A file of traces; only the newest one is open."""
+
+    path: Path
+    size: int = 0
     spans: int = 0
 
 
@@ -130,13 +145,15 @@ class RunFile(TraceExporter):
         self._resource, self._version = resource, version
         self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
-        self._segments: deque[_Segment] = deque()
-        earlier = [path.stat().st_size for path in claimed.path.glob(TRACE_GLOB)]  # of a writer that has crashed
-        self._segments_started = len(earlier)
-        self._bytes = sum(earlier) + claimed.metrics.size
+        self._segments = deque(map(_measure, sorted(claimed.path.glob(TRACE_GLOB), key=_number)))
+        """The segments in order, first those of a writer that has crashed."""
+        self._traces: LineFile | None = None
+        """The newest segment, if this writer has started it."""
+        self._last_number = _number(self._segments[-1].path) if self._segments else 0
+        self._bytes = sum(segment.size for segment in self._segments) + claimed.metrics.size
         """Size of all files of lines."""
         self._run: dict[str, object] = {}
-        self._deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}
+        self._deleted = _read_deleted(claimed.path)
         self._open = True
         self._has_dropped = False
         self._warn = Warn()
@@ -208,10 +225,11 @@ class RunFile(TraceExporter):
         line = self._encoder.encode(trace)
         if not self._make_room(len(line) + 1):
             return False
-        if not self._segments or self._segments[-1].file.size + len(line) >= self._segment_bytes:
-            self._begin_segment()
+        if self._traces is None or self._traces.size + len(line) >= self._segment_bytes:
+            self._traces = self._begin_segment()
+        self._traces.append(line)
         segment = self._segments[-1]
-        segment.file.append(line)
+        segment.size = self._traces.size
         segment.spans += len(trace.spans)
         self._bytes += len(line) + 1
         self.stats.exported(len(trace.spans), (trace.trace_id,))
@@ -236,19 +254,23 @@ class RunFile(TraceExporter):
             file.close()
         new.replace(self.folder / RUN_NAME)  # atomic: readers see the old or the new file
 
-    def _begin_segment(self) -> None:
-        if self._segments:
-            self._segments[-1].file.close()
-        self._segments_started += 1
-        self._segments.append(_Segment(LineFile(self.folder / TRACE_NAME.format(self._segments_started))))
+    def _begin_segment(self) -> LineFile:
+        if self._traces is not None:
+            self._traces.close()
+        self._last_number += 1
+        file = LineFile(self.folder / TRACE_NAME.format(self._last_number))
+        self._segments.append(_Segment(file.path))
+        return file
 
     def _make_room(self, size: int) -> bool:
         deleted = False
         while self._segments and self._bytes + size > self._limit_bytes:
             segment = self._segments.popleft()
-            segment.file.close()
-            segment.file.path.unlink(missing_ok=True)
-            self._bytes -= segment.file.size
+            segment.path.unlink(missing_ok=True)
+            if not self._segments and self._traces is not None:
+                self._traces.close()
+                self._traces = None
+            self._bytes -= segment.size
             self._deleted["segments_deleted"] += 1
             self._deleted["spans_deleted"] += segment.spans
             deleted = True
@@ -258,8 +280,29 @@ class RunFile(TraceExporter):
 
     def _close(self) -> None:
         self._open = False
-        for file in (self._metrics, *(segment.file for segment in self._segments)):
-            file.close()
+        self._metrics.close()
+        if self._traces is not None:
+            self._traces.close()
+
+
+def _number(segment: Path) -> int:
+    """Return the number of a segment; 0: the program named a file like one."""
+    number = segment.stem.partition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _measure(segment: Path) -> _Segment:
+    """Return the size and the number of spans of a segment of a writer that has crashed."""
+    lines = segment.read_bytes()
+    return _Segment(segment, len(lines), lines.count(b'"startTimeUnixNano":'))  # each span has one
+
+
+def _read_deleted(folder: Path) -> dict[str, int]:
+    """Return the counts under `recording`, which a writer that has crashed may have begun."""
+    deleted = {"segments_deleted": 0, "spans_deleted": 0, "steps_dropped": 0}
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        deleted.update(json.loads((folder / RUN_NAME).read_bytes())["recording"])
+    return deleted
 
 
 def _parts(trace: Trace) -> Iterator[Trace]:
