@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 import torchotel
 
 STEPS = 20
+CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children")
 
 
 def say(*words: object) -> None:
@@ -26,7 +28,7 @@ def say(*words: object) -> None:
 
 def companion() -> int:
     """Return the id of the only child of this process."""
-    (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    (child,) = CHILDREN.read_text().split()
     return int(child)
 
 
@@ -43,8 +45,7 @@ def claimed(fd: Path) -> str:
 def kill_companion(pid: int) -> None:
     """Kill the companion, and wait until another one has taken its place."""
     os.kill(pid, signal.SIGKILL)
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while children.read_text().split() in ([], [str(pid)]):
+    while CHILDREN.read_text().split() in ([], [str(pid)]):
         pass
 
 
@@ -67,6 +68,7 @@ class Program:
             "kill the companion": self._kill_the_companion,
             "kill both companions": self._kill_both_companions,
             "stop the companion": self._stop_the_companion,
+            "shut down amid a restart": self._shut_down_amid_a_restart,
             "fork": self._fork,
             "look": self._look,
         }
@@ -94,6 +96,24 @@ class Program:
         os.kill(companion(), signal.SIGKILL)
         while self.handle.flush(1):
             pass
+
+    def _shut_down_amid_a_restart(self) -> None:
+        """Print the children that `shutdown()` leaves, if another companion has just been started."""
+        started, shut_down = threading.Event(), threading.Event()
+
+        def start_late(thread: threading.Thread) -> None:
+            if threading.current_thread().name == "torchotel-control":
+                started.set()
+                shut_down.wait(1)  # in vain, if `shutdown()` waits for the restart
+            start(thread)
+
+        start, threading.Thread.start = threading.Thread.start, start_late  # type: ignore[assignment, method-assign]
+        self.handle.flush()
+        os.kill(companion(), signal.SIGKILL)
+        started.wait(60)
+        self.handle.shutdown()
+        shut_down.set()
+        say(CHILDREN.read_text().split())
 
     def _stop_the_companion(self) -> None:
         pid = companion()

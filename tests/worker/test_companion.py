@@ -37,7 +37,7 @@ class Run:
         )
         assert self._process.stdout is not None
         self.companion = os.pidfd_open(int(self._process.stdout.readline()))
-        out, self.errors = self._process.communicate("\n", timeout=120)
+        out, self.errors = self._process.communicate("\n", timeout=60)
         self.lines = out.splitlines()
         self.code = self._process.returncode
         self._folder = folder
@@ -95,6 +95,12 @@ def test_a_companion_that_dies_is_started_again(tmp_path: Path) -> None:
     assert len({span.span_id for span in received.spans if span.name.startswith("torch.step")}) == 3 * STEPS
     assert sum(one.name == "torch.step" for one in open_run(tmp_path / "run").spans()) == 3 * STEPS
     assert run.info()["finished"]
+
+
+def test_a_shutdown_amid_a_restart_leaves_no_companion(tmp_path: Path) -> None:
+    run = Run("shut down amid a restart", tmp_path / "run")
+    assert run.lines == ["[]", f"{STEPS} 0"], run.errors
+    assert "internal error" not in run.errors
 
 
 def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:

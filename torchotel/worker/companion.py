@@ -119,7 +119,8 @@ class CompanionProcess:
         self._guard.guarded(self._backend.stop)(deadline_s, end)
 
     def _reply(self, request: dict[str, Any], **details: object) -> None:
-        self._connection.send(number=request["number"], counts=self._backend.stats(), **details)
+        about = {"ask": request["ask"], "number": request["number"]}
+        self._connection.send(**about, counts=self._backend.stats(), **details)
 
 
 class LogForwarder(logging.Handler):

@@ -90,14 +90,10 @@ class CompanionBackend(Backend):
         self._spans_sent = self._spans_dropped = 0
         """Estimates, as those of a full buffer: the spans are not built yet."""
         self._dropped_by_flush = 0
-        self._counts = no_stats()
-        """The last counts that the companion sent."""
-        self._has_last_counts = False
-        """Whether they are those of its end."""
         self._earlier_counts = no_stats()
         """The counts of the companion that was replaced."""
-        self._may_restart = True
-        self._start: RunStart | None = None
+        self._may_restart, self._stopped = True, False
+        self._run_start: RunStart | None = None
         self._started_ns = time.time_ns()
         folder = claim_run_folder(config, resource.identity)
         self._claims = Claims(folder)
@@ -108,14 +104,15 @@ class CompanionBackend(Backend):
             failed.callback(self._close_claims)
             self._claims = Claims(folder, claim_listener(config, resource, os.environ))
             self._port = None if self._claims.listener is None else self._claims.listener.port
-            self._companion: Companion | None = self._start_companion()
+            with self._lock:  # a companion that ends at once is replaced after it is set
+                self._companion = self._start_companion()
             undo.push(failed.pop_all())
             undo.callback(self._kill)
 
     @property
     def companion_pid(self) -> int | None:
         """The id of the companion process; None after the stop."""
-        return None if self._companion is None else self._companion.pid
+        return None if self._stopped else self._companion.pid
 
     @property
     def prometheus_port(self) -> int | None:
@@ -132,8 +129,8 @@ class CompanionBackend(Backend):
 
     def begin(self) -> None:
         """Send identity and model, which are final from the first record on."""
-        self._start = RunStart(self._resource.identity, self._links.model())
-        self._send_in_order(self._start)
+        self._run_start = RunStart(self._resource.identity, self._links.model())
+        self._send_in_order(self._run_start)
 
     def append(self, record: Recordable) -> None:
         """Send a record; if the channel is full or broken, drop it and count its spans."""
@@ -142,29 +139,28 @@ class CompanionBackend(Backend):
     def flush(self, timeout_s: float) -> bool:
         """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
         dropped, self._dropped_by_flush = self._spans_dropped - self._dropped_by_flush, self._spans_dropped
-        answer = self._ask("flush", timeout_s)
+        answer = self._companion.ask("flush", float(timeout_s))
         return answer is not None and answer["complete"] and not dropped
 
     def stop(self, deadline_s: float, end: RunEnd) -> None:
         """Let the companion export the remaining records and end; kill it at the deadline."""
-        with self._lock:
-            self._may_restart = False
-        if self._companion is None:
+        with self._lock:  # the control thread may start another companion
+            self._may_restart, stopped, self._stopped = False, self._stopped, True
+            companion = self._companion
+        if stopped:
             return
         error = None if end.error is None else tuple(end.error)
         counts = {**self._links.capture_stats()._asdict(), "overhead_ratio": self._links.overhead_ratio()}
         left_s = deadline_s - time.monotonic()
-        self._has_last_counts = self._ask("stop", left_s, finished=end.finished, error=error, counts=counts) is not None
-        self._companion.end(max(deadline_s, time.monotonic()) + EXIT_S)
-        self._companion = None
-        self._close_claims()
-        self._channel.close()
+        companion.ask("stop", left_s, finished=end.finished, error=error, counts=counts)
+        companion.end(max(deadline_s, time.monotonic()) + EXIT_S)
+        self._close()
 
     def disable_after_fork(self) -> None:
         """Close the copies of the channel, the port and the run file in a forked child."""
-        companion, self._companion = self._companion, None
-        if companion is not None:
-            companion.disable_after_fork()
+        stopped, self._stopped = self._stopped, True
+        if not stopped:
+            self._companion.disable_after_fork()
             self._close_claims()
             self._channel.close()
 
@@ -177,11 +173,10 @@ class CompanionBackend(Backend):
 
     def stats(self) -> Stats:
         """Return the counts of both processes."""
-        if self._companion is not None:
-            self._ask("stats", ANSWER_S)
+        if not self._stopped:
+            self._companion.ask("stats", ANSWER_S)
         with self._lock:
-            ended = not self._has_last_counts and (self._companion is None or not self._companion.alive)
-            counts = add_stats(self._earlier_counts, self._counts_of_ended() if ended else self._counts)
+            counts = add_stats(self._earlier_counts, self._companion_counts())
         capture = self._links.capture_stats()
         counts["spans_recorded"] += self._spans_dropped
         counts["spans_dropped"] += self._spans_dropped
@@ -215,7 +210,7 @@ class CompanionBackend(Backend):
         if isinstance(record, StepRecord) and record.kind == "step":
             self._links.on_step(record, 0)
         companion = self._companion
-        if companion is None or not companion.alive:
+        if self._stopped or not companion.alive:
             return False
         waited = self._channel.waiting
         if not self._channel.send(self._encoder.encode(record)):
@@ -226,45 +221,52 @@ class CompanionBackend(Backend):
             companion.wake()
         return True
 
-    def _ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
-        """Send a request and return the answer; None if there is none in time."""
+    def _companion_counts(self) -> Stats:
+        """Return the counts of the companion; if it ended too early, its spans that are not exported are lost."""
         companion = self._companion
-        answer = None if companion is None else companion.ask(what, float(timeout_s), **details)
-        if answer is not None:
-            self._counts = answer["counts"]
-        return answer
-
-    def _counts_of_ended(self) -> Stats:
-        """Return the counts of a companion that ended by itself: its spans that are not exported are lost."""
-        counts = self._counts.copy()
-        counts["spans_recorded"] = max(counts["spans_recorded"], self._spans_sent)
-        counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
+        counts = companion.counts.copy()
+        if companion.ended_early:
+            counts["spans_recorded"] = max(counts["spans_recorded"], self._spans_sent)
+            counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
         return counts
 
     def _on_end(self, exit_code: int) -> None:
         """Start another companion in place of one that ended by itself, once; called on the control thread."""
-        with self._lock:
-            restarts, self._may_restart = self._may_restart, False
-            if restarts:
-                self._earlier_counts, self._counts, self._spans_sent = self._counts_of_ended(), no_stats(), 0
-                self._channel.clear()  # its records refer to definitions that the next companion does not have
-                self._encoder = RecordEncoder()
-                if self._start is not None:
-                    self._channel.send(self._encoder.encode_start(self._start))
-        lost = self._earlier_counts["spans_dropped"] if restarts else 0
+        lost = None
         try:
-            if restarts:
-                self._companion = self._start_companion()
-                _logger.warning(RESTARTED, exit_code, lost)
-                return
+            with self._lock:  # `stop` and the end of a step wait for the start, some milliseconds
+                lost = self._restart()
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             _logger.warning("The companion process cannot be started again: %s", error)
-        _logger.error(ENDED, exit_code)
+        if lost is None:
+            _logger.error(ENDED, exit_code)
+        else:
+            _logger.warning(RESTARTED, exit_code, lost)
+
+    def _restart(self) -> int | None:
+        """Start another companion and return how many spans are lost; return None if none may be started."""
+        if not self._may_restart:
+            return None
+        self._may_restart = False
+        counts = self._companion_counts()
+        self._channel.clear()  # its records refer to definitions that the next companion does not have
+        self._encoder = RecordEncoder()
+        if self._run_start is not None:
+            self._channel.send(self._encoder.encode_start(self._run_start))
+        self._companion = self._start_companion()
+        self._earlier_counts, self._spans_sent = counts, 0
+        return counts["spans_dropped"]
 
     def _kill(self) -> None:
-        self._may_restart = False
-        if self._companion is not None:
-            self._companion.kill()
+        with self._lock:
+            self._may_restart, self._stopped = False, True
+        self._companion.kill()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._close_claims()
+            if not self._is_sending:  # else a signal handler stops amid a record, which is written when it returns
+                self._channel.close()
 
     def _close_claims(self) -> None:
         for claim in self._open_claims().values():
@@ -319,6 +321,11 @@ class Companion:
         self._numbers = itertools.count()
         self._ending = False
         self.alive = True
+        self.ended_early = False
+        """Whether the process has ended without an answer to the request "stop", the last of its counts."""
+        self._has_stopped = False
+        self.counts = no_stats()
+        """The last counts that the process sent."""
         command = [sys.executable, "-P", "-m", "torchotel.worker.companion", str(channel_fd), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter runs a module of this package
@@ -333,7 +340,13 @@ class Companion:
         self.pid = self._process.pid
         self._connection.send(**settings)
         self._thread = threading.Thread(target=self._listen, name="torchotel-control", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._process.kill()
+            self._process.wait()
+            self._connection.close()
+            raise
 
     def ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
         """Send a request and wait for its answer; return None if there is none in time."""
@@ -377,15 +390,22 @@ class Companion:
 
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
-            if "log" in message:
-                _logger.log(message["log"], "%s", message["text"])
-            elif (answers := self._answers.get(message["number"])) is not None:
-                answers.put(message)
+            self._on_message(message)
+        self.ended_early = not self._has_stopped
         self.alive = False
         if not self._ending:
             self._on_end(self._process.wait())
         for answers in list(self._answers.values()):
             answers.put(None)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "log" in message:
+            _logger.log(message["log"], "%s", message["text"])
+            return
+        self.counts = message["counts"]
+        self._has_stopped = self._has_stopped or message["ask"] == "stop"
+        if (answers := self._answers.get(message["number"])) is not None:
+            answers.put(message)
 
 
 def needs_thread(config: Config, *, deferred: bool) -> str | None:
