@@ -9,12 +9,16 @@ import os
 import signal
 import sys
 import threading
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import torchotel
+from torchotel.worker import supervisor
+from torchotel.worker.channel import _DROPPED
 
 STEPS = 20
 CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children")
@@ -66,9 +70,11 @@ class Program:
             "kill me": lambda: os.kill(os.getpid(), signal.SIGKILL),
             "exec": self._become_another_program,
             "kill the companion": self._kill_the_companion,
+            "kill a companion that has reported": self._kill_a_companion_that_has_reported,
             "kill both companions": self._kill_both_companions,
             "stop the companion": self._stop_the_companion,
             "shut down amid a restart": self._shut_down_amid_a_restart,
+            "fill the channel": self._fill_the_channel,
             "fork": self._fork,
             "look": self._look,
         }
@@ -80,6 +86,10 @@ class Program:
             self._optimizer.step()
             self._optimizer.zero_grad()
 
+    def _backend(self) -> Any:
+        assert self.handle.session is not None
+        return self.handle.session._backend
+
     def _become_another_program(self) -> None:
         words = [sys.executable, "-c", "print('another program')"]
         os.execv(sys.executable, words)  # noqa: S606  # no shell is wanted: this interpreter replaces the training
@@ -89,6 +99,15 @@ class Program:
         kill_companion(companion())
         self.train()
         self.handle.flush()
+
+    def _kill_a_companion_that_has_reported(self) -> None:
+        """Print the steps that are known, without any request to the companion."""
+        reporting = self._backend()._companion
+        while reporting.counts["steps"] < STEPS - 1:
+            pass
+        kill_companion(companion())
+        self.handle.stats()
+        say(self.handle.stats()["steps"])
 
     def _kill_both_companions(self) -> None:
         self.handle.flush()
@@ -123,6 +142,19 @@ class Program:
         os.kill(pid, signal.SIGCONT)
         say(complete, self.handle.flush())
 
+    def _fill_the_channel(self) -> None:
+        """Print whether spans were dropped, and are so in the metric."""
+        pid = companion()
+        self.handle.flush()
+        os.kill(pid, signal.SIGSTOP)
+        while self._backend()._channel._positions[_DROPPED] == 0:
+            self.train()
+        os.kill(pid, signal.SIGCONT)
+        complete = self.handle.flush()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.handle.prometheus_port}/metrics") as scrape:
+            (line,) = [line for line in scrape.read().decode().splitlines() if 'outcome="dropped_queue"' in line]
+        say(complete, self.handle.flush(), float(line.split()[-1]) == self.handle.stats()["spans_dropped"] > 0)
+
     def _fork(self) -> None:
         """Print what a forked child has of torchotel."""
         if os.fork() == 0:
@@ -143,6 +175,8 @@ class Program:
 def main() -> None:
     """Train, let it happen, and train on."""
     folder, endpoint, what = sys.argv[1:]
+    if what == "fill the channel":
+        vars(supervisor)["CHANNEL_BYTES"] = 1 << 15
     program = Program(folder, endpoint)
     program.train()
     say(companion())

@@ -97,6 +97,22 @@ def test_a_companion_that_dies_is_started_again(tmp_path: Path) -> None:
     assert run.info()["finished"]
 
 
+def test_the_counts_of_a_companion_that_dies_are_those_of_the_last_second(tmp_path: Path) -> None:
+    run = Run("kill a companion that has reported", tmp_path / "run")
+    known, _ = run.lines
+    assert int(known) == STEPS - 1, run.errors
+
+
+def test_records_that_a_full_channel_drops_are_counted_as_those_of_a_full_buffer(tmp_path: Path) -> None:
+    """In `stats()` and as `dropped_queue`, by `flush()` once, and with one warning."""
+    with receiver() as received:
+        run = Run("fill the channel", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    happened, counted = run.lines
+    assert happened == "False True True", run.errors
+    assert counted.endswith(" 0")
+    assert run.errors.count("the worker cannot build spans as fast as steps end") == 1
+
+
 def test_a_shutdown_amid_a_restart_leaves_no_companion(tmp_path: Path) -> None:
     run = Run("shut down amid a restart", tmp_path / "run")
     assert run.lines == ["[]", f"{STEPS} 0"], run.errors

@@ -264,6 +264,10 @@ class ThreadBackend(Backend):
         """Put a record into the buffer, which never waits for the worker."""
         self._buffer.append(record)
 
+    def count_dropped(self, spans: int) -> None:
+        """Count spans of records that were dropped before `append`, as if the buffer had dropped them."""
+        self._buffer.count_dropped(spans)
+
     def begin(self) -> None:
         """Do nothing: the worker reads the identity and the model with its first record."""
 

@@ -65,6 +65,11 @@ class Buffer:
             self._spans -= spans
             return pending
 
+    def count_dropped(self, spans: int) -> None:
+        """Count spans of records that were dropped before they could be added."""
+        with self._lock:
+            self._dropped += spans
+
     def pop_dropped(self) -> int:
         """Return how many spans the full buffer has dropped since the last call."""
         with self._lock:

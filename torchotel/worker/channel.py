@@ -22,6 +22,8 @@ _HEADER: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"torchot1"
 _HEAD, _TAIL = 8, 16
 """Where the counts of sent and received bytes are, in units of 8 bytes: each has its own cache line."""
+_DROPPED: Final = 9
+"""Where the count of dropped spans is."""
 _DATA: Final = 192
 _LENGTH: Final = struct.Struct("<I")
 
@@ -63,9 +65,13 @@ class Sender:
         self._positions[_HEAD] = self._head
         return True
 
+    def count_dropped(self, spans: int) -> None:
+        """Add to the count of spans whose records were not sent, which the receiver reads."""
+        self._positions[_DROPPED] += spans
+
     def clear(self) -> None:
-        """Drop the messages that wait; only while no process receives."""
-        self._positions[_TAIL] = self._head
+        """Drop the messages that wait, and set the count of dropped spans to 0; only while no process receives."""
+        self._positions[_TAIL], self._positions[_DROPPED] = self._head, 0
 
     @property
     def waiting(self) -> int:
@@ -106,6 +112,11 @@ class Receiver:
         head = self._positions[_HEAD]
         while self._tail < head and (message := self.receive()) is not None:
             yield message
+
+    @property
+    def dropped(self) -> int:
+        """The count of spans whose records were not sent."""
+        return self._positions[_DROPPED]
 
     def receive(self) -> bytes | None:
         """Take the oldest message; return None if none waits.

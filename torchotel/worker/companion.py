@@ -24,12 +24,14 @@ from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend
+from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
 from torchotel.worker.channel import Connection, Receiver
 from torchotel.worker.record_codec import RecordDecoder, RunStart
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""
+COUNTS_S = 1.0
+"""Time between two reports of the counts, which the training process has if the companion dies."""
 LAST_FLUSH_S = 10.0
 """Time for the last export after the training process has ended without a shutdown."""
 NICENESS = 10
@@ -54,6 +56,9 @@ class CompanionProcess:
         self._model: ModelInfo | None = None
         self._overhead_ratio: float | None = None
         self._stopped = False
+        self._dropped = 0
+        """Spans dropped by the full channel that were passed to the backend."""
+        self._reported, self._report_at_s = no_stats(), 0.0
         with ExitStack() as undo:
             self._backend = ThreadBackend(
                 Config(**_tuples(settings["config"])),
@@ -77,6 +82,7 @@ class CompanionProcess:
         while not self._stopped:
             request = self._connection.receive(INTERVAL_S)
             self._guard.guarded(self._empty_channel)()
+            self._guard.guarded(self._report_counts)()
             if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
                 self._stop(
                     time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=PROCESS_ENDED, shut_down=False)
@@ -96,6 +102,19 @@ class CompanionProcess:
                 self._resource.update()
             else:
                 self._backend.append(record)
+
+        dropped = self._channel.dropped
+        self._backend.count_dropped(dropped - self._dropped)
+        self._dropped = dropped
+
+    def _report_counts(self) -> None:
+        """Send the counts each second, if they have changed."""
+        now_s = time.monotonic()
+        if now_s < self._report_at_s:
+            return
+        self._report_at_s, counts = now_s + COUNTS_S, self._backend.stats()
+        if counts != self._reported and self._connection.send(counts=counts):
+            self._reported = counts
 
     def _answer(self, request: dict[str, Any]) -> None:
         if request["ask"] == "flush":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord
-from torchotel._utils.faults import Guard, Warn
+from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_listener, claim_run_folder
 from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, LineFile, discard_folder
@@ -40,11 +40,6 @@ ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
 EXIT_S = 1.0
 """Further time for the companion to end after its last answer."""
-
-BEHIND = (
-    "the companion process cannot export spans as fast as steps end: records were dropped and are in no metric "
-    "(`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
-)
 
 RESTARTED = "The companion process has ended with exit code %d and was started again; %d spans are lost"
 ENDED = (
@@ -81,15 +76,17 @@ class CompanionBackend(Backend):
         self._config, self._resource, self._versions = config, resource, versions
         self._links = links
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
-        self._guard, self._warn = Guard("the channel to the companion", limit=1000), Warn()
+        self._guard = Guard("the channel to the companion", limit=1000)
         self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
         # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
         self._lock = threading.RLock()
         self._unsent: deque[Recordable | RunStart] = deque()
         self._is_sending = False
-        self._spans_sent = self._spans_dropped = 0
-        """Estimates, as those of a full buffer: the spans are not built yet."""
-        self._dropped_by_flush = 0
+        self._spans = self._late_spans = 0
+        """Spans of the records for this companion, and of those after its stop.
+
+        These are estimates, as those of a full buffer: the spans are not built yet.
+        """
         self._earlier_counts = no_stats()
         """The counts of the companion that was replaced."""
         self._may_restart, self._stopped = True, False
@@ -138,9 +135,8 @@ class CompanionBackend(Backend):
 
     def flush(self, timeout_s: float) -> bool:
         """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
-        dropped, self._dropped_by_flush = self._spans_dropped - self._dropped_by_flush, self._spans_dropped
         answer = self._companion.ask("flush", float(timeout_s))
-        return answer is not None and answer["complete"] and not dropped
+        return answer is not None and bool(answer["complete"])
 
     def stop(self, deadline_s: float, end: RunEnd) -> None:
         """Let the companion export the remaining records and end; kill it at the deadline."""
@@ -177,9 +173,9 @@ class CompanionBackend(Backend):
             self._companion.ask("stats", ANSWER_S)
         with self._lock:
             counts = add_stats(self._earlier_counts, self._companion_counts())
+        counts["spans_recorded"] += self._late_spans
+        counts["spans_dropped"] += self._late_spans
         capture = self._links.capture_stats()
-        counts["spans_recorded"] += self._spans_dropped
-        counts["spans_dropped"] += self._spans_dropped
         counts["calls_dropped"], counts["stamps_dropped"] = capture.calls_dropped, capture.stamps_dropped
         counts["internal_errors"] += capture.internal_errors + self._guard.faults
         counts["overhead_ratio"] = self._links.overhead_ratio()
@@ -199,22 +195,24 @@ class CompanionBackend(Backend):
 
     def _send_or_drop(self, item: Recordable | RunStart) -> None:
         if isinstance(item, RunStart):
-            self._channel.send(self._encoder.encode_start(item))
-        elif self._guard.guarded(self._send)(item):
-            self._spans_sent += item.span_estimate()
+            if not self._stopped:
+                self._channel.send(self._encoder.encode_start(item))
+        elif self._stopped:
+            self._late_spans += item.span_estimate()
         else:
-            self._spans_dropped += item.span_estimate()
+            self._spans += item.span_estimate()
+            if not self._guard.guarded(self._send)(item):
+                self._channel.count_dropped(item.span_estimate())
 
     def _send(self, pending: Recordable) -> bool:
         record = pending.record()
         if isinstance(record, StepRecord) and record.kind == "step":
             self._links.on_step(record, 0)
         companion = self._companion
-        if self._stopped or not companion.alive:
+        if not companion.alive:
             return False
         waited = self._channel.waiting
         if not self._channel.send(self._encoder.encode(record)):
-            self._warn(BEHIND)
             return False
         self._encoder.confirm()
         if waited <= WAKE_BYTES < self._channel.waiting:
@@ -226,7 +224,7 @@ class CompanionBackend(Backend):
         companion = self._companion
         counts = companion.counts.copy()
         if companion.ended_early:
-            counts["spans_recorded"] = max(counts["spans_recorded"], self._spans_sent)
+            counts["spans_recorded"] = max(counts["spans_recorded"], self._spans)
             counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
         return counts
 
@@ -254,7 +252,7 @@ class CompanionBackend(Backend):
         if self._run_start is not None:
             self._channel.send(self._encoder.encode_start(self._run_start))
         self._companion = self._start_companion()
-        self._earlier_counts, self._spans_sent = counts, 0
+        self._earlier_counts, self._spans = counts, 0
         return counts["spans_dropped"]
 
     def _kill(self) -> None:
@@ -403,8 +401,8 @@ class Companion:
             _logger.log(message["log"], "%s", message["text"])
             return
         self.counts = message["counts"]
-        self._has_stopped = self._has_stopped or message["ask"] == "stop"
-        if (answers := self._answers.get(message["number"])) is not None:
+        self._has_stopped = self._has_stopped or message.get("ask") == "stop"
+        if (answers := self._answers.get(message.get("number", -1))) is not None:
             answers.put(message)
 
 

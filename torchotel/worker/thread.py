@@ -20,8 +20,8 @@ LAST_RECORD_S = 2.0
 """Further time at the end of a shutdown for the record that is being processed."""
 
 BEHIND = (
-    "the worker cannot build spans as fast as steps end: the oldest records, of %d spans, were dropped and are in no "
-    "metric (`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
+    "the worker cannot build spans as fast as steps end: records of %d spans were dropped and are in no metric "
+    "(`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
 )
 
 
