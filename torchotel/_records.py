@@ -1,9 +1,11 @@
 """Records that capture passes to the worker: plain values, without tensors, modules or autograd nodes."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple, Protocol, TypeAlias
+from math import isfinite
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torchotel import _semconv as names
 
@@ -360,3 +362,22 @@ def phase_times_s(record: StepRecord) -> dict[str, float]:
             times_ns[record.phases[parent].kind] -= length_ns
     times_ns["other"] = max(0, record.end_ns - record.start_ns - record.evaluated_ns - sum(times_ns.values()))
     return {kind: ns / 1e9 for kind, ns in times_ns.items()}
+
+
+def plain(value: Any, *, finite: bool = False) -> Any:
+    """Return a value in the types that JSON and `marshal` know: an object of another type becomes its `str`.
+
+    Args:
+        value: The value; a subclass of a plain type, such as an enum or a number of NumPy, becomes the plain type.
+        finite: Whether a float that is not finite becomes None.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)  # `str()` of an enum is its name
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item, finite=finite) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return tuple(plain(item, finite=finite) for item in value)
+    if isinstance(value, float) and finite and not isfinite(value):
+        return None
+    kinds = (kind for kind in (bool, int, float) if isinstance(value, kind))
+    return None if value is None else next(kinds, str)(value)

@@ -2,7 +2,7 @@
 
 import marshal
 from dataclasses import asdict, replace
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from torchotel._records import (
 )
 from torchotel._utils.distributed import Identity
 from torchotel.testing import capture
+from torchotel.worker.channel import ChannelError
 from torchotel.worker.record_codec import RecordDecoder, RecordEncoder, RunStart
 
 
@@ -118,13 +119,38 @@ def test_a_receiver_that_missed_definitions_refuses_the_message(records: list[Re
     encoder = RecordEncoder()
     encoder.encode(records[0])
     encoder.confirm()
-    with pytest.raises(ValueError, match="is missing"):
+    with pytest.raises(ChannelError, match="is missing"):
         RecordDecoder().decode(encoder.encode(records[0]))
+
+
+def test_a_message_that_is_none_is_an_error() -> None:
+    for message in (b"", b"abc", marshal.dumps(1)):
+        with pytest.raises(ChannelError, match="no message"):
+            RecordDecoder().decode(message)
+
+
+class Name(str, Enum):  # noqa: UP042  # as programs have them
+    HIDDEN = "hidden"
+
+
+def test_names_of_subclasses_cross_as_plain_names(records: list[Record]) -> None:
+    """One that `marshal` refuses would keep all later messages from being written, as they define it again."""
+    step = records[0]
+    assert isinstance(step, StepRecord)
+    module = replace(step.calls[0].site.module, path=Name.HIDDEN, type=np.str_("Layer"))
+    calls = [step.calls[0]._replace(site=replace(step.calls[0].site, module=module))]
+    named = replace(step, calls=calls, registrations=[Registration(1, Name.HIDDEN, "module")])
+    decoded = RecordDecoder().decode(RecordEncoder().encode(named))
+    assert isinstance(decoded, StepRecord)
+    (call,) = decoded.calls
+    assert [type(name) for name in (call.site.module.path, call.site.module.type)] == [str, str]
+    assert (call.site.module.path, call.site.module.type) == ("hidden", "Layer")
+    assert decoded.registrations == [Registration(1, "hidden", "module")]
 
 
 def test_another_version_is_refused(records: list[Record]) -> None:
     _, *rest = marshal.loads(RecordEncoder().encode(records[0]))  # noqa: S302  # encoded here
-    with pytest.raises(ValueError, match="version 99"):
+    with pytest.raises(ChannelError, match="version 99"):
         RecordDecoder().decode(marshal.dumps((99, *rest)))
 
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, count
-from math import isfinite
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from torchotel._limits import MAX_RUN_FILE_BYTES
-from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s
+from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s, plain
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Warn
 from torchotel.exporters.base import ExportStats, TraceExporter
@@ -370,20 +369,8 @@ def discard_folder(folder: Path) -> None:
 
 def to_json(value: object, indent: int | None = None) -> bytes:
     """Encode strict JSON: a non-finite number becomes null, another object its `str`."""
-    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    text = json.dumps(plain(value, finite=True), ensure_ascii=False, allow_nan=False, indent=indent)
     return text.encode("utf-8", "replace")
-
-
-def _plain(value: object) -> object:
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return [_plain(item) for item in value]
-    return str(value)
 
 
 def record_line(record: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> dict[str, object]:

@@ -8,7 +8,7 @@ since `marshal` has no schema.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +20,6 @@ from torchotel._records import (
     Error,
     GradientNorms,
     Log,
-    LogValue,
     ModelInfo,
     ModuleCall,
     ModuleInfo,
@@ -30,8 +29,10 @@ from torchotel._records import (
     SpanReference,
     StepRecord,
     TensorGradient,
+    plain,
 )
 from torchotel._utils.distributed import Identity
+from torchotel.worker.channel import ChannelError
 
 VERSION: Final = 1
 MAX_DEFINITIONS = 1 << 16
@@ -76,7 +77,7 @@ class RecordEncoder:
 
     def encode_start(self, start: RunStart) -> bytes:
         """Return the message of the start of a run, which defines nothing."""
-        body = tuple(start.identity), _plain_tuple(start.model)
+        body = plain(start.identity), plain(start.model)
         return marshal.dumps((VERSION, "start", body, None))
 
     def confirm(self) -> None:
@@ -86,9 +87,9 @@ class RecordEncoder:
     def _encode_step(self, record: StepRecord) -> tuple[Any, ...]:
         values = {name: getattr(record, name) for name in _STEP_FIELDS}
         values["baggage"] = None  # for the program's TracerProvider, which the companion does not have
-        values["user_span"] = _plain_tuple(record.user_span)
-        values["identity"] = _plain_tuple(record.identity)
-        values["error"] = _plain_tuple(record.error)
+        values["user_span"] = plain(record.user_span)
+        values["identity"] = plain(record.identity)
+        values["error"] = plain(record.error)
         values["phases"] = [_phase(phase) for phase in record.phases]
         number = self._signature_number
         values["calls"] = [
@@ -96,13 +97,13 @@ class RecordEncoder:
             for signature, start_ns, end_ns, starts, ends, note, device_slot in record.calls
         ]
         values["timestamps"] = list(record.timestamps)
-        values["registrations"] = [tuple(registration) for registration in record.registrations]
-        values["values"] = _plain_values(record.values)
+        values["registrations"] = plain(record.registrations)
+        values["values"] = plain(record.values)
         if record.gradients is not None:
             norms = [(self._module_number(module), float(norm)) for module, norm in record.gradients.modules]
             values["gradients"] = float(record.gradients.total), norms
-        values["tensor_gradients"] = [tuple(gradient) for gradient in record.tensor_gradients]
-        values["memory"] = [tuple(memory) for memory in record.memory]
+        values["tensor_gradients"] = plain(record.tensor_gradients)
+        values["memory"] = plain(record.memory)
         values["device_times"] = [
             (dict(times.forwards_ns), [list(clock) for clock in times.clocks]) for times in record.device_times
         ]
@@ -112,7 +113,7 @@ class RecordEncoder:
         number = self._signatures.get(signature)
         if number is None:
             number = self._signatures[signature] = len(self._signatures)
-            rest = [getattr(signature, name) for name in _SIGNATURE_FIELDS]
+            rest = plain([getattr(signature, name) for name in _SIGNATURE_FIELDS])
             self._signature_definitions.append((self._module_number(signature.module), *rest))
         return number
 
@@ -120,7 +121,7 @@ class RecordEncoder:
         number = self._modules.get(module)
         if number is None:
             number = self._modules[module] = len(self._modules)
-            self._module_definitions.append(tuple(getattr(module, name) for name in _MODULE_FIELDS))
+            self._module_definitions.append(plain([getattr(module, name) for name in _MODULE_FIELDS]))
         return number
 
 
@@ -135,12 +136,16 @@ class RecordDecoder:
         """Return the record of a message, or the start of the run.
 
         Raises:
-            ValueError: The message is of another version, or an earlier message is missing.
+            ChannelError: The message is no message, of another version, or an earlier message is missing.
         """
-        version, kind, body, definitions = marshal.loads(message)  # noqa: S302  # from the process that started this one
+        try:
+            version, kind, body, definitions = marshal.loads(message)  # noqa: S302  # from the process that started this one
+        except (EOFError, ValueError, TypeError) as error:
+            problem = f"no message ({error})"
+            raise ChannelError(problem) from error
         if version != VERSION:
             problem = f"a message of version {version}, expected {VERSION}"
-            raise ValueError(problem)
+            raise ChannelError(problem)
         if kind == "start":
             identity, model = body
             return RunStart(Identity(*identity), _optional(ModelInfo, model))
@@ -151,7 +156,7 @@ class RecordDecoder:
         self, module: int, modules: Sequence[tuple[Any, ...]], signature: int, signatures: Sequence[tuple[Any, ...]]
     ) -> None:
         if module > len(self._modules) or signature > len(self._signatures):
-            raise ValueError("a message that defines a module or a signature is missing")
+            raise ChannelError("a message that defines a module or a signature is missing")
         del self._modules[module:]
         del self._signatures[signature:]
         self._modules += [ModuleInfo(*values) for values in modules]
@@ -179,24 +184,11 @@ class RecordDecoder:
 
 
 def _encode_log(log: Log) -> tuple[Any, ...]:
-    return log.step, log.unix_ns, _plain_values(log.values)
-
-
-def _plain_values(values: Mapping[str, LogValue]) -> dict[str, LogValue]:
-    """Return logged values as the plain types: `marshal` does not know subclasses, such as `numpy.float64`."""
-    return {str(name): _plain(value) for name, value in values.items()}
-
-
-def _plain(value: LogValue) -> LogValue:
-    return next((kind(value) for kind in (bool, int, float) if isinstance(value, kind)), str(value))
-
-
-def _plain_tuple(value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    return None if value is None else tuple(value)
+    return log.step, log.unix_ns, plain(log.values)
 
 
 def _phase(phase: Phase) -> tuple[Any, ...]:
-    return tuple(phase) if phase.error is None else tuple(phase._replace(error=tuple(phase.error)))  # type: ignore[arg-type]  # encoded
+    return tuple(phase) if phase.error is None else tuple(phase._replace(error=plain(phase.error)))
 
 
 def _read_phase(values: tuple[Any, ...]) -> Phase:
@@ -205,7 +197,7 @@ def _read_phase(values: tuple[Any, ...]) -> Phase:
 
 
 def _note(note: CallNote | None) -> tuple[Any, ...] | None:
-    return None if note is None else (_plain_tuple(note.error), *note[1:])
+    return None if note is None else (plain(note.error), *note[1:])
 
 
 def _read_note(values: tuple[Any, ...] | None) -> CallNote | None:
