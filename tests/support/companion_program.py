@@ -49,6 +49,11 @@ def claimed(fd: Path) -> str:
 def kill_companion(pid: int) -> None:
     """Kill the companion, and wait until another one has taken its place."""
     os.kill(pid, signal.SIGKILL)
+    wait_for_restart(pid)
+
+
+def wait_for_restart(pid: int) -> None:
+    """Wait until another companion has taken the place of one that ends."""
     while CHILDREN.read_text().split() in ([], [str(pid)]):
         pass
 
@@ -75,6 +80,7 @@ class Program:
             "stop the companion": self._stop_the_companion,
             "shut down amid a restart": self._shut_down_amid_a_restart,
             "fill the channel": self._fill_the_channel,
+            "garble the channel": self._garble_the_channel,
             "fork": self._fork,
             "look": self._look,
         }
@@ -154,6 +160,14 @@ class Program:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.handle.prometheus_port}/metrics") as scrape:
             (line,) = [line for line in scrape.read().decode().splitlines() if 'outcome="dropped_queue"' in line]
         say(complete, self.handle.flush(), float(line.split()[-1]) == self.handle.stats()["spans_dropped"] > 0)
+
+    def _garble_the_channel(self) -> None:
+        self.handle.flush()
+        pid = companion()
+        self._backend()._channel.send(b"garbled")
+        wait_for_restart(pid)
+        self.train()
+        self.handle.flush()
 
     def _fork(self) -> None:
         """Print what a forked child has of torchotel."""

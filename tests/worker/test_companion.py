@@ -14,6 +14,7 @@ from support.commands import environment
 from support.misbehaving_servers import misbehaving, silence
 from support.otlp_http_receiver import receiver
 
+import torchotel
 from torchotel.runs.reader import open_run
 
 pytestmark = pytest.mark.program
@@ -119,6 +120,16 @@ def test_a_shutdown_amid_a_restart_leaves_no_companion(tmp_path: Path) -> None:
     assert "internal error" not in run.errors
 
 
+def test_a_channel_out_of_step_is_begun_again(tmp_path: Path) -> None:
+    """No later message could be understood; the reason is logged."""
+    with receiver() as received:
+        run = Run("garble the channel", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    assert run.lines == [f"{3 * STEPS} 0"], run.errors
+    assert "ChannelError: no message" in run.errors
+    assert run.errors.count("has ended with exit code 1 and was started again; 0 spans") == 1
+    assert len(run.steps()) == 3 * STEPS
+
+
 def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:
     """The loss of the second one is counted, and logged once."""
     run = Run("kill both companions", tmp_path / "run")
@@ -158,3 +169,50 @@ def test_an_unusable_setting_takes_the_thread_and_says_why(tmp_path: Path) -> No
         [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, timeout=120, check=True
     )
     assert "worker=process is ignored: the console exporter writes to this process's output" in done.stderr
+
+
+WORDS = """
+import sys, torch
+sys.path.insert(0, sys.argv[1])
+import torchotel
+sys.path.insert(0, sys.argv[2])
+options = {"traces_exporter": "none", "prometheus_port": None, "headers": {"large": "x" * 300_000}}
+handle = torchotel.instrument(worker="process", **options)
+sys.path.pop(0)
+with torchotel.step():
+    pass
+print(handle.flush(60), handle.stats()["steps"])
+handle.shutdown()
+"""
+"""A step with settings that no socket's buffer can hold; the companion looks for modules in the second folder first."""
+
+
+def one_step(*flags: str, first: str, second: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, *flags, "-c", WORDS, first, second]
+    return subprocess.run(words, env=environment(**variables), capture_output=True, text=True, timeout=120, check=True)
+
+
+def test_the_companion_finds_modules_where_the_training_does(tmp_path: Path) -> None:
+    """Without the environment's PYTHONPATH, and if a folder's name has a colon."""
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    (folder / "torchotel").symlink_to(Path(torchotel.__file__).parent)
+    done = one_step("-I", first=str(folder), PYTHONPATH="/nowhere")
+    assert done.stdout == "True 1\n", done.stderr
+
+
+def test_the_companion_runs_no_sitecustomize(tmp_path: Path) -> None:
+    """That of opentelemetry-instrument, for example, would instrument the companion."""
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'customised')!r}, 'a').write('once')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = one_step(first=str(Path(torchotel.__file__).parents[1]), PYTHONPATH=path)
+    assert done.stdout == "True 1\n", done.stderr
+    assert (tmp_path / "customised").read_text() == "once"
+
+
+def test_the_end_of_a_companion_that_cannot_start_has_a_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "torchotel"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('half an installation')")
+    done = one_step(first=str(Path(torchotel.__file__).parents[1]), second=str(tmp_path))
+    assert "has ended with exit code 1 (ImportError: half an installation)" in done.stderr

@@ -1,7 +1,7 @@
 """The companion process: receives records, and processes them as the thread of a `ThreadBackend` does.
 
-It is started as `python -P -m torchotel.worker.companion RING SOCKET`, with the descriptors of both. The settings come
-through the socket, since other users can read a command line. No module that it imports loads torch.
+The supervisor starts it with the descriptors of the ring and the socket as arguments. `sys.path` and the settings are a
+memory file at its standard input, since other users can read a command line. No module that it imports loads torch.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchotel._records import Error, ModelInfo
+from torchotel._records import Error, ModelInfo, Record
 from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.tracing.resource import ProcessResource
+from torchotel.tracing.span import AttributeValue
 from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
-from torchotel.worker.channel import Connection, Receiver
+from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.record_codec import RecordDecoder, RunStart
 
 INTERVAL_S = 0.2
@@ -38,21 +39,39 @@ NICENESS = 10
 PROCESS_ENDED = Error("process_ended", "The training process ended without a shutdown of torchotel")
 
 
+class CompanionSettings(NamedTuple):
+    """What the companion needs to start, in plain types."""
+
+    pid: int
+    """The training process."""
+    config: dict[str, Any]
+    described: dict[str, AttributeValue]
+    """The attributes of the resource without the identity."""
+    identity: tuple[Any, ...]
+    versions: dict[str, str]
+    run_folder: str | None
+    metrics_fd: int | None
+    """The descriptor of the open `metrics.jsonl` in the run folder."""
+    listener_fd: int | None
+    """The descriptor of the scrape endpoint's port."""
+    started_unix_ns: int
+
+
 class CompanionProcess:
     """Pass the records of the channel to a backend, and answer the requests of the training process.
 
     Args:
         channel: The records.
         connection: The requests.
-        settings: The first message: what `supervisor.Companion` sends.
+        settings: What the training process knows.
     """
 
-    def __init__(self, channel: Receiver, connection: Connection, settings: dict[str, Any]) -> None:
+    def __init__(self, channel: Receiver, connection: Connection, settings: CompanionSettings) -> None:
         self._channel, self._connection = channel, connection
         self._decoder, self._guard, self._warn = RecordDecoder(), Guard("the companion process", limit=1000), Warn()
-        self._parent = settings["pid"]
-        self._identity, self._capture_stats = Identity(*settings["identity"]), CaptureStats(0, 0, 0)
-        self._resource = ProcessResource(_tuples(settings["described"]), lambda: self._identity)
+        self._parent = settings.pid
+        self._identity, self._capture_stats = Identity(*settings.identity), CaptureStats(0, 0, 0)
+        self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
         self._overhead_ratio: float | None = None
         self._stopped = False
@@ -61,9 +80,9 @@ class CompanionProcess:
         self._reported, self._report_at_s = no_stats(), 0.0
         with ExitStack() as undo:
             self._backend = ThreadBackend(
-                Config(**_tuples(settings["config"])),
+                Config(**settings.config),
                 self._resource,
-                settings["versions"],
+                settings.versions,
                 SessionLinks(
                     model=lambda: self._model,
                     capture_stats=lambda: self._capture_stats,
@@ -72,7 +91,7 @@ class CompanionProcess:
                 ),
                 undo,
                 claims=_claims(settings),
-                started_unix_ns=settings["started_unix_ns"],
+                started_unix_ns=settings.started_unix_ns,
             )
             self._backend.start(undo)
             undo.pop_all()
@@ -81,7 +100,7 @@ class CompanionProcess:
         """Process records and requests until the training process asks for the end, or has ended."""
         while not self._stopped:
             request = self._connection.receive(INTERVAL_S)
-            self._guard.guarded(self._empty_channel)()
+            self._empty_channel()
             self._guard.guarded(self._report_counts)()
             if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
                 self._stop(
@@ -91,21 +110,28 @@ class CompanionProcess:
                 self._guard.guarded(self._answer)(request)
 
     def _empty_channel(self) -> None:
+        """Pass on the records of the ring.
+
+        Raises:
+            ChannelError: The ring is out of step: no later message can be understood, so another companion must begin.
+        """
         for message in self._channel.receive_waiting():  # later ones wait until a request was read
             try:
-                record = self._decoder.decode(message)
+                self._pass_on(self._decoder.decode(message))
+            except ChannelError:
+                raise
             except Exception:  # noqa: BLE001  # the next message may be good
                 self._guard.fault()
-                continue
-            if isinstance(record, RunStart):
-                self._identity, self._model = record.identity, record.model
-                self._resource.update()
-            else:
-                self._backend.append(record)
-
         dropped = self._channel.dropped
         self._backend.count_dropped(dropped - self._dropped)
         self._dropped = dropped
+
+    def _pass_on(self, record: Record | RunStart) -> None:
+        if isinstance(record, RunStart):
+            self._identity, self._model = record.identity, record.model
+            self._resource.update()
+        else:
+            self._backend.append(record)
 
     def _report_counts(self) -> None:
         """Send the counts each second, if they have changed."""
@@ -158,7 +184,7 @@ class LogForwarder(logging.Handler):
         self._connection.send(log=record.levelno, text=self.format(record))
 
 
-def main() -> None:
+def main(settings: CompanionSettings) -> None:
     """Run the companion process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -168,29 +194,20 @@ def main() -> None:
     logger = logging.getLogger("torchotel")
     logger.addHandler(LogForwarder(connection))
     logger.propagate = False
-    settings = connection.receive()
-    if settings is not None:
-        try:
-            CompanionProcess(Receiver(channel_fd), connection, settings).run()
-        except Exception:
-            logger.exception("internal error in the companion process")
-            raise
+    try:
+        process = CompanionProcess(Receiver(channel_fd), connection, settings)
+        # Until now an error was written to a memory file, which would grow with the messages of libraries.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        process.run()
+    except Exception:
+        logger.exception("internal error in the companion process")
+        raise
 
 
-def _claims(settings: dict[str, Any]) -> Claims:
-    metrics_fd, listener_fd = settings["claims"].get("metrics_file"), settings["claims"].get("listener")
+def _claims(settings: CompanionSettings) -> Claims:
     run_folder = None
-    if metrics_fd is not None:
-        folder = Path(settings["run_folder"])
-        run_folder = ClaimedFolder(folder, LineFile(folder / METRICS_NAME, metrics_fd))
-    listener = None if listener_fd is None else Listener(socket.socket(fileno=listener_fd))
-    return Claims(run_folder, listener)
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with tuples, which JSON has as lists."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-if __name__ == "__main__":
-    main()
+    if settings.run_folder is not None and settings.metrics_fd is not None:
+        folder = Path(settings.run_folder)
+        run_folder = ClaimedFolder(folder, LineFile(folder / METRICS_NAME, settings.metrics_fd))
+    fd = settings.listener_fd
+    return Claims(run_folder, None if fd is None else Listener(socket.socket(fileno=fd)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import marshal
 import os
 import queue
 import subprocess
@@ -12,23 +13,24 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torchotel._limits import CHANNEL_BYTES
-from torchotel._records import Recordable, StepRecord
+from torchotel._records import Recordable, StepRecord, plain
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_listener, claim_run_folder
-from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, LineFile, discard_folder
+from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import Backend, Claims, RunEnd, SessionLinks, Stats, add_stats, no_stats
+from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_stats, no_stats
 from torchotel.worker.channel import Connection, Sender, socket_pair
+from torchotel.worker.companion import CompanionSettings
 from torchotel.worker.record_codec import RecordEncoder, RunStart
 
 if TYPE_CHECKING:
@@ -41,11 +43,17 @@ ANSWER_S = 1.0
 EXIT_S = 1.0
 """Further time for the companion to end after its last answer."""
 
-RESTARTED = "The companion process has ended with exit code %d and was started again; %d spans are lost"
+RESTARTED = "The companion process has ended with exit code %s and was started again; %d spans are lost"
 ENDED = (
-    "The companion process has ended with exit code %d. Training is not affected, and nothing more is exported. Set "
+    "The companion process has ended with exit code %s. Training is not affected, and nothing more is exported. Set "
     "TORCHOTEL_WORKER=thread to work without it."
 )
+
+PROGRAM = (
+    "import marshal, sys; sys.path[:], settings = marshal.load(sys.stdin.buffer); "
+    "from torchotel.worker.companion import CompanionSettings, main; main(CompanionSettings(*settings))"
+)
+"""What the companion runs: it finds modules wherever this process finds them."""
 
 _logger = logging.getLogger("torchotel")
 
@@ -93,14 +101,15 @@ class CompanionBackend(Backend):
         self._run_start: RunStart | None = None
         self._started_ns = time.time_ns()
         folder = claim_run_folder(config, resource.identity)
-        self._claims = Claims(folder)
         self._run_folder = None if folder is None else folder.path
+        self._metrics_file = None if folder is None else folder.metrics
+        self._listener: Listener | None = None
         with ExitStack() as failed:
             failed.callback(self._channel.close)
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
-            self._claims = Claims(folder, claim_listener(config, resource, os.environ))
-            self._port = None if self._claims.listener is None else self._claims.listener.port
+            self._listener = claim_listener(config, resource, os.environ)
+            self._port = None if self._listener is None else self._listener.port
             with self._lock:  # a companion that ends at once is replaced after it is set
                 self._companion = self._start_companion()
             undo.push(failed.pop_all())
@@ -228,7 +237,7 @@ class CompanionBackend(Backend):
             counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
         return counts
 
-    def _on_end(self, exit_code: int) -> None:
+    def _on_end(self, exit_code: str) -> None:
         """Start another companion in place of one that ended by itself, once; called on the control thread."""
         lost = None
         try:
@@ -267,29 +276,25 @@ class CompanionBackend(Backend):
                 self._channel.close()
 
     def _close_claims(self) -> None:
-        for claim in self._open_claims().values():
-            claim.close()
-
-    def _open_claims(self) -> dict[str, LineFile | Listener]:
-        folder = self._claims.run_folder
-        claims = {"metrics_file": None if folder is None else folder.metrics, "listener": self._claims.listener}
-        return {name: claim for name, claim in claims.items() if claim is not None}
+        for claim in (self._metrics_file, self._listener):
+            if claim is not None:
+                claim.close()
 
     def _start_companion(self) -> Companion:
         """Start a companion, which loads its modules while the training goes on."""
-        claims = {name: claim.fileno() for name, claim in self._open_claims().items()}
-        config = self._config
-        settings = {
-            "pid": os.getpid(),
-            "config": {field.name: _plain(getattr(config, field.name)) for field in fields(config)},
-            "described": self._resource.described,
-            "identity": self._resource.identity,
-            "versions": self._versions,
-            "run_folder": _plain(self._run_folder),
-            "started_unix_ns": self._started_ns,
-            "claims": claims,
-        }
-        return Companion(self._channel.fd, settings, list(claims.values()), self._on_end)
+        config, metrics_file, listener = self._config, self._metrics_file, self._listener
+        settings = CompanionSettings(
+            pid=os.getpid(),
+            config={field.name: getattr(config, field.name) for field in fields(config)},
+            described=dict(self._resource.described),
+            identity=self._resource.identity,
+            versions=dict(self._versions),
+            run_folder=None if self._run_folder is None else os.fspath(self._run_folder),
+            metrics_fd=None if metrics_file is None else metrics_file.fileno(),
+            listener_fd=None if listener is None else listener.fileno(),
+            started_unix_ns=self._started_ns,
+        )
+        return Companion(self._channel.fd, settings, self._on_end)
 
 
 class Companion:
@@ -297,9 +302,9 @@ class Companion:
 
     Args:
         channel_fd: The descriptor of the ring.
-        settings: What the companion needs to begin.
-        inherited: Further descriptors that the companion gets.
-        on_end: Called with the exit code if the process ends by itself, on the control thread.
+        settings: What the companion needs to start.
+        on_end: Called with the exit code and the last line of its errors if the process ends by itself, on the control
+            thread.
 
     Raises:
         OSError: The process cannot be started.
@@ -308,35 +313,36 @@ class Companion:
     def __init__(
         self,
         channel_fd: int,
-        settings: Mapping[str, object],
-        inherited: Sequence[int],
-        on_end: Callable[[int], None],
+        settings: CompanionSettings,
+        on_end: Callable[[str], None],
     ) -> None:
         self._on_end = on_end
         ours, theirs = socket_pair()
         self._connection = Connection(ours)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
         self._numbers = itertools.count()
-        self._ending = False
+        self._killed = False
         self.alive = True
         self.ended_early = False
         """Whether the process has ended without an answer to the request "stop", the last of its counts."""
         self._has_stopped = False
         self.counts = no_stats()
         """The last counts that the process sent."""
-        command = [sys.executable, "-P", "-m", "torchotel.worker.companion", str(channel_fd), str(theirs.fileno())]
-        with theirs:
+        flags = "-PSE" if sys.flags.ignore_environment else "-PS"  # without `site`: its work is in `sys.path`
+        command = [sys.executable, flags, "-c", PROGRAM, str(channel_fd), str(theirs.fileno())]
+        claimed = (fd for fd in (settings.metrics_fd, settings.listener_fd) if fd is not None)
+        self._errors = _memory_file()
+        """The standard error of the process, until it has started."""
+        with theirs, _memory_file(marshal.dumps(plain((sys.path, settings)))) as start:
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter runs a module of this package
                 command,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
+                stdin=start,
                 stdout=subprocess.DEVNULL,  # not the program's: `python train.py | tee log` would wait for its end
-                stderr=subprocess.DEVNULL,
-                pass_fds=[channel_fd, theirs.fileno(), *inherited],
+                stderr=self._errors,
+                pass_fds=[channel_fd, theirs.fileno(), *claimed],
                 start_new_session=True,  # Ctrl-C in the terminal does not reach it
             )
         self.pid = self._process.pid
-        self._connection.send(**settings)
         self._thread = threading.Thread(target=self._listen, name="torchotel-control", daemon=True)
         try:
             self._thread.start()
@@ -344,6 +350,7 @@ class Companion:
             self._process.kill()
             self._process.wait()
             self._connection.close()
+            self._errors.close()
             raise
 
     def ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
@@ -351,7 +358,6 @@ class Companion:
         number, timeout_s = next(self._numbers), max(0.0, timeout_s)
         deadline_s = time.monotonic() + timeout_s + EXIT_S
         answers = self._answers[number] = queue.SimpleQueue()
-        self._ending = self._ending or what == "stop"
         try:
             request = {"ask": what, "number": number, "timeout_s": timeout_s, **details}
             if not self.alive or not self._connection.send(timeout_s, **request):
@@ -370,31 +376,41 @@ class Companion:
         """Wait for the process until the deadline, then kill it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline_s - time.monotonic()))
+            self._thread.join(EXIT_S)  # it reads the last messages, and logs if the process has ended by itself
         self.kill()
 
     def kill(self) -> None:
         """End the process at once, if it has not ended."""
-        self._ending = True
+        self._killed = True
         self._process.kill()
         self._process.wait()
         self._connection.shut_down()
         if self._thread is not threading.current_thread():
             self._thread.join(EXIT_S)  # a log handler of the program may block it
         self._connection.close()
+        self._errors.close()
 
     def disable_after_fork(self) -> None:
-        """Close the copy of the connection in a forked child."""
+        """Close the copies of the connection and the memory file in a forked child."""
         self._connection.close()
+        self._errors.close()
 
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
             self._on_message(message)
         self.ended_early = not self._has_stopped
         self.alive = False
-        if not self._ending:
-            self._on_end(self._process.wait())
+        if self.ended_early and not self._killed:
+            self._on_end(self._exit_reason())
         for answers in list(self._answers.values()):
             answers.put(None)
+
+    def _exit_reason(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        last = next(filter(None, reversed(lines)), "")
+        return f"{code} ({last})" if last else str(code)
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if "log" in message:
@@ -426,16 +442,11 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the companion, which finds modules wherever this process finds them."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-
-def _plain(value: object) -> object:
-    """Return a setting as a value that JSON knows."""
-    if isinstance(value, Path):
-        return os.fspath(value)
-    return dict(value) if isinstance(value, Mapping) else value
+def _memory_file(content: bytes = b"") -> BinaryIO:
+    file = os.fdopen(os.memfd_create("torchotel"), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _is_empty(folder: Path) -> bool:
