@@ -1,7 +1,10 @@
 """The ring and the connection between the training process and its companion."""
 
+import fcntl
 import os
 import random
+import resource
+import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -72,6 +75,16 @@ def test_a_length_that_cannot_be_right_is_an_error(ring: tuple[Sender, Receiver]
         receiver.receive()
 
 
+def test_the_memory_of_a_ring_exists_and_stays(ring: tuple[Sender, Receiver]) -> None:
+    """Else an access to it could kill the training."""
+    sender, _ = ring
+    size = os.fstat(sender.fd).st_size
+    assert os.fstat(sender.fd).st_blocks * 512 >= size
+    for other in (0, 2 * size):
+        with pytest.raises(PermissionError):
+            os.ftruncate(sender.fd, other)
+
+
 def test_a_file_that_is_no_ring_is_an_error() -> None:
     fd = os.memfd_create("other")
     os.ftruncate(fd, 4096)
@@ -108,6 +121,25 @@ def test_a_connection_that_waits_for_room_ends_with_the_other_process() -> None:
         pass
     theirs.close()
     assert not ours.send(60.0, text="last")
+
+
+def test_a_connection_may_have_a_descriptor_above_1023() -> None:
+    """`select` refuses it, and a training may have that many files open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limit[1]))
+    try:
+        ours, theirs = socket_pair()
+        with ours, theirs:
+            above = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 1024) for one in (ours, theirs)]
+        sender, receiver = (Connection(socket.socket(fileno=fd)) for fd in above)
+        assert min(above) >= 1024
+        while sender.send(text="x" * 1000):
+            pass
+        assert receiver.receive() == {"text": "x" * 1000}
+        sender.close()
+        receiver.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_a_connection_ends_with_the_other_process() -> None:

@@ -6,6 +6,7 @@ sent.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
@@ -32,6 +33,25 @@ class ChannelError(Exception):
     """The ring does not hold what a sender of this version writes."""
 
 
+class _Barrier:
+    """Keep the order of the bytes of a message and the position that covers them, as the other process sees both.
+
+    On x86 plain stores are enough: a processor's stores are seen in their order, and its loads are made in their order.
+    ARM may reorder both. There, all accesses before the release of a lock stay before it, all accesses after its next
+    acquisition stay after it, and the acquisition stays after the release.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Complete the preceding accesses to memory before the following ones."""
+        with self._lock:
+            pass
+        with self._lock:
+            pass
+
+
 class Sender:
     """The end in the training process, which makes the ring; one thread may send at a time.
 
@@ -43,15 +63,13 @@ class Sender:
     """
 
     def __init__(self, capacity: int) -> None:
-        self.fd = os.memfd_create("torchotel")
-        os.ftruncate(self.fd, _DATA + capacity)
+        self.fd = _fixed_memory(_DATA + capacity)
         self._ring = mmap.mmap(self.fd, _DATA + capacity)
         _HEADER.pack_into(self._ring, 0, _MAGIC, capacity)
         # Unlike `struct.pack_into`, which writes zeros first, this stores a position at once.
         self._positions = memoryview(self._ring)[:_DATA].cast("Q")
         self._capacity, self._head = capacity, 0
-        # Its release is also the memory barrier between the bytes of a message and the position behind them.
-        self._lock = threading.Lock()
+        self._barrier = _Barrier()
 
     def send(self, message: bytes) -> bool:
         """Put a message into the ring; return False if it does not fit."""
@@ -59,9 +77,9 @@ class Sender:
         tail = self._positions[_TAIL]
         if self._head + size - tail > self._capacity:
             return False
-        with self._lock:
-            _copy_in(self._ring, self._head, _LENGTH.pack(len(message)) + message)
+        _copy_in(self._ring, self._head, _LENGTH.pack(len(message)) + message)
         self._head += size
+        self._barrier.wait()
         self._positions[_HEAD] = self._head
         return True
 
@@ -102,6 +120,7 @@ class Receiver:
             raise ChannelError("no ring of this version")
         self._positions = memoryview(self._ring)[:_DATA].cast("Q")
         self._tail = self._positions[_TAIL]
+        self._barrier = _Barrier()
 
     def receive_waiting(self) -> Iterator[bytes]:
         """Take the messages that wait at the first step of the iteration; later messages wait for the next call.
@@ -127,6 +146,7 @@ class Receiver:
         waiting = self._positions[_HEAD] - self._tail
         if not waiting:
             return None
+        self._barrier.wait()
         if not _LENGTH.size <= waiting <= self._capacity:
             problem = f"{waiting} bytes wait in a ring of {self._capacity}"
             raise ChannelError(problem)
@@ -136,6 +156,7 @@ class Receiver:
             raise ChannelError(problem)
         message = _copy_out(self._ring, self._tail + _LENGTH.size, length)
         self._tail += _LENGTH.size + length
+        self._barrier.wait()
         self._positions[_TAIL] = self._tail
         return message
 
@@ -201,6 +222,18 @@ class Connection:
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that keep the bounds of packets."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def _fixed_memory(size: int) -> int:
+    """Return the descriptor of memory that no process can shrink, and that exists: access to it never raises SIGBUS."""
+    fd = os.memfd_create("torchotel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _copy_in(ring: mmap.mmap, position: int, data: bytes) -> None:
