@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torchotel import _semconv as names
-from torchotel._records import Record, StepRecord
+from torchotel._records import Error, Record, StepRecord
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
@@ -185,8 +185,8 @@ class Session:
 
     def discard(self) -> None:
         """Stop before the first record, and remove the run file."""
-        self.stop(0, finished=False)
-        self._backend.discard_run_file()
+        self._end_capture(None)
+        self._backend.discard()
 
     def stop(self, timeout_s: float, *, finished: bool = True, error: BaseException | None = None) -> None:
         """Remove every hook, export the remaining records, end the threads, close ports and files.
@@ -196,12 +196,17 @@ class Session:
             finished: Whether the run came to a normal end.
             error: The exception that ended the run, for the run file and the step that it interrupted.
         """
-        deadline_s, guarded = time.monotonic() + timeout_s, self._guard.guarded
+        deadline_s = time.monotonic() + timeout_s
+        self._backend.stop(deadline_s, RunEnd(finished, self._end_capture(error)))
+
+    def _end_capture(self, error: BaseException | None) -> Error | None:
+        """Remove every hook, and hand over the remaining records; return how an exception is recorded."""
+        guarded = self._guard.guarded
         guarded(self._frameworks.uninstall)()
         guarded(self._capture.uninstall)()
         ended_with = guarded(self._capture.errors.read)(error)
         guarded(self._capture.end)(ended_with)
-        self._backend.stop(deadline_s, RunEnd(finished, ended_with))
+        return ended_with
 
     def stats(self) -> Stats:
         """Return the present counts."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.request
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ class Program:
             "shut down amid a restart": self._shut_down_amid_a_restart,
             "fill the channel": self._fill_the_channel,
             "garble the channel": self._garble_the_channel,
+            "end a step amid a record": self._end_a_step_amid_a_record,
             "fork": self._fork,
             "look": self._look,
         }
@@ -168,6 +170,24 @@ class Program:
         wait_for_restart(pid)
         self.train()
         self.handle.flush()
+
+    def _end_a_step_amid_a_record(self) -> None:
+        """Interrupt the encoding of a step by a signal, whose handler ends a step of its own."""
+
+        def interrupt(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code.co_name == "_encode_step":
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGUSR1)
+
+        def handle(*_: object) -> None:
+            with torchotel.step():
+                pass
+            torchotel.log(inside=1)
+
+        signal.signal(signal.SIGUSR1, handle)
+        sys.setprofile(interrupt)
+        self.train()
+        say(sys.getprofile(), self.handle.flush())
 
     def _fork(self) -> None:
         """Print what a forked child has of torchotel."""

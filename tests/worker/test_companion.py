@@ -120,6 +120,15 @@ def test_a_shutdown_amid_a_restart_leaves_no_companion(tmp_path: Path) -> None:
     assert "internal error" not in run.errors
 
 
+def test_a_signal_handler_may_end_a_step_amid_a_record(tmp_path: Path) -> None:
+    """Both are recorded, each whole."""
+    with receiver() as received:
+        run = Run("end a step amid a record", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    assert run.lines == ["None True", f"{3 * STEPS + 1} 0"], run.errors
+    assert len({line["number"] for line in run.steps()}) == 3 * STEPS + 1
+    assert "internal error" not in run.errors
+
+
 def test_a_channel_out_of_step_is_begun_again(tmp_path: Path) -> None:
     """No later message could be understood; the reason is logged."""
     with receiver() as received:
@@ -216,3 +225,32 @@ def test_the_end_of_a_companion_that_cannot_start_has_a_reason(tmp_path: Path) -
     (broken / "__init__.py").write_text("raise ImportError('half an installation')")
     done = one_step(first=str(Path(torchotel.__file__).parents[1]), second=str(tmp_path))
     assert "has ended with exit code 1 (ImportError: half an installation)" in done.stderr
+
+
+REPLACED = """
+import os, signal, pathlib, torchotel
+from torchotel._api import start_handle
+folders = {"record": "first", "discovery_dir": "targets"}
+start_handle({"worker": "process", "traces_exporter": "none", **folders}, None, zero_code=True)
+(first,) = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+while not any(name.startswith("torchotel") for name in os.listdir("targets")):
+    pass
+os.kill(int(first), signal.SIGSTOP)
+handle = torchotel.instrument(record="second", discovery_dir="others")
+print(os.path.exists(f"/proc/{first}"), sorted(os.listdir()), os.listdir("targets"))
+handle.shutdown()
+"""
+
+
+def test_the_settings_of_the_program_replace_the_companion_of_zero_code(tmp_path: Path) -> None:
+    """It is killed, since it need not export anything; its run file and its target are removed."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPLACED],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "False ['others', 'second', 'targets'] []\n", done.stderr

@@ -179,6 +179,17 @@ def claim_listener(config: Config, resource: ProcessResource, environ: Mapping[s
     return endpoint.listen(config.prometheus_host, config.prometheus_port, resource.get(names.LOCAL_RANK))
 
 
+def discard_target(config: Config, resource: ProcessResource, environ: Mapping[str, str]) -> None:
+    """Remove the target file of a scrape endpoint whose process was killed."""
+    if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
+        return
+    from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
+
+    file = endpoint.open_discovery(config.discovery_dir or stack_targets(environ), resource)
+    if file is not None:
+        file.remove()
+
+
 def open_record(
     config: Config, resource: ProcessResource, stats: ExportStats, claimed: ClaimedFolder | None = None
 ) -> RunFile | None:

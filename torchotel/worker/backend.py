@@ -170,6 +170,9 @@ class Backend(Protocol):
             end: How the run ended, for the run file.
         """
 
+    def discard(self) -> None:
+        """End before the first record, and remove what was created."""
+
     def disable_after_fork(self) -> None:
         """Export nothing in a forked child."""
 
@@ -308,6 +311,11 @@ class ThreadBackend(Backend):
             guarded(exporter.shutdown)(max(deadline_s, time.monotonic() + 0.1))
         # After the trace exporters, whose counts it exports.
         guarded(self._metric_exporters.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=end.finished)
+
+    def discard(self) -> None:
+        """Stop at once, and remove the run file."""
+        self.stop(time.monotonic(), RunEnd(finished=False))
+        self.discard_run_file()
 
     def disable_after_fork(self) -> None:
         """Export nothing in a forked child, which has no worker thread."""

@@ -23,7 +23,7 @@ from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord, plain
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
-from torchotel.exporters.factory import claim_listener, claim_run_folder
+from torchotel.exporters.factory import claim_listener, claim_run_folder, discard_target
 from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
@@ -32,6 +32,7 @@ from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_s
 from torchotel.worker.channel import Connection, Sender, socket_pair
 from torchotel.worker.companion import CompanionSettings
 from torchotel.worker.record_codec import RecordEncoder, RunStart
+from torchotel.worker.thread import LAST_RECORD_S
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
@@ -40,8 +41,10 @@ WAKE_BYTES = CHANNEL_BYTES // 8
 """Records that wait when the companion is woken before its interval."""
 ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
-EXIT_S = 1.0
-"""Further time for the companion to end after its last answer."""
+ANSWER_LATE_S = 1.0
+"""Further time for an answer that takes all of its own time."""
+EXIT_S = LAST_RECORD_S + 1.0
+"""Further time for the companion to end: the worker's, and 0.1 s for each exporter."""
 
 RESTARTED = "The companion process has ended with exit code %s and was started again; %d spans are lost"
 ENDED = (
@@ -156,10 +159,17 @@ class CompanionBackend(Backend):
             return
         error = None if end.error is None else tuple(end.error)
         counts = {**self._links.capture_stats()._asdict(), "overhead_ratio": self._links.overhead_ratio()}
-        left_s = deadline_s - time.monotonic()
-        companion.ask("stop", left_s, finished=end.finished, error=error, counts=counts)
-        companion.end(max(deadline_s, time.monotonic()) + EXIT_S)
+        left_s, end_s = deadline_s - time.monotonic(), max(deadline_s, time.monotonic()) + EXIT_S
+        companion.ask("stop", left_s, EXIT_S, finished=end.finished, error=error, counts=counts)
+        companion.end(end_s)
         self._close()
+
+    def discard(self) -> None:
+        """Kill the companion, and remove the run file and the target of the scrape endpoint."""
+        self._kill()
+        self._close()
+        discard_target(self._config, self._resource, os.environ)
+        self.discard_run_file()
 
     def disable_after_fork(self) -> None:
         """Close the copies of the channel, the port and the run file in a forked child."""
@@ -353,10 +363,12 @@ class Companion:
             self._errors.close()
             raise
 
-    def ask(self, what: str, timeout_s: float, **details: object) -> dict[str, Any] | None:
-        """Send a request and wait for its answer; return None if there is none in time."""
+    def ask(
+        self, what: str, timeout_s: float, late_s: float = ANSWER_LATE_S, **details: object
+    ) -> dict[str, Any] | None:
+        """Send a request that may take `timeout_s`; return its answer, None if there is none `late_s` after it."""
         number, timeout_s = next(self._numbers), max(0.0, timeout_s)
-        deadline_s = time.monotonic() + timeout_s + EXIT_S
+        deadline_s = time.monotonic() + timeout_s + late_s
         answers = self._answers[number] = queue.SimpleQueue()
         try:
             request = {"ask": what, "number": number, "timeout_s": timeout_s, **details}

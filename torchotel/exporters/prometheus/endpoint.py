@@ -38,12 +38,13 @@ class DiscoveryFile:
     Args:
         folder: Created if missing.
         job: Label `job` of the series, which replaces the name of Prometheus's scrape job.
+        pid: The training process, which may be another one.
 
     Raises:
         OSError: The folder cannot be created or written to.
     """
 
-    def __init__(self, folder: Path, job: str) -> None:
+    def __init__(self, folder: Path, job: str, pid: AttributeValue) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied", os.fspath(folder))
@@ -51,7 +52,7 @@ class DiscoveryFile:
         # Several hosts may share the folder.
         self._host = f"torchotel-{socket.gethostname()}-"
         # Absolute, since the program may change its working directory.
-        self.path = folder.absolute() / f"{self._host}{os.getpid()}.json"
+        self.path = folder.absolute() / f"{self._host}{pid}.json"
 
     def write(self, host: str, port: int) -> None:
         """Write the target; Prometheus sees the whole file or none."""
@@ -253,7 +254,7 @@ def open_discovery(folder: Path | None, resource: Attributes) -> DiscoveryFile |
     if folder is None:
         return None
     try:
-        return DiscoveryFile(folder, job_of(resource))
+        return DiscoveryFile(folder, job_of(resource), resource.get("process.pid", os.getpid()))
     except OSError as error:
         raise _unusable(folder, error) from error
 
