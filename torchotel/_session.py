@@ -233,7 +233,7 @@ class Session:
             self._resource.update()
         if self._found_no_provider:
             warn_of_late_provider()
-        self._backend.begin()
+        self._backend.fix_identity()
 
     def _measure_overhead(self, step: StepRecord, worker_ns: int) -> None:
         """Measure the overhead of detail, and set the interval of detailed steps."""

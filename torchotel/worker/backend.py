@@ -156,8 +156,8 @@ class Backend(Protocol):
     def run_folder(self) -> Path | None:
         """The folder that the run is recorded in; None if it is not recorded."""
 
-    def begin(self) -> None:
-        """Note that the first record of a kind follows: identity and model are final."""
+    def fix_identity(self) -> None:
+        """Note that identity and model are final: the first record of a kind follows."""
 
     def flush(self, timeout_s: float) -> bool:
         """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
@@ -271,7 +271,7 @@ class ThreadBackend(Backend):
         """Count spans of records that were dropped before `append`, as if the buffer had dropped them."""
         self._buffer.count_dropped(spans)
 
-    def begin(self) -> None:
+    def fix_identity(self) -> None:
         """Do nothing: the worker reads the identity and the model with its first record."""
 
     def start(self, undo: ExitStack) -> None:

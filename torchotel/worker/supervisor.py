@@ -136,7 +136,7 @@ class CompanionBackend(Backend):
     def start(self, undo: ExitStack) -> None:
         """Do nothing: the companion runs already."""
 
-    def begin(self) -> None:
+    def fix_identity(self) -> None:
         """Send identity and model, which are final from the first record on."""
         self._run_start = RunStart(self._resource.identity, self._links.model())
         self._send_in_order(self._run_start)
