@@ -251,7 +251,7 @@ class CompanionBackend(Backend):
         """Start another companion in place of one that ended by itself, once; called on the control thread."""
         lost = None
         try:
-            with self._lock:  # `stop` and the end of a step wait for the start, some milliseconds
+            with self._lock:  # `stop` and the end of a step wait until the process is created
                 lost = self._restart()
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             _logger.warning("The companion process cannot be started again: %s", error)
@@ -282,7 +282,7 @@ class CompanionBackend(Backend):
     def _close(self) -> None:
         with self._lock:
             self._close_claims()
-            if not self._is_sending:  # else a signal handler stops amid a record, which is written when it returns
+            if not self._is_sending:  # else a signal handler stops during a record, which is written when it returns
                 self._channel.close()
 
     def _close_claims(self) -> None:
