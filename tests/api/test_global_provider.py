@@ -55,7 +55,7 @@ def run(code: str, tmp_path: Path, server: Receiver, **variables: str) -> Any:
     script = tmp_path / "program.py"
     script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
     endpoint = server.url.removesuffix("/v1/traces")
-    done = commands.python(
+    done = commands.forked_python(
         str(script),
         cwd=tmp_path,
         **{
@@ -154,7 +154,7 @@ def test_a_provider_that_is_set_already_stays(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("ours", [False, True], ids=["none", "one of ours"])
 def test_a_provider_that_cannot_be_loaded_costs_a_warning(tmp_path: Path, server: Receiver, *, ours: bool) -> None:
     """OTEL_PYTHON_TRACER_PROVIDER may name one that only another program has; spans are exported without it."""
-    done = commands.python(
+    done = commands.forked_python(
         "-c",
         textwrap.dedent(
             f"""\
@@ -180,7 +180,7 @@ def test_a_meter_provider_that_cannot_be_loaded_costs_the_users_spans_alone(tmp_
     with torchotel.instrument(set_global_provider=True, prometheus_port=None):
         torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
     """
-    done = commands.python(
+    done = commands.forked_python(
         "-c",
         textwrap.dedent(code),
         cwd=tmp_path,
@@ -207,7 +207,7 @@ LIMITS = ("SPAN_ATTRIBUTE_COUNT", "SPAN_EVENT_COUNT", "SPAN_LINK_COUNT", "ATTRIB
 @pytest.mark.parametrize("text", ["abc", "-1", "9" * 20, " "])
 def test_a_malformed_limit_costs_no_span(text: str, tmp_path: Path, server: Receiver) -> None:
     """The SDK raises of it when it is imported, which samplers and pushed metrics do too, or when a span begins."""
-    done = commands.python(
+    done = commands.forked_python(
         "-c",
         LIMITED,
         cwd=tmp_path,
@@ -230,7 +230,7 @@ def test_a_batch_setting_that_the_sdk_refuses_costs_no_span(
     name: str, text: str, tmp_path: Path, server: Receiver
 ) -> None:
     """The specification's defaults apply, with a warning: the SDK raises of a queue shorter than a batch."""
-    done = commands.python(
+    done = commands.forked_python(
         "-c",
         LIMITED,
         cwd=tmp_path,
@@ -317,7 +317,7 @@ def test_without_grpc_the_users_spans_are_printed(tmp_path: Path) -> None:
     """
     script = tmp_path / "program.py"
     script.write_text(PRELUDE + textwrap.dedent(code), encoding="utf-8")
-    done = commands.python(str(script), cwd=tmp_path)
+    done = commands.forked_python(str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "The SDK created no tracer provider" not in done.stderr
     assert done.stdout.count('"name": "query"') == 2

@@ -1,9 +1,9 @@
 """Signals come at any time, and their handlers end or flush the recording."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+from support import commands
 
 pytestmark = pytest.mark.program
 
@@ -21,8 +21,8 @@ assert stats["spans_recorded"] == stats["spans_dropped"] > 0, stats
 
 
 @pytest.mark.parametrize("handler", ["handle.shutdown(1)", "torchotel.uninstrument()", "handle.flush(0.1)"])
-def test_handler_during_shutdown(handler: str) -> None:
+def test_handler_during_shutdown(handler: str, tmp_path: Path) -> None:
     """A second shutdown on the same thread, in a signal's handler, does nothing, and the first goes on."""
     program = PROGRAM.replace("HANDLER", handler)
-    done = subprocess.run([sys.executable, "-c", program], timeout=30, capture_output=True, text=True, check=False)
+    done = commands.forked_python("-c", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr

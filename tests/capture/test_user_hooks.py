@@ -203,7 +203,7 @@ def test_hooks_may_change_inputs_outputs_gradients_and_what_is_registered(when: 
 def test_the_deprecated_backward_hook_fires_too(tmp_path: Path) -> None:
     """`register_module_backward_hook`, which PyTorch allows only where no full hook ever was, sees what it saw."""
     program = str(PROGRAMS / "deprecated_hook_program.py")
-    runs = [commands.python("-W", "ignore", program, when, cwd=tmp_path) for when in ("never", "before", "after")]
+    runs = [commands.forked_python(program, when, cwd=tmp_path) for when in ("never", "before", "after")]
     assert [(run.returncode, run.stderr) for run in runs] == [(0, "")] * 3
     plain, *watched = [run.stdout for run in runs]
     assert plain.count("Sigmoid") == plain.count("loss") == 3

@@ -28,7 +28,7 @@ def record(name: str, **variables: str) -> str:
     """Run a program; return its spans, its lines of the run file, its summary there and its metrics."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
-        done = commands.python("-m", "golden.programs", name, str(folder), cwd=RECORDS.parents[1], **variables)
+        done = commands.forked_python("-m", "golden.programs", name, str(folder), cwd=RECORDS.parents[1], **variables)
         assert done.returncode == 0, done.stderr
         info = json.loads((folder / "run.json").read_text())
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -43,7 +43,7 @@ def test_a_page_runs(page: Path, server: Receiver, tmp_path: Path) -> None:
     """A reader who types in all blocks of a page sees none fail, and what he trains arrives."""
     pytest.importorskip("sklearn")
     endpoint = server.url.removesuffix("/v1/traces")
-    done = commands.python(page_code.__file__, str(page), cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    done = commands.forked_python(page_code.__file__, str(page), cwd=tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     trains = any(".backward()" in block and "capture(" not in block for block in page_code.blocks(page))

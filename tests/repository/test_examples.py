@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(folder: Path, name: str, *arguments: str, **environment: str) -> list[str]:
     """Run an example from a folder of its own and give the lines that it printed; it must say nothing else."""
-    done = commands.python(str(EXAMPLES / name), *arguments, cwd=folder, **environment)
+    done = commands.forked_python(str(EXAMPLES / name), *arguments, cwd=folder, **environment)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.forked_python import ForkedProgram
+
 SILENT = {"OTEL_TRACES_EXPORTER": "none"}
 ANY_PORT = {"OTEL_EXPORTER_PROMETHEUS_PORT": "0"}  # tests of several checkouts may run on one machine
 TIMEOUT_S = 900  # a limit for what hangs, not for what a busy machine does slowly
@@ -33,6 +35,14 @@ def python(*words: str, cwd: Path, stdin: str | None = None, **variables: str) -
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def forked_python(
+    *words: str, cwd: Path, stdin: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as `python` does, in a fork that has torch; `forked_python.py` says what for."""
+    program = ForkedProgram(words, cwd, environment(**variables), stdin)
+    return subprocess.CompletedProcess(words, *program.wait(TIMEOUT_S))
 
 
 def on_a_terminal(*words: str, cwd: Path, **variables: str) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """Train with the deprecated global backward hook, in a process that never saw a full one; print what it saw."""
 
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def train() -> None:
 
 
 how = sys.argv[1]
+warnings.simplefilter("ignore")
 if how == "after":
     torchotel.instrument(traces_exporter="none", record=how, detail="all")
 register_module_backward_hook(note)

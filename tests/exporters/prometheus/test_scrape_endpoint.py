@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from support.commands import environment
+from support.commands import environment, forked_python
 from support.otlp_http_receiver import Answer, receiver
 from support.scraped_metrics import OPENMETRICS, scrape, value
 from torch import nn
@@ -107,9 +107,7 @@ def test_the_target_of_a_run_that_died_stays(end: str, left: int, tmp_path: Path
         "import sys; sys.stdout.flush()",
         end,
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], env=environment(), capture_output=True, text=True, check=False
-    )
+    ended = forked_python("-c", "\n".join(lines), cwd=tmp_path.parent)
     found = list(tmp_path.iterdir())
     assert len(found) == left, ended.stderr
     with torchotel.instrument(prometheus_port=int(ended.stdout), traces_exporter="none", discovery_dir=tmp_path):
