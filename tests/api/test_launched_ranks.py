@@ -140,7 +140,7 @@ def test_a_launcher_that_passes_the_rank_as_an_argument(folder: Path) -> None:
 
 
 def test_ranks_that_multiprocessing_spawns(folder: Path) -> None:
-    done = commands.python("spawn.py", str(folder), cwd=folder, **commands.SILENT)
+    done = commands.forked_python("spawn.py", str(folder), cwd=folder, **commands.SILENT)
     assert done.returncode == 0, done.stderr
     assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
     first, second = _run_ids(folder)
@@ -149,6 +149,6 @@ def test_ranks_that_multiprocessing_spawns(folder: Path) -> None:
 
 def test_workers_of_a_data_loader_that_are_spawned(folder: Path) -> None:
     """They run the script's `instrument()` again, and make no folder."""
-    done = commands.python("loader.py", cwd=folder, **commands.SILENT)
+    done = commands.forked_python("loader.py", cwd=folder, **commands.SILENT)
     assert done.returncode == 0, done.stderr
     assert _recorded(folder) == {"run": (0, 0, 1, 2)}

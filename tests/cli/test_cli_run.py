@@ -14,6 +14,7 @@ from torchotel.runs import Run, open_run
 
 pytestmark = pytest.mark.program
 
+TORCHOTEL = ("-m", "torchotel")
 SCRIPT = """
 import os, signal, sys
 import torch
@@ -80,7 +81,9 @@ def test_records_a_program_with_loader_workers(folder: Path, method: str) -> Non
 
 
 def test_runs_a_module_and_takes_its_options_before_it(folder: Path) -> None:
-    done = commands.torchotel("run", "--detail", "off", "--record", "here", "-m", "train", "plain", cwd=folder)
+    done = commands.forked_python(
+        *TORCHOTEL, "run", "--detail", "off", "--record", "here", "-m", "train", "plain", cwd=folder, **commands.SILENT
+    )
     assert done.returncode == 0
     run = open_run(folder / "here")
     assert [unit.detailed for unit in run.records()] == [False] * 3
@@ -93,7 +96,7 @@ def test_names_the_service_as_the_folder(folder: Path, words: list[str]) -> None
     (folder / "pkg").mkdir()
     for name in ("mod", "__main__"):
         (folder / "pkg" / f"{name}.py").write_text(SCRIPT)
-    done = commands.torchotel("run", *words, "plain", cwd=folder)
+    done = commands.forked_python(*TORCHOTEL, "run", *words, "plain", cwd=folder, **commands.SILENT)
     assert (done.returncode, done.stderr) == (0, "")
     (path,) = (folder / "torchotel-runs").iterdir()
     name = words[-1].removeprefix("pkg/").removesuffix(".py")
@@ -114,7 +117,7 @@ def test_names_the_service_of_a_program_that_instruments_itself(folder: Path, wo
 
 
 def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
-    done = commands.torchotel("run", "train.py", "fail", cwd=folder)
+    done = commands.forked_python(*TORCHOTEL, "run", "train.py", "fail", cwd=folder, **commands.SILENT)
     assert done.returncode == 5
     assert "slowest layers, backward" in done.stdout
     assert re.search(r"ended with +SystemExit after step 2\n +5\n", commands.torchotel("summary", cwd=folder).stdout)
@@ -123,14 +126,14 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
 def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None:
     """With --quiet the run is recorded, and spans that were not accepted are reported on standard error."""
     quiet = ["run", "--quiet", "--record"]
-    done = commands.torchotel(*quiet, "well", "train.py", "plain", cwd=folder)
+    done = commands.forked_python(*TORCHOTEL, *quiet, "well", "train.py", "plain", cwd=folder, **commands.SILENT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "epoch\n", "")
     assert len(list(open_run(folder / "well").records())) == 3
     with receiver() as server:
         server.answers.extend([Answer(400)] * 10)
         endpoint = server.url.removesuffix("/v1/traces")
         words = [*quiet, "lost", "--endpoint", endpoint, "train.py", "plain"]
-        done = commands.torchotel(*words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
+        done = commands.forked_python(*TORCHOTEL, *words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
     assert (done.returncode, done.stdout) == (0, "epoch\n")
     again = "To send them to a server: torchotel export lost --to http://localhost:4318"
     assert re.search(rf"\d+ spans did not reach {endpoint}; the recording has them. {again}\n", done.stderr)
@@ -140,8 +143,8 @@ def test_names_a_trace_that_was_sent(folder: Path) -> None:
     """The output names the trace of a step with layers, to search for in Jaeger."""
     with receiver() as server:
         endpoint = server.url.removesuffix("/v1/traces")
-        done = commands.torchotel(
-            *("run", "--endpoint", endpoint, "train.py", "plain"), cwd=folder, OTEL_TRACES_EXPORTER="otlp"
+        done = commands.forked_python(
+            *TORCHOTEL, *("run", "--endpoint", endpoint, "train.py", "plain"), cwd=folder, OTEL_TRACES_EXPORTER="otlp"
         )
         sent = server.spans
     (named,) = re.findall(r"  trace (\w+) is step 2, with its layers\n", done.stdout)
@@ -156,7 +159,7 @@ def test_says_which_flags_the_program_overruled(folder: Path) -> None:
     says = "instrument(detail='off', record='mine', run_id='x', headers={'key': 'hidden'})"
     (folder / "says.py").write_text(f"import torchotel\ntorchotel.{says}\n{SCRIPT}")
     flags = ["--detail", "all", "--headers", "key=other", "--run-id", "x", "--no-shapes"]
-    done = commands.torchotel("run", *flags, "says.py", "plain", cwd=folder)
+    done = commands.forked_python(*TORCHOTEL, "run", *flags, "says.py", "plain", cwd=folder, **commands.SILENT)
     told = "the program's call of instrument() overrides options: headers over --headers, detail='off' over --detail"
     assert (done.returncode, done.stderr) == (0, f"torchotel: {told}\n")
     assert "\nrecorded in mine\n  torchotel report mine " in done.stdout
@@ -176,7 +179,7 @@ def test_says_where_the_program_took_its_recording_away(folder: Path, does: str,
     body, _, _ = SCRIPT.partition("if __name__")
     says = f"import contextlib, shutil, torchotel\nwith torchotel.instrument(record='mine'):\n    {does}\n"
     (folder / "says.py").write_text(f"{body}{says}shutil.rmtree({str(folder / 'mine')!r})\n")
-    done = commands.torchotel("run", "says.py", cwd=folder)
+    done = commands.forked_python(*TORCHOTEL, "run", "says.py", cwd=folder, **commands.SILENT)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
         printed,
@@ -192,7 +195,7 @@ def test_explains_a_recording_that_cannot_be_read(folder: Path) -> None:
         f"with open({str(folder / 'mine' / 'metrics.jsonl')!r}, 'a') as file:\n    file.write('no JSON\\n{{}}\\n')\n"
     )
     (folder / "spoils.py").write_text(f"{body}{spoils}{lines}")
-    done = commands.torchotel("run", "spoils.py", cwd=folder)
+    done = commands.forked_python(*TORCHOTEL, "run", "spoils.py", cwd=folder, **commands.SILENT)
     assert (done.returncode, done.stdout) == (0, "epoch\n")
     assert done.stderr.startswith("torchotel: the recording cannot be summarised: ")
     assert "metrics.jsonl: line 4 is no JSON object" in done.stderr
@@ -225,7 +228,9 @@ def test_sums_up_after_an_interrupt(folder: Path) -> None:
 
 
 def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> None:
-    done = commands.torchotel("run", "train.py", "plain", cwd=folder, OTEL_SDK_DISABLED="true")
+    done = commands.forked_python(
+        *TORCHOTEL, "run", "train.py", "plain", cwd=folder, OTEL_SDK_DISABLED="true", **commands.SILENT
+    )
     assert (done.returncode, done.stdout) == (0, "epoch\n")
     assert done.stderr.startswith("torchotel: nothing was recorded: OTEL_SDK_DISABLED")
     assert done.stderr.count("\n") == 1
