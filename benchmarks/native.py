@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -29,7 +31,7 @@ SOURCE = Path(__file__).with_name("native_hooks.cpp")
 
 @cache
 def load() -> Any | None:
-    """Compile the hooks in a quarter of a minute. Return None if there is no compiler or it fails."""
+    """Compile the hooks in a quarter of a minute, or find them compiled. Return None without a working compiler."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     headers = Path(sysconfig.get_path("include"))
     if compiler is None or not (headers / "Python.h").exists():
@@ -38,14 +40,19 @@ def load() -> Any | None:
     include = [headers, installed / "include", installed / "include/torch/csrc/api/include"]
     libraries = [f"-L{installed / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python"]
     words = [compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in include), str(SOURCE)]
-    with TemporaryDirectory() as folder:
-        library = Path(folder) / "native_hooks.so"
-        done = subprocess.run([*words, *libraries, "-o", str(library)], check=False)
-        if done.returncode != 0:
-            return None
-        spec = spec_from_loader(SOURCE.stem, ExtensionFileLoader(SOURCE.stem, str(library)))
-        assert spec is not None
-        return module_from_spec(spec)
+    version = [*words, *libraries, sys.version, torch.__version__, SOURCE.read_text(encoding="utf-8")]
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchotel" / "benchmarks"
+    library = cached / f"{SOURCE.stem}-{sha256(repr(version).encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        cached.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cached) as unfinished:
+            compiled = Path(unfinished) / library.name
+            if subprocess.run([*words, *libraries, "-o", str(compiled)], check=False).returncode != 0:
+                return None
+            compiled.replace(library)
+    spec = spec_from_loader(SOURCE.stem, ExtensionFileLoader(SOURCE.stem, str(library)))
+    assert spec is not None
+    return module_from_spec(spec)
 
 
 def native_modes() -> list[Mode]:
