@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.commands import python
+from support.commands import forked_python
 from support.otlp_http_receiver import Receiver
 from support.scraped_metrics import pushed_series, value
 
@@ -32,7 +32,7 @@ def test_a_program_that_raises_has_not_finished(
     """Nobody shuts down: the end of the program does, and knows how it came."""
     endpoint = server.url.removesuffix("/v1/traces")
     script = f"import sys, torchotel; handle = torchotel.instrument(endpoint={endpoint!r})\n{last_line}"
-    python("-c", script, cwd=tmp_path, OTEL_METRICS_EXPORTER="otlp", OTEL_TRACES_EXPORTER="none")
+    forked_python("-c", script, cwd=tmp_path, OTEL_METRICS_EXPORTER="otlp", OTEL_TRACES_EXPORTER="none")
     assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == finished
 
 
@@ -41,7 +41,7 @@ def test_a_program_that_raises_has_not_finished(
 def test_a_rank_that_raises_has_not_finished(last_line: str, finished: int, server: Receiver, tmp_path: Path) -> None:
     """A child of multiprocessing ends without atexit, and its exit code is known."""
     script = CHILD.format(endpoint=server.url.removesuffix("/v1/traces"), last_line=last_line)
-    python("-c", script, cwd=tmp_path, OTEL_METRICS_EXPORTER="otlp", OTEL_TRACES_EXPORTER="none")
+    forked_python("-c", script, cwd=tmp_path, OTEL_METRICS_EXPORTER="otlp", OTEL_TRACES_EXPORTER="none")
     assert value(pushed_series(server.pushed[-1].message), "torch_run_finished") == finished
 
 
