@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
@@ -65,6 +67,16 @@ def run(end: End, endpoint: str, folder: Path, **variables: str) -> tuple[int, s
     return process.returncode, said + out, err
 
 
+@cache
+def run_plain(end: End) -> tuple[int, str]:
+    """Run the program without torchotel, once for both workers; give its exit code and what it said."""
+    with TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        code, said, _ = run(end, "http://localhost:1", folder, OTEL_SDK_DISABLED="true")
+        assert not folder.exists()
+    return code, said
+
+
 @pytest.mark.parametrize(
     ("end", "worker"),
     # Of a program that was killed, the companion still writes: `tests/worker/test_companion.py` waits for its end.
@@ -74,12 +86,10 @@ def run(end: End, endpoint: str, folder: Path, **variables: str) -> tuple[int, s
 def test_end(end: End, worker: str, tmp_path: Path) -> None:
     """The same exit code and output as without torchotel, while its endpoint is a black hole; one warning a cause."""
     folder = tmp_path / "run"
-    plain = run(end, "http://localhost:1", folder, OTEL_SDK_DISABLED="true")
-    assert not folder.exists()
     with misbehaving(silence) as port:
         variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "2", "TORCHOTEL_WORKER": worker}
         code, said, errors = run(end, f"http://127.0.0.1:{port}", folder, **variables)
-    assert (code, said) == plain[:2], errors
+    assert (code, said) == run_plain(end), errors
     warnings = [line for line in errors.splitlines() if line.startswith("Could not")]
     assert len(warnings) == len(set(warnings)) <= 2
     lines = [line for path in sorted(folder.glob("trace-*")) for line in path.read_bytes().splitlines(keepends=True)]

@@ -137,14 +137,14 @@ def test_names_of_subclasses_cross_as_plain_names(records: list[Record]) -> None
     """One that `marshal` refuses would keep all later messages from being written, as they define it again."""
     step = records[0]
     assert isinstance(step, StepRecord)
-    module = replace(step.calls[0].site.module, path=Name.HIDDEN, type=np.str_("Layer"))
-    calls = [step.calls[0]._replace(site=replace(step.calls[0].site, module=module))]
+    module = replace(step.calls[0].signature.module, path=Name.HIDDEN, type=np.str_("Layer"))
+    calls = [step.calls[0]._replace(signature=replace(step.calls[0].signature, module=module))]
     named = replace(step, calls=calls, registrations=[Registration(1, Name.HIDDEN, "module")])
     decoded = RecordDecoder().decode(RecordEncoder().encode(named))
     assert isinstance(decoded, StepRecord)
     (call,) = decoded.calls
-    assert [type(name) for name in (call.site.module.path, call.site.module.type)] == [str, str]
-    assert (call.site.module.path, call.site.module.type) == ("hidden", "Layer")
+    assert [type(name) for name in (call.signature.module.path, call.signature.module.type)] == [str, str]
+    assert (call.signature.module.path, call.signature.module.type) == ("hidden", "Layer")
     assert decoded.registrations == [Registration(1, "hidden", "module")]
 
 
