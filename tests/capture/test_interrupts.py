@@ -2,7 +2,10 @@
 
 import copy
 import io
+import sys
+from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from support.failing_modules import GOOD_BACKWARD, GOOD_FORWARD, ROWS, FailsOnce
 from support.recorded_training import recorded
 from support.single_step_training import PHASES_ONLY, Model, only_step, step_tree, train
 from torch import Tensor, nn
+
+from torchotel.testing import capture
 
 
 def hooks_on(model: nn.Module) -> int:
@@ -96,3 +101,56 @@ def test_exit_hook_goes_at_shutdown() -> None:
     with recorded("off"), pytest.raises(KeyboardInterrupt):
         model(ROWS)
     assert hooks_on(model) == 0
+
+
+def lines_of_a_step(train_once: Callable[[], None]) -> list[tuple[str, int]]:
+    """Return the lines of torchotel's capture that run on this thread in a step."""
+    lines: dict[tuple[str, int], None] = {}
+    trace_lines(train_once, lines.setdefault)
+    return [*lines]
+
+
+def trace_lines(train_once: Callable[[], None], see: Callable[[tuple[str, int]], None]) -> None:
+    """Call a function with each line of torchotel's capture that runs."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if "/torchotel/capture/" in frame.f_code.co_filename and event == "line":
+            see((frame.f_code.co_filename, frame.f_lineno))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        train_once()
+    finally:
+        sys.settrace(None)
+
+
+def test_recording_continues_after_an_interrupt_in_a_hook() -> None:
+    """Ctrl-C may come at any line of the hooks; only the step that it interrupts, or the one before it, is lost."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+
+    def train_once() -> None:
+        optimizer.zero_grad()
+        model(ROWS).mean().backward()
+        optimizer.step()
+
+    with capture(detail="off", gradient_norms=True):
+        for _ in range(2):
+            train_once()
+        lines = lines_of_a_step(train_once)
+    assert len(lines) > 200
+    for chosen in lines[::3]:
+        with capture(detail="off", gradient_norms=True) as captured:
+            train_once()
+
+            def interrupt(line: tuple[str, int], chosen: tuple[str, int] = chosen) -> None:
+                if line == chosen:
+                    raise KeyboardInterrupt
+
+            with suppress(KeyboardInterrupt), torch.enable_grad():
+                trace_lines(train_once, interrupt)
+            for _ in range(4):
+                train_once()
+        assert len(captured.steps) >= 4, chosen
+        assert captured.handle.stats()["internal_errors"] == 0, chosen

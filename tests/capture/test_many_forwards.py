@@ -267,6 +267,24 @@ def test_a_validation_after_an_episode_is_told_apart() -> None:
     assert len(captured.evaluations) == 3 * 3
 
 
+def test_a_critic_with_a_backward_of_its_own_leaves_the_actors_episode_one() -> None:
+    """No forward lies between the two backwards."""
+    actor, critic = Watched(), nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (actor, critic)]
+    observed = []
+    with capture(detail="off") as captured:
+        for _ in range(3):
+            actor.observed = 0
+            losses = [actor(ROWS).sum() for _ in range(EPISODE)]
+            critic(ROWS).sum().backward()
+            optimizers[1].step()
+            torch.stack(losses).sum().backward()
+            optimizers[0].step()
+            observed.append(actor.observed)
+    assert observed == [EPISODE, EPISODE_FORWARDS, EPISODE_FORWARDS]
+    assert len(captured.steps) == 3
+
+
 def test_an_explicit_step_after_unobserved_forwards_begins_with_its_own_first_forward() -> None:
     """Forwards of a rollout that is not trained on come before it."""
     model = Net()

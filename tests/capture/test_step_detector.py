@@ -140,6 +140,14 @@ def test_one_step_for_each_step_of_the_program(name: str, events: str, steps: li
     assert Program().play(events).end() == _steps(*steps)
 
 
+@pytest.mark.parametrize("events", ["FBOFBP FBOFBP F", "FBO FBO F"])
+def test_a_forward_that_ends_the_run_comes_after_the_last_whole_step(events: str) -> None:
+    """Its number is that of the next step; with two optimizers and no loader, the last step still waits."""
+    program = Program().play(events)
+    program.machine.end(Error("RuntimeError", "ended"))
+    assert [kind for kind, _ in program.handed] == ["step", "step", "evaluation"]
+
+
 @pytest.mark.parametrize(
     "events",
     [

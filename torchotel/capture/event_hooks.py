@@ -155,7 +155,7 @@ class EventHooks:
         if compile_hooks.threads and compile_hooks.running:
             thread.events.traced_backwards += 1
             return
-        if not thread.events.in_backward:
+        if not thread.events.in_backward or torch_internals.graph_task() == -1:
             self._root_calls.close_interrupted(thread)
             thread.scaling.backward_begins(roots)
         thread.events.in_backward += 1

@@ -163,7 +163,8 @@ class RootCalls:
         """The model of the first root call."""
 
     def close_interrupted(self, thread: ThreadState) -> None:
-        """Close the calls that an interrupt left open, before the next event is recorded."""
+        """Close the calls and backwards that an interrupt left open, before the next event is recorded."""
+        close_interrupted_backward(thread)
         now_ns = perf_counter_ns()
         if thread.exit_watch.module is not None and not thread.root.in_forward:
             self.remove_exit_hook(thread)
@@ -249,6 +250,7 @@ class RootCalls:
     def _begin_forward(self, thread: ThreadState, module: Module) -> bool:
         """Pass the start of a forward to the step detector; return whether the step is recorded in detail."""
         detector = thread.step_detector
+        close_interrupted_backward(thread)
         if detector.stepping:
             close_interrupted_optimizer(thread)
         grad = torch.is_grad_enabled()
@@ -332,6 +334,13 @@ class RootCalls:
         """Remove the hook that sees the end of the thread's root call."""
         if thread.exit_watch.module is not None:
             self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
+
+
+def close_interrupted_backward(thread: ThreadState) -> None:
+    """Close backwards whose end was not seen, because Ctrl-C arrived in a hook: the thread runs no backward now."""
+    if (thread.events.in_backward or thread.step_detector.running) and graph_task() == -1:
+        thread.events.in_backward = 0
+        thread.step_detector.close_unfinished_backwards(perf_counter_ns())
 
 
 def close_interrupted_optimizer(thread: ThreadState) -> None:

@@ -5,7 +5,6 @@ documentation has the rule and a table of programs; `tests/capture/test_step_det
 """
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 from torchotel._records import Error, Phase
 from torchotel.capture.step_assembler import StepAssembler, StepListener
@@ -27,7 +26,8 @@ class StepDetector:
 
     def __init__(self, listener: StepListener) -> None:
         self._assembler = StepAssembler(listener)
-        self._running: list[tuple[StepSegment, int]] = []  # running backwards, each with its phase's index
+        self.running: list[tuple[StepSegment, int]] = []
+        """Backwards that have begun and not ended, each with its phase's index."""
         self.stepping: list[tuple[Hashable, str, int, StepSegment, int]] = []
         """Optimizers' steps that have begun and not ended, each with its kind, start, segment and phase index."""
         self._stepped_in_backward = False
@@ -67,7 +67,7 @@ class StepDetector:
         segment = self._assembler.open
         if segment is not None and not segment.trained and not self._inside():
             self._assembler.close_open()
-            if _only_fetched(segment) and segment.identity.reference is None:
+            if segment.only_fetched and segment.identity.reference is None:
                 self._ahead = segment
         self.hand_over_finished()
         self._assembler.fetch_ended(start_ns, end_ns)
@@ -121,15 +121,16 @@ class StepDetector:
         elif segment.backwards and not (segment.forwards or self._inside() or in_forward):  # of a loss without modules
             self._assembler.close_open()
             segment = self._assembler.begin(now_ns)
-        if not (self._running or in_forward):
+        if not (self.running or in_forward):
             segment.forward_ends(now_ns)
             segment.backwards += 1
             segment.trained = True
-            self._has_episodes = segment.forwards >= EPISODE_FORWARDS
+            if segment.forwards:  # not the second backward of an actor and its critic
+                self._has_episodes = segment.forwards >= EPISODE_FORWARDS
             if segment.evaluated:
                 self._tuned |= segment.evaluated
-        self._running.append((segment, len(segment.phases)))
         segment.phases.append(new_phase(Phase, ("backward", now_ns, now_ns, None, None, None, 0)))
+        self.running.append((segment, len(segment.phases) - 1))
         return segment
 
     def backward_ends(
@@ -143,13 +144,13 @@ class StepDetector:
             in_forward: Whether it ran inside a forward.
             accumulates: Whether it adds to the gradients of parameters.
         """
-        segment, phase_index = self._running.pop()
+        segment, phase_index = self.running.pop()
         start_ns = segment.phases[phase_index].start_ns
         segment.phases[phase_index] = new_phase(Phase, ("backward", start_ns, now_ns, error, None, None, 0))
         segment.end_ns = now_ns
         segment.error = segment.error or error
         segment.accumulates = segment.accumulates or accumulates
-        if self._running or in_forward:
+        if self.running or in_forward:
             return
         self._backwards += 1
         if self._stepped_in_backward:
@@ -175,11 +176,11 @@ class StepDetector:
             segment = self._begin_after_step(now_ns)
         if segment is None:
             return None
-        if segment.forward_start_ns is not None and not (self._running or self.stepping):
+        if segment.forward_start_ns is not None and not (self.running or self.stepping):
             segment.forward_ends()
-        self.stepping.append((key, kind, now_ns, segment, len(segment.phases)))
-        if len(self.stepping) == 1:
+        if not self.stepping:
             segment.phases.append(new_phase(Phase, ("optimizer", now_ns, now_ns, None, kind, None, 0)))
+        self.stepping.append((key, kind, now_ns, segment, len(segment.phases) - 1))
         return segment
 
     def optimizer_ends(self, now_ns: int, key: Hashable) -> None:
@@ -199,7 +200,7 @@ class StepDetector:
             segment.forward_ends()
         segment.phases[phase_index] = new_phase(Phase, ("optimizer", start_ns, now_ns, None, kind, None, 0))
         segment.end_ns = now_ns
-        if self._running:
+        if self.running:
             self._stepped_in_backward = True
         else:
             self._optimizer_done(segment, key)
@@ -233,7 +234,7 @@ class StepDetector:
     def step_begins(self, now_ns: int) -> StepSegment:
         """Record the start of an explicit step and return its segment, which includes the fetch just before it."""
         self._ahead = None
-        if self._assembler.open is not None and not _only_fetched(self._assembler.open):
+        if self._assembler.open is not None and not self._assembler.open.only_fetched:
             self._assembler.close_open()
         if self._assembler.segments:
             self._assembler.hand_over()
@@ -327,6 +328,15 @@ class StepDetector:
             segment.phases[phase_index] = Phase("optimizer", start_ns, now_ns, None, kind, estimated="end")
             self.stepping.clear()
 
+    def close_unfinished_backwards(self, now_ns: int) -> None:
+        """Close backwards that ended without a call of `backward_ends`."""
+        if self.running:
+            segment, phase_index = self.running[0]
+            start_ns = segment.phases[phase_index].start_ns
+            segment.phases[phase_index] = Phase("backward", start_ns, now_ns, estimated="end")
+            self.running.clear()
+            self._stepped_in_backward = False
+
     def end(self, error: Error | None = None) -> None:
         """Hand over everything, finished or not, when capture ends or pauses; later events do not change it.
 
@@ -335,11 +345,14 @@ class StepDetector:
         """
         if error is not None and self._assembler.open is not None and error != self._fetch_error:
             self._interrupt(self._assembler.open, error)
-        self._running = [(_copy_of(segment), phase_index) for segment, phase_index in self._running]
+        self.running = [(segment.copy(), phase_index) for segment, phase_index in self.running]
         self.stepping = [
-            (key, kind, start_ns, _copy_of(segment), phase_index)
+            (key, kind, start_ns, segment.copy(), phase_index)
             for key, kind, start_ns, segment, phase_index in self.stepping
         ]
+        failed = self._assembler.open if error is not None and self._assembler.is_finished() else None
+        if failed is not None and not (failed.trained or self._assembler.shares_identity(failed)):
+            self._assembler.hand_over()  # first, since the failed forward has the number of the next step
         self._assembler.close_open()
         if not self._optimizer_seen:
             self._assembler.hand_over_each()
@@ -379,7 +392,7 @@ class StepDetector:
         be computed after the last step, such as by `torch.func.jacrev`.
         """
         only_gradients = segment.backwards > 0 and not segment.accumulates
-        if segment.finished or only_gradients or _only_fetched(segment) or self._only_requests(segment):
+        if segment.finished or only_gradients or segment.only_fetched or self._only_requests(segment):
             return
         segment.error = segment.error or error
         trains = segment.trains or bool(segment.evaluated & self._tuned)
@@ -466,8 +479,8 @@ class StepDetector:
         self._backwards = 0
         earlier = self._assembler.segments
         repeats = bool(earlier) and any(key in segment.optimizers for segment in earlier)
-        segment.optimizers.append(key)
         segment.trained = segment.finished = True
+        segment.optimizers.append(key)
         if repeats and (self._assembler.has_one_optimizer() or not self._assembler.has_fetch()):
             last = max(i for i, segment in enumerate(earlier) if segment.finished)
             step, self._assembler.segments = earlier[: last + 1], earlier[last + 1 :]
@@ -476,16 +489,8 @@ class StepDetector:
     def _inside(self) -> bool:
         """Return whether a backward or an optimizer's step runs, or an explicit step is open."""
         explicit = self._assembler.open is not None and self._assembler.open.explicit
-        return explicit or bool(self._running or self.stepping)
+        return explicit or bool(self.running or self.stepping)
 
     def _fetch_opens(self, segment: StepSegment) -> bool:
         """Return whether a fetch that yields opens a new segment."""
-        return not (self._inside() or _only_fetched(segment))
-
-
-def _copy_of(segment: StepSegment) -> StepSegment:
-    return replace(segment, phases=[*segment.phases], optimizers=[*segment.optimizers])
-
-
-def _only_fetched(segment: StepSegment) -> bool:
-    return not segment.forwards and not segment.trained
+        return not (self._inside() or segment.only_fetched)

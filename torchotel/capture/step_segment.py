@@ -2,10 +2,10 @@
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter_ns, time_ns
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from torch.nn import Module
 
@@ -122,6 +122,15 @@ class StepSegment:
     """The state of each gradient when its norm was read, by `id()`; None: no norms were read."""
     watched: Sequence[Awaited[TensorGradient]] = ()
     device_times: Awaited[DeviceTimes | None] | None = None
+
+    def copy(self) -> Self:
+        """Return a segment whose later phases and optimizers are not this one's."""
+        return replace(self, phases=[*self.phases], optimizers=[*self.optimizers])
+
+    @property
+    def only_fetched(self) -> bool:
+        """Whether it has run no forward and belongs to no step."""
+        return not (self.forwards or self.trained)
 
     @property
     def evaluates(self) -> bool:
