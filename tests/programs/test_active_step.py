@@ -209,8 +209,9 @@ def test_a_context_handed_to_another_thread_answers_with_the_step() -> None:
     assert look.above("there") == [["torch.step"]] * 2
 
 
-def test_a_context_that_a_thread_has_kept_answers_with_no_later_step() -> None:
-    """A thread that got it in step 0, whose ids nobody asked for, opens spans amid later ones that were asked for."""
+@pytest.mark.parametrize("first", [0, 1], ids=["in its step", "after its step"])
+def test_a_context_that_a_thread_has_kept_answers_with_no_later_step(first: int) -> None:
+    """A thread that got it in step 0 opens spans; if the first one comes after that step, they have no parent."""
     with looked("otlp") as look:
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -222,12 +223,51 @@ def test_a_context_that_a_thread_has_kept_answers_with_no_later_step() -> None:
                 look.tracer.start_span("asks").end()
             loss.backward()
             optimizer.step()
-            thread = threading.Thread(target=context.run, args=(lambda: look.tracer.start_span("job").end(),))
-            thread.start()
-            thread.join()
+            if number >= first:
+                thread = threading.Thread(target=context.run, args=(lambda: look.tracer.start_span("job").end(),))
+                thread.start()
+                thread.join()
             optimizer.zero_grad()
-    assert look.above("job") == [[]] * 4
+    jobs = [parent for name, parent in look.spans.values() if name == "job"]
+    assert len(jobs) == 4 - first
+    assert len(set(jobs)) == 1
+    assert look.above("job") == [[] if first else ["torch.step"]] * len(jobs)
     assert look.above("asks") == [["torch.step"]]
+
+
+def test_a_context_kept_beyond_its_step_answers_with_no_later_step_on_its_own_thread() -> None:
+    """As a task of asyncio keeps it; nobody asked for the ids of the step while it ran."""
+    with looked("otlp") as look:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        contexts = []
+        for batch in rows(3):
+            model(batch).sum().backward()
+            contexts.append(copy_context())
+            contexts[0].run(lambda: look.tracer.start_span("upload").end() if len(contexts) == 3 else None)
+            optimizer.step()
+    assert look.above("upload") == [[]]
+
+
+def test_a_span_in_a_thread_that_a_forward_starts_is_in_the_step() -> None:
+    """Though the thread of the training has asked for no ids, and on a detailed step."""
+    with looked("otlp") as look:
+
+        class Fetches(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                query = threading.Thread(
+                    target=copy_context().run, args=(lambda: look.tracer.start_span("query").end(),)
+                )
+                query.start()
+                query.join()
+                return super().forward(x)
+
+        model = Fetches(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in rows(2):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert look.above("query") == [["torch.step"]] * 2
 
 
 def test_the_span_of_a_context_stays_the_same() -> None:

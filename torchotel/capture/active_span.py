@@ -75,6 +75,7 @@ class ActiveSpans:
     ) -> None:
         self._start_span, self._make_current, self._baggage = start_span, make_current, baggage
         self._path_of, self._switch, self._fault = path_of, switch, fault
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask while its thread holds it
 
     # ---- keeping it current
 
@@ -136,41 +137,58 @@ class ActiveSpans:
 
     def _answer(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         """Return the innermost span; another thread that has a copy of the context gets the step."""
-        if not self._switch.open or thread.context.is_answering:
+        if not self._switch.open:
             return None
-        if threading.get_ident() != thread.thread.ident:
-            return identity.reference
-        thread.context.is_answering = True  # the user's span processor may ask again in `on_start`
-        try:
-            return self._innermost(thread, identity)
-        except Exception:  # noqa: BLE001  # no internal error may reach the user's program
-            self._fault()
-            return None
-        finally:
-            thread.context.is_answering = False
+        with self._lock:  # another thread may ask, too
+            if thread.context.is_answering:
+                return None
+            thread.context.is_answering = True  # the user's span processor may ask again in `on_start`
+            try:
+                return self._innermost(thread, identity)
+            except Exception:  # noqa: BLE001  # no internal error may reach the user's program
+                self._fault()
+                return None
+            finally:
+                thread.context.is_answering = False
 
     def _innermost(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
-        current = thread.current()
+        current, elsewhere = thread.current(), threading.get_ident() != thread.thread.ident
         if current is None or self._start_span is None:
-            return None
-        if identity.reference is not None and current[0] is not identity:
-            return identity.reference  # the program has kept the context of an earlier step
+            return identity.reference if elsewhere else None
+        attached = not elsewhere and thread.context.current_identity is identity
+        if current[0] is not identity and (identity.reference is not None or not attached):
+            return identity.reference  # of an earlier step, whose context the program has kept
         identity, start_ns = current
         segment = thread.step_detector.open_segment
         if segment is not None and segment.identity is not identity:
             segment = None  # a fetch runs that will open another
-        if identity.reference is None:
-            identity.unix_offset_ns = unix_offset_ns()
-            evaluates = segment is not None and segment.evaluates
-            name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
-            user_span = segment.user_span if segment is not None and evaluates else None
-            baggage = self._baggage() if segment is None else segment.baggage
-            start_ns += identity.unix_offset_ns
-            identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
-        recorded = segment is not None and thread.root.in_forward and thread.calls.frames
+        if identity.reference is None and not self._fix(identity, segment, start_ns):
+            return None
+        recorded = segment is not None and thread.root.in_forward and thread.calls.frames and not elsewhere
+        assert identity.reference is not None  # noqa: S101  # for the type checker
         if segment is None or not recorded or thread.root.is_recomputation or thread.root.dropped_from is not None:
             return identity.reference
         return self._innermost_call(thread, segment, identity.reference, identity.unix_offset_ns)
+
+    def _fix(self, identity: Identity, segment: StepSegment | None, start_ns: int) -> bool:
+        """Fix the ids of a step; return False if its record may have been made without them meanwhile.
+
+        Args:
+            identity: The step's, without ids.
+            segment: Its open segment; None: a fetch runs that will open it.
+            start_ns: When the step began.
+        """
+        assert self._start_span is not None  # noqa: S101  # for the type checker
+        identity.unix_offset_ns = unix_offset_ns()
+        evaluates = segment is not None and segment.evaluates
+        name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
+        user_span = segment.user_span if segment is not None and evaluates else None
+        baggage = self._baggage() if segment is None else segment.baggage
+        start_ns += identity.unix_offset_ns
+        identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
+        if identity.used:  # the step's own thread has ended it
+            identity.reference = None
+        return identity.reference is not None
 
     def _innermost_call(
         self, thread: ThreadState, segment: StepSegment, root: SpanReference, unix_offset_ns: int

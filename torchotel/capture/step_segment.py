@@ -58,9 +58,8 @@ class Identity:
 
     def claim(self) -> SpanReference | None:
         """Return the ids for the one step that they belong to."""
-        reference = None if self.used else self.reference
-        self.used = True
-        return reference
+        used, self.used = self.used, True  # before the ids are read: another thread may fix them meanwhile
+        return None if used else self.reference
 
 
 @dataclass(slots=True, eq=False)
