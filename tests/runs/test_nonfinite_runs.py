@@ -11,6 +11,7 @@ from support.recorded_runs import advice, recorded, train
 from support.run_folders import step, write
 from torch import nn
 
+import torchotel
 from torchotel.runs import StepValue, open_run, render, summarise
 from torchotel.runs.html import document, gather
 
@@ -137,6 +138,26 @@ def test_a_backward_that_makes_the_first_nan_is_named(tmp_path: Path) -> None:
     found = advice(content, TITLE)
     assert found is not None
     assert f"The loss of that step was finite ({onset.loss_here:.4g}), so the backward made it" in found.text
+
+
+def test_finite_gradients_after_a_nan_loss_are_reported(tmp_path: Path) -> None:
+    """If the program skips the backward of a NaN loss, the advice counts the later steps with finite gradients."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def program() -> None:
+        for number in range(45):
+            loss = model(_bad_batch(number)).pow(2).mean()
+            torchotel.log(loss=loss)
+            if loss.isfinite():
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    found = advice(recorded(tmp_path, program, detail="off"), TITLE)
+    assert found is not None
+    assert "The gradient norms read from then on (8 steps) are finite." in found.text
+    assert "No gradient norm" not in found.text
 
 
 def test_no_figure_is_named_that_shows_nothing(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ class Onset:
     """Paths of the first layers with NaN or infinite gradients, in backward order."""
     layers_step: int = 0
     """The step of `layers`: not every step has gradient norms."""
+    finite_norm_steps: int = 0
+    """Steps from this one on whose gradient norms were read and are finite."""
 
     def first_layers(self) -> str:
         """Return the first layers as one line; empty if no gradient was NaN or infinite."""
@@ -123,6 +125,8 @@ class ValueRangeCollector:
     nonfinite: Counter[str] = field(default_factory=Counter)
     norm_steps: int = 0
     _onset: Onset | None = None
+    _finite_norm_steps: int = 0
+    """Steps from the onset on whose gradient norms are finite."""
     _finite: dict[str, StepValue] = field(default_factory=dict)
     """The last finite value of each name."""
     _values: dict[str, ValueRange] = field(default_factory=dict)
@@ -138,6 +142,7 @@ class ValueRangeCollector:
         if line.gradient_norm is not None:
             _extend(self._gradient, _ALL, line.gradient_norm)
             self._finite[_ALL] = StepValue(line.number, line.gradient_norm)
+            self._finite_norm_steps += line.kind == "step" and self._onset is not None
         elif line.gradient_norms and _ALL in self._gradient:
             self._gradient[_ALL] = self._gradient[_ALL]._replace(last=None)
         self.norm_steps += line.kind == "step" and bool(line.gradient_norms or line.gradient_norm is not None)
@@ -173,7 +178,7 @@ class ValueRangeCollector:
             gradient=next(iter(self._gradient.values()), None),
             layers=sorted(layers, key=lambda track: (-track.largest, track.name)),
             nonfinite=dict(self.nonfinite.most_common()),
-            onset=self._onset,
+            onset=self._onset and replace(self._onset, finite_norm_steps=self._finite_norm_steps),
             norm_steps=self.norm_steps,
         )
 

@@ -93,6 +93,8 @@ def _nonfinite(content: Content) -> Iterator[Advice]:
     sentences = ["The loss was NaN or infinite." if onset.loss else "A gradient was NaN or infinite."]
     if onset.layers:
         sentences.append(f"The first layers: <b>{escaped(onset.first_layers(), 300)}</b>{_of_step(onset)}.")
+    elif onset.finite_norm_steps:
+        sentences.append(f"The gradient norms read from then on ({count(onset.finite_norm_steps, 'step')}) are finite.")
     elif content.info.get("finished") is not False:
         sentences.append("No gradient norm was recorded after it: <code>gradient_norms=True</code> names the layers.")
     before = [("loss", onset.loss_before), ("norm of all gradients", onset.gradient_norm_before)]
