@@ -11,10 +11,10 @@ from torchotel._types import UNSET, Unset
 
 TYPE_CHECKING = False  # importing typing takes half of the time that `import torchotel` may take
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
-    from typing import Literal
+    from typing import Any, Literal, TypeVar
 
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
     from torchotel._handle import Handle
     from torchotel._session import Session
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+_RUNS_LATER = 0x20 | 0x80 | 0x200
+"""`inspect.CO_GENERATOR`, `CO_COROUTINE` and `CO_ASYNC_GENERATOR`: a call of such a function does not run its body."""
+_NOT_DECORATED = (
+    "@torchotel.step() does nothing on the generator or coroutine function %s: its call returns before its body runs, "
+    "so its steps are found as without the decorator. Use `with torchotel.step():` inside the function"
+)
 
 
 def instrument(
@@ -177,7 +186,8 @@ class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torcho
     """Mark the bounds of a training step: `with torchotel.step(epoch=3): ...`, or `@torchotel.step()` on a function.
 
     The block is one step, together with the fetch of its batch just before the block. A block inside
-    a block is part of the outer step. An exception that leaves the block is recorded on the step.
+    a block is part of the outer step. An exception that leaves the block is recorded on the step. The decorator returns
+    a generator or coroutine function unchanged, with a warning: use the block inside such a function.
 
     Args:
         **values: Values of the step, as `log` takes them.
@@ -186,6 +196,15 @@ class step(ContextDecorator):  # noqa: N801  # reads as a function: `with torcho
     def __init__(self, **values: object) -> None:
         self._values = values
         self._sessions: list[Session | None] = []  # one for each open block: a decorated function may call itself
+
+    def __call__(self, function: Function) -> Function:
+        """Return a function that is one step at each call."""
+        if getattr(getattr(function, "__code__", None), "co_flags", 0) & _RUNS_LATER:
+            from torchotel._utils.faults import warn_once  # noqa: PLC0415  # `import torchotel` must stay below 10 ms
+
+            warn_once(_NOT_DECORATED, getattr(function, "__qualname__", function))
+            return function
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         session = _running()

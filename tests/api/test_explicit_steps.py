@@ -1,5 +1,7 @@
 """Steps that the program says itself: `step`."""
 
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
 import pytest
 import torch
 from support.recorded_training import recorded, rows
@@ -69,6 +71,29 @@ def test_a_function_may_be_an_explicit_step() -> None:
         twice()
     assert [len(step.children) for step in run.steps] == [6, 7]
     assert run.steps[1].attributes["torch.log.phase"] == "warm"
+
+
+async def _coroutine() -> None: ...
+
+
+def _generator() -> Iterator[None]:
+    yield
+
+
+async def _async_generator() -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("function", [_coroutine, _generator, _async_generator])
+def test_a_function_whose_body_runs_after_its_call_is_not_decorated(
+    function: Callable[[], Awaitable[None] | Iterator[None] | AsyncIterator[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its call runs nothing of its body, so a step around the call would be empty; a warning says so once."""
+    assert torchotel.step()(function) is function
+    assert torchotel.step()(function) is function
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "torchotel"]
+    assert function.__qualname__ in message
+    assert "with torchotel.step():" in message
 
 
 def test_an_exception_fails_its_explicit_step() -> None:
