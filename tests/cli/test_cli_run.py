@@ -241,7 +241,7 @@ def test_runs_the_program_plainly_where_telemetry_is_disabled(folder: Path) -> N
     ("words", "message"),
     [
         ([], "no script given"),
-        (["absent.py"], "cannot read the script 'absent.py'"),
+        (["absent.py"], "cannot read the script 'absent.py'; name a readable script, or a module with -m"),
         (["--detail", "some", "train.py"], "detail (from --detail): got 'some', takes"),
         (["--protocol", "http/json", "train.py"], "protocol (from --protocol): got 'http/json', takes"),
         (["--endpoint", "host:4318", "train.py"], "endpoint (from --endpoint): got 'host:4318', takes"),

@@ -93,7 +93,7 @@ def test_reads_segments_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_says_why_a_folder_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no such folder"):
+    with pytest.raises(RunError, match="no such folder; name a run folder"):
         open_run(tmp_path / "absent")
     with pytest.raises(RunError, match="no run in it"):
         open_run(tmp_path)

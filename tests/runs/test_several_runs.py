@@ -34,7 +34,7 @@ def test_names_the_ranks_of_a_missing_folder(tmp_path: Path) -> None:
     """The error message on a missing folder names the folders of the ranks."""
     for rank in (0, 1, 10):
         _write(tmp_path / f"run-rank{rank}", rank)
-    with pytest.raises(RunError, match=r"run: no such folder; .*run-rank0, .*run-rank1 and 1 more"):
+    with pytest.raises(RunError, match=r"run: no such folder; name the folder of a rank: .*rank0, .*rank1 and 1 more"):
         open_runs(tmp_path / "run")
 
 

@@ -230,6 +230,7 @@ def call(arguments: argparse.Namespace) -> int:
         return 2
     program = Program(words[0], tuple(words[1:]), arguments.module)
     if not program.module and not is_runnable(program.target):
-        print(f"torchotel run: cannot read the script {program.target!r}", file=sys.stderr)
+        problem = f"cannot read the script {program.target!r}; name a readable script, or a module with -m"
+        print(f"torchotel run: {problem}", file=sys.stderr)
         return 2
     return run_recorded(program, read_options(arguments), quiet=arguments.quiet)

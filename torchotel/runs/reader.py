@@ -230,7 +230,7 @@ def open_run(folder: Path) -> Run:
         RunError: The folder does not exist, or holds no run.
     """
     if not folder.is_dir():
-        reason = "is a file, not a run folder" if folder.exists() else f"no such folder{_list_rank_folders(folder)}"
+        reason = "is a file, not a run folder" if folder.exists() else f"no such folder; {_name_another(folder)}"
         raise RunError(f"{folder}: {reason}")
     path = folder / "run.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
@@ -238,15 +238,15 @@ def open_run(folder: Path) -> Run:
     return Run(folder, read_info(path))
 
 
-def _list_rank_folders(folder: Path) -> str:
-    """Return the end of an error message, which names the folders `<folder>-rank<N>` of the run's ranks."""
+def _name_another(folder: Path) -> str:
+    """Return the advice on a missing folder, which names the folders `<folder>-rank<N>` of the run's ranks, if any."""
     ranks = sorted(
         (path for path in folder.parent.glob("*-rank*") if path.name.rpartition("-rank")[0] == folder.name),
         key=lambda path: (len(path.name), path.name),
     )
     more = f" and {len(ranks) - MAX_NAMED_RANKS:,} more" if len(ranks) > MAX_NAMED_RANKS else ""
     named = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
-    return f"; each rank has its own: {named}{more}" if ranks else ""
+    return f"name the folder of a rank: {named}{more}" if ranks else "name a run folder"
 
 
 def _segments(folder: Path) -> list[Path]:
