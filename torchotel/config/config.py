@@ -200,7 +200,7 @@ class Config:
     module_histograms: Annotated[bool, env(checks.FLAG, "TORCHOTEL_MODULE_HISTOGRAMS")] = False
     """Whether `torch.module.duration` is exported, a histogram of 18 series for each module and direction."""
     gradient_norms: Annotated[GradientNormsSetting, env(checks.GRADIENT_NORMS, "TORCHOTEL_GRADIENT_NORMS")] = "auto"
-    """Steps with gradient norms: detailed steps and 8 after a non-finite loss, all, every n-th, or none."""
+    """Steps with gradient norms: detailed and, once in 64 steps, 8 after a non-finite loss; all; every n-th; none."""
     shapes: Annotated[bool, env(checks.FLAG, "TORCHOTEL_SHAPES")] = True
     """Whether shapes and dtypes of inputs and outputs are recorded."""
     exception_text: Annotated[
