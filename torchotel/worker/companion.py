@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchotel._records import Error, ModelInfo, Record
 from torchotel._utils.distributed import Identity
@@ -24,10 +24,9 @@ from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.tracing.resource import ProcessResource
-from torchotel.tracing.span import AttributeValue
 from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
 from torchotel.worker.channel import ChannelError, Connection, Receiver
-from torchotel.worker.record_codec import RecordDecoder, RunStart
+from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""
@@ -37,24 +36,6 @@ LAST_FLUSH_S = 10.0
 """Time for the last export after the training process has ended without a shutdown."""
 NICENESS = 10
 PROCESS_ENDED = Error("process_ended", "The training process ended without a shutdown of torchotel")
-
-
-class CompanionSettings(NamedTuple):
-    """What the companion needs to start, in plain types."""
-
-    pid: int
-    """The training process."""
-    config: dict[str, Any]
-    described: dict[str, AttributeValue]
-    """The attributes of the resource without the identity."""
-    identity: tuple[Any, ...]
-    versions: dict[str, str]
-    run_folder: str | None
-    metrics_fd: int | None
-    """The descriptor of the open `metrics.jsonl` in the run folder."""
-    listener_fd: int | None
-    """The descriptor of the scrape endpoint's port."""
-    started_unix_ns: int
 
 
 class CompanionProcess:
@@ -184,8 +165,8 @@ class LogForwarder(logging.Handler):
         self._connection.send(log=record.levelno, text=self.format(record))
 
 
-def main(settings: CompanionSettings) -> None:
-    """Run the companion process."""
+def main(settings: tuple[Any, ...]) -> None:
+    """Run the companion process with the fields of `CompanionSettings`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
@@ -195,7 +176,7 @@ def main(settings: CompanionSettings) -> None:
     logger.addHandler(LogForwarder(connection))
     logger.propagate = False
     try:
-        process = CompanionProcess(Receiver(channel_fd), connection, settings)
+        process = CompanionProcess(Receiver(channel_fd), connection, CompanionSettings(*settings))
         # Until now an error was written to a memory file, which would grow with the messages of libraries.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         process.run()

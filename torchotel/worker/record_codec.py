@@ -1,4 +1,4 @@
-"""Records as bytes, for the channel to the companion process.
+"""Records as bytes, and settings as plain types, for the companion process.
 
 A message is one `marshal` value of plain types. A `CallSignature` and a `ModuleInfo` are sent once, and referred to by
 number. Both processes run the same version of Python and of torchotel; the version in the message is checked,
@@ -32,6 +32,7 @@ from torchotel._records import (
     plain,
 )
 from torchotel._utils.distributed import Identity
+from torchotel.tracing.span import AttributeValue
 from torchotel.worker.channel import ChannelError
 
 VERSION: Final = 1
@@ -41,6 +42,24 @@ MAX_DEFINITIONS = 1 << 16
 _MODULE_FIELDS = tuple(field.name for field in fields(ModuleInfo))
 _SIGNATURE_FIELDS = tuple(field.name for field in fields(CallSignature))[1:]
 _STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
+
+
+class CompanionSettings(NamedTuple):
+    """What the companion needs to start, in plain types."""
+
+    pid: int
+    """The training process."""
+    config: dict[str, Any]
+    described: dict[str, AttributeValue]
+    """The attributes of the resource without the identity."""
+    identity: tuple[Any, ...]
+    versions: dict[str, str]
+    run_folder: str | None
+    metrics_fd: int | None
+    """The descriptor of the open `metrics.jsonl` in the run folder."""
+    listener_fd: int | None
+    """The descriptor of the scrape endpoint's port."""
+    started_unix_ns: int
 
 
 class RunStart(NamedTuple):

@@ -30,8 +30,7 @@ from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_stats, no_stats
 from torchotel.worker.channel import Connection, Sender, socket_pair
-from torchotel.worker.companion import CompanionSettings
-from torchotel.worker.record_codec import RecordEncoder, RunStart
+from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
 from torchotel.worker.thread import LAST_RECORD_S
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ ENDED = (
 
 PROGRAM = (
     "import marshal, sys; sys.path[:], settings = marshal.load(sys.stdin.buffer); "
-    "from torchotel.worker.companion import CompanionSettings, main; main(CompanionSettings(*settings))"
+    "from torchotel.worker.companion import main; main(settings)"
 )
 """What the companion runs: it finds modules wherever this process finds them."""
 
