@@ -236,7 +236,7 @@ def test_a_context_that_a_thread_has_kept_answers_with_no_later_step(first: int)
 
 
 def test_a_context_kept_beyond_its_step_answers_with_no_later_step_on_its_own_thread() -> None:
-    """As a task of asyncio keeps it; nobody asked for the ids of the step while it ran."""
+    """A task of asyncio keeps its context, too. No ids were read during the step, so the span has no parent."""
     with looked("otlp") as look:
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -137,4 +137,4 @@ if __name__ == "__main__":
 
     job = _next_job(socket.socket(fileno=int(sys.argv[1])))
     if job is not None:
-        exec(*_prepare(**job))  # noqa: S102 -- the interpreter ends after it as after any program
+        exec(*_prepare(**job))  # noqa: S102  # the code is a test's program
