@@ -286,11 +286,15 @@ def test_no_advice_rests_on_the_time_of_hooks(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(model, 6), detail="all")
     (container,) = [layer for layer in content.summary.forward if layer.path == "1"]
     assert container.inner_calls == 60 * container.calls
-    others = [layer._replace(share=0.1) for layer in content.summary.forward if layer is not container]
+    others = [layer._replace(self_s=0.0) for layer in content.summary.forward if layer is not container]
 
     def advised(self_s: float) -> Any:
-        layer = container._replace(share=0.8, self_s=self_s, total_s=self_s, longest_s=0.0)
-        return advice(replace(content, summary=replace(content.summary, forward=[layer, *others])), "of the forward")
+        """Return the advice on a run in which this container's self time is the whole forward."""
+        layers = [container._replace(self_s=self_s, total_s=self_s, longest_s=0.0), *others]
+        steps = [content.summary.module_steps[0]._replace(forward_s=self_s)]
+        return advice(
+            replace(content, summary=replace(content.summary, forward=layers, module_steps=steps)), "of the forward"
+        )
 
     hooks_s = HOOKS_S * container.inner_calls
     assert advised(hooks_s) is None
