@@ -100,7 +100,8 @@ def instrument(
         max_spans: TORCHOTEL_MAX_SPANS, spans of a trace; beyond it, deeper modules fold into their parents; 2000.
         module_histograms: TORCHOTEL_MODULE_HISTOGRAMS, whether `torch.module.duration` is kept as a histogram; False.
         gradient_norms: TORCHOTEL_GRADIENT_NORMS, "auto": on detailed steps, True: on every step, n: on every n-th,
-            False: never. Except with False, also on 8 steps after a loss that is not finite; `auto`.
+            False: never. Except with False, also on 8 steps after a loss that is not finite, at most once in
+            64 steps; `auto`.
         shapes: TORCHOTEL_SHAPES, whether shapes and dtypes are recorded; True.
         exception_text: TORCHOTEL_EXCEPTION_TEXT, how much of an exception's text is recorded: "type", "first_line" or
             "full". The text can hold values of tensors; `first_line`.

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -134,11 +135,12 @@ class Program:
                 shut_down.wait(1)  # in vain, if `shutdown()` waits for the restart
             start(thread)
 
-        start, threading.Thread.start = threading.Thread.start, start_late  # type: ignore[assignment, method-assign]
-        self.handle.flush()
-        os.kill(companion(), signal.SIGKILL)
-        started.wait(60)
-        self.handle.shutdown()
+        start = threading.Thread.start
+        with patch.object(threading.Thread, "start", start_late):
+            self.handle.flush()
+            os.kill(companion(), signal.SIGKILL)
+            started.wait(60)
+            self.handle.shutdown()
         shut_down.set()
         say(CHILDREN.read_text().split())
 

@@ -2,7 +2,7 @@
 
 import marshal
 from dataclasses import asdict, replace
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def test_a_message_that_is_none_is_an_error() -> None:
             RecordDecoder().decode(message)
 
 
-class Name(str, Enum):  # noqa: UP042  # as programs have them
+class Name(StrEnum):
     HIDDEN = "hidden"
 
 

@@ -153,7 +153,8 @@ class ActiveSpans:
 
     def _innermost(self, thread: ThreadState, identity: Identity) -> SpanReference | None:
         current, elsewhere = thread.current(), threading.get_ident() != thread.thread.ident
-        if current is None or self._start_span is None:
+        start_span = self._start_span
+        if current is None or start_span is None:
             return identity.reference if elsewhere else None
         attached = not elsewhere and thread.context.current_identity is identity
         if current[0] is not identity and (identity.reference is not None or not attached):
@@ -162,43 +163,49 @@ class ActiveSpans:
         segment = thread.step_detector.open_segment
         if segment is not None and segment.identity is not identity:
             segment = None  # a fetch runs that will open another
-        if identity.reference is None and not self._fix(identity, segment, start_ns):
-            return None
+        reference = identity.reference or self._fix(start_span, identity, segment, start_ns)
         recorded = segment is not None and thread.root.in_forward and thread.calls.frames and not elsewhere
-        assert identity.reference is not None  # noqa: S101  # for the type checker
-        if segment is None or not recorded or thread.root.is_recomputation or thread.root.dropped_from is not None:
-            return identity.reference
-        return self._innermost_call(thread, segment, identity.reference, identity.unix_offset_ns)
+        if reference is None or segment is None or not recorded:
+            return reference
+        if thread.root.is_recomputation or thread.root.dropped_from is not None:
+            return reference
+        return self._innermost_call(start_span, thread, segment, reference, identity.unix_offset_ns)
 
-    def _fix(self, identity: Identity, segment: StepSegment | None, start_ns: int) -> bool:
-        """Fix the ids of a step; return False if its record may have been made without them meanwhile.
+    def _fix(
+        self, start_span: StartSpan, identity: Identity, segment: StepSegment | None, start_ns: int
+    ) -> SpanReference | None:
+        """Fix the ids of a step; return None if its record may have been made without them meanwhile.
 
         Args:
+            start_span: Makes the ids.
             identity: The step's, without ids.
             segment: Its open segment; None: a fetch runs that will open it.
             start_ns: When the step began.
         """
-        assert self._start_span is not None  # noqa: S101  # for the type checker
         identity.unix_offset_ns = unix_offset_ns()
         evaluates = segment is not None and segment.evaluates
         name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
         user_span = segment.user_span if segment is not None and evaluates else None
         baggage = self._baggage() if segment is None else segment.baggage
         start_ns += identity.unix_offset_ns
-        identity.reference = self._start_span(name, user_span, start_ns, baggage=baggage)
+        identity.reference = start_span(name, user_span, start_ns, baggage=baggage)
         if identity.used:  # the step's own thread has ended it
             identity.reference = None
-        return identity.reference is not None
+        return identity.reference
 
     def _innermost_call(
-        self, thread: ThreadState, segment: StepSegment, root: SpanReference, unix_offset_ns: int
+        self,
+        start_span: StartSpan,
+        thread: ThreadState,
+        segment: StepSegment,
+        root: SpanReference,
+        unix_offset_ns: int,
     ) -> SpanReference:
         """Fix the ids of all open calls: the span of an inner call needs its parent's."""
-        assert self._start_span is not None  # noqa: S101  # for the type checker
         parent = root
         if segment.forward_start_ns is not None and not segment.opened_without_grad:
             if not segment.forward_id:
-                forward = self._start_span(names.SPAN_FORWARD, root, segment.forward_start_ns + unix_offset_ns)
+                forward = start_span(names.SPAN_FORWARD, root, segment.forward_start_ns + unix_offset_ns)
                 segment.forward_id = forward.span_id
             parent = root._replace(span_id=segment.forward_id, remote=False)
         for frame in thread.calls.frames:
@@ -208,7 +215,7 @@ class ActiveSpans:
                 if path is None:
                     continue
                 start_ns = frame[2] + unix_offset_ns
-                reference = self._start_span(names.FORWARD_PREFIX + path, parent, start_ns)
+                reference = start_span(names.FORWARD_PREFIX + path, parent, start_ns)
                 thread.calls.reserved_ids[id(frame)] = reference
             parent = reference
         return parent

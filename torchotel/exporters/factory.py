@@ -28,7 +28,7 @@ from torchotel.tracing.resource import ProcessResource
 from torchotel.tracing.span import Attributes
 
 if TYPE_CHECKING:
-    from torchotel.exporters.prometheus.endpoint import PrometheusMetricExporter
+    from torchotel.exporters.prometheus.endpoint import DiscoveryFile, PrometheusMetricExporter
     from torchotel.exporters.prometheus.server import Listener
 
 
@@ -165,8 +165,10 @@ def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None
     return None if config.record is None else claim_folder(own_folder(config.record, identity))
 
 
-def claim_listener(config: Config, resource: ProcessResource, environ: Mapping[str, str]) -> Listener | None:
-    """Open the port of the scrape endpoint, and check the discovery folder; None without a scrape endpoint.
+def claim_endpoint(
+    config: Config, resource: ProcessResource, environ: Mapping[str, str]
+) -> tuple[Listener, DiscoveryFile | None] | None:
+    """Open the port of the scrape endpoint, and prepare its target file; None without a scrape endpoint.
 
     Raises:
         ConfigError: The address or the folder cannot be used.
@@ -175,19 +177,8 @@ def claim_listener(config: Config, resource: ProcessResource, environ: Mapping[s
         return None
     from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
 
-    endpoint.open_discovery(config.discovery_dir or stack_targets(environ), resource)
-    return endpoint.listen(config.prometheus_host, config.prometheus_port, resource.get(names.LOCAL_RANK))
-
-
-def discard_target(config: Config, resource: ProcessResource, environ: Mapping[str, str]) -> None:
-    """Remove the target file of a scrape endpoint whose process was killed."""
-    if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
-        return
-    from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
-
-    file = endpoint.open_discovery(config.discovery_dir or stack_targets(environ), resource)
-    if file is not None:
-        file.remove()
+    target = endpoint.open_discovery(config.discovery_dir or stack_targets(environ), resource)
+    return endpoint.listen(config.prometheus_host, config.prometheus_port, resource.get(names.LOCAL_RANK)), target
 
 
 def open_record(

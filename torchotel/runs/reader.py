@@ -230,11 +230,12 @@ def open_run(folder: Path) -> Run:
         RunError: The folder does not exist, or holds no run.
     """
     if not folder.is_dir():
-        reason = "is a file, not a run folder" if folder.exists() else f"no such folder; {_name_another(folder)}"
+        reason = "is a file; name a run folder" if folder.exists() else f"no such folder; {_name_another(folder)}"
         raise RunError(f"{folder}: {reason}")
     path = folder / "run.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
-        raise RunError(f"{folder}: no run in it (run.json, metrics.jsonl and trace-*.jsonl are missing)")
+        missing = "run.json, metrics.jsonl and trace-*.jsonl are missing"
+        raise RunError(f"{folder}: no run in it ({missing}); name a run folder")
     return Run(folder, read_info(path))
 
 

@@ -23,7 +23,7 @@ from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord, plain
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
-from torchotel.exporters.factory import claim_listener, claim_run_folder, discard_target
+from torchotel.exporters.factory import claim_endpoint, claim_run_folder
 from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
@@ -34,6 +34,7 @@ from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunS
 from torchotel.worker.thread import LAST_RECORD_S
 
 if TYPE_CHECKING:
+    from torchotel.exporters.prometheus.endpoint import DiscoveryFile
     from torchotel.exporters.prometheus.server import Listener
 
 WAKE_BYTES = CHANNEL_BYTES // 8
@@ -106,11 +107,13 @@ class CompanionBackend(Backend):
         self._run_folder = None if folder is None else folder.path
         self._metrics_file = None if folder is None else folder.metrics
         self._listener: Listener | None = None
+        self._target: DiscoveryFile | None = None
         with ExitStack() as failed:
             failed.callback(self._channel.close)
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
-            self._listener = claim_listener(config, resource, os.environ)
+            if (endpoint := claim_endpoint(config, resource, os.environ)) is not None:
+                self._listener, self._target = endpoint
             self._port = None if self._listener is None else self._listener.port
             with self._lock:  # a companion that ends at once is replaced after it is set
                 self._companion = self._start_companion()
@@ -167,7 +170,8 @@ class CompanionBackend(Backend):
         """Kill the companion, and remove the run file and the target of the scrape endpoint."""
         self._kill()
         self._close()
-        discard_target(self._config, self._resource, os.environ)
+        if self._target is not None:
+            self._target.remove()
         self.discard_run_file()
 
     def disable_after_fork(self) -> None:
