@@ -14,6 +14,9 @@ from torchotel._handle import Handle, start
 from torchotel._lifecycle import LIFECYCLE
 from torchotel._records import Error, Record
 from torchotel._session import Session
+from torchotel._types import ConfigError
+from torchotel.config.config import SETTINGS
+from torchotel.config.settings import EXPORT, SCRAPING
 from torchotel.exporters.in_memory import InMemoryExporter
 from torchotel.exporters.sanitize import drop_nonfinite, own_attributes, own_events
 from torchotel.tracing.span import AttributeValue, Span, SpanEvent, SpanLink, Trace
@@ -21,6 +24,10 @@ from torchotel.tracing.span import AttributeValue, Span, SpanEvent, SpanLink, Tr
 __all__ = ["Captured", "CapturedSpan", "capture"]
 
 FLUSH_S = 60.0
+_EXPORTING = frozenset(
+    name for name, setting in SETTINGS.items() if setting.group in {EXPORT, SCRAPING} and name != "service_name"
+) | {"record"}
+"""Settings that choose where telemetry goes."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -127,14 +134,17 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
         The captured records and spans.
 
     Raises:
-        ConfigError: A setting is invalid.
+        ConfigError: A setting is invalid, or chooses an exporter or an endpoint.
         RuntimeError: torchotel is already running in this process.
     """
     if LIFECYCLE.session is not None:
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
+    for name in settings.keys() & _EXPORTING:
+        got = SETTINGS[name].kind.show(settings[name])
+        raise ConfigError(name, got, "no value in capture(), which exports nothing: leave it out")
     memory = InMemoryExporter()
     session = partial(Session, exporters=memory.exporters, on_record=memory.records.append)
-    explicit = {"metrics_exporter": "none", **settings, "detail": detail}
+    explicit = {**settings, "metrics_exporter": "none", "detail": detail}
     handle = start(explicit, model, environ={}, session=session)
     try:
         yield Captured(memory, handle)

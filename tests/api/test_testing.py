@@ -1,6 +1,7 @@
 """`torchotel.testing`: what users check their own training with."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 
 import torchotel
 from torchotel import _semconv as names
+from torchotel._lifecycle import LIFECYCLE
 from torchotel._records import Error, StepRecord
+from torchotel._types import ConfigError
 from torchotel.testing import capture
 
 
@@ -107,6 +110,26 @@ def test_a_span_that_is_not_there_is_told_with_those_that_are() -> None:
         train(Encoder(), steps=1)
     with pytest.raises(LookupError, match=r"0 spans 'forward decoder' below 'torch.step', where there are .*inner"):
         captured.steps[0].find("forward decoder")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metrics_exporter", "prometheus"),
+        ("endpoint", "http://localhost:1"),
+        ("prometheus_port", 0),
+        ("record", "run"),
+        ("set_global_provider", True),
+        ("discovery_dir", "targets"),
+        ("headers", {"authorization": "secret"}),
+    ],
+)
+def test_refuses_arguments_that_choose_an_exporter(name: str, value: Any) -> None:
+    """Otherwise it would open a port or push metrics, or the argument would be ignored without a message."""
+    with pytest.raises(ConfigError, match=rf"{name}: got .*: leave it out") as raised, capture(**{name: value}):
+        pass
+    assert "secret" not in str(raised.value)
+    assert LIFECYCLE.session is None
 
 
 def test_one_at_a_time() -> None:

@@ -41,7 +41,7 @@ def test_leaves_out_what_is_meant_for_another_reader_of_a_variable_and_says_so_o
         value = getattr(Config.read({}, {variable: text}), field)
         assert value == ((used,) if field == "metrics_exporter" else used)
     (record,) = caplog.records
-    assert record.getMessage() == f"{variable}: torchotel does not take {text!r}, and uses {used!r}"
+    assert record.getMessage() == f"{variable}: torchotel's own exporters do not take {text!r}, and use {used!r}"
 
 
 def test_skips_headers_that_no_request_can_carry(caplog: pytest.LogCaptureFixture) -> None:

@@ -182,7 +182,7 @@ class Setting(NamedTuple):
         for variable, text in partly_taken.items():
             used = self.default if value is UNSET else value
             shown = ",".join(used) if isinstance(used, tuple) else used
-            warn_once("%s: torchotel does not take %r, and uses %r", variable, text, shown)
+            warn_once("%s: torchotel's own exporters do not take %r, and use %r", variable, text, shown)
         return value
 
     def _read(self, name: str, text: str, variable: str) -> Any:
