@@ -14,8 +14,8 @@ the user, or of `set_global_provider`. `none`: the variable has no effect."""
 
 _NO_LOGS = "not used: torchotel exports no logs"
 _CONFIG_FILE: Final = (
-    "a file of declarative configuration: with `disabled: true` no hook is installed; a warning says that torchotel "
-    "reads nothing else of it"
+    "a file of declarative configuration: with `disabled: true` no hook is installed; else a warning says "
+    "that torchotel reads nothing else of it"
 )
 _NO_ZIPKIN = "not used: torchotel has no Zipkin exporter; Zipkin receives OTLP"
 _BATCHES = (
