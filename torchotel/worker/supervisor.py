@@ -1,26 +1,21 @@
-"""The training process's side of the companion process: start it, send it records, ask it, and end it."""
+"""The backend that sends the records of a run to a companion process, which it starts, restarts and ends."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
-import marshal
 import os
-import queue
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING
 
 from torchotel._limits import CHANNEL_BYTES
-from torchotel._records import Recordable, StepRecord, plain
+from torchotel._records import Recordable, StepRecord
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
@@ -29,9 +24,9 @@ from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_stats, no_stats
-from torchotel.worker.channel import Connection, Sender, socket_pair
+from torchotel.worker.channel import Sender
+from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
-from torchotel.worker.thread import LAST_RECORD_S
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
@@ -41,22 +36,12 @@ WAKE_BYTES = CHANNEL_BYTES // 8
 """Records that wait when the companion is woken before its interval."""
 ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
-ANSWER_LATE_S = 1.0
-"""Further time for an answer that takes all of its own time."""
-EXIT_S = LAST_RECORD_S + 1.0
-"""Further time for the companion to end: the worker's, and 0.1 s for each exporter."""
 
 RESTARTED = "The companion process has ended with exit code %s and was started again; %d spans are lost"
 ENDED = (
     "The companion process has ended with exit code %s. Training is not affected, and nothing more is exported. Set "
     "TORCHOTEL_WORKER=thread to work without it."
 )
-
-PROGRAM = (
-    "import marshal, sys; sys.path[:], settings = marshal.load(sys.stdin.buffer); "
-    "from torchotel.worker.companion import main; main(settings)"
-)
-"""What the companion runs: it finds modules wherever this process finds them."""
 
 _logger = logging.getLogger("torchotel")
 
@@ -310,133 +295,6 @@ class CompanionBackend(Backend):
         return Companion(self._channel.fd, settings, self._on_end)
 
 
-class Companion:
-    """The companion process, and the thread that reads what it says.
-
-    Args:
-        channel_fd: The descriptor of the ring.
-        settings: What the companion needs to start.
-        on_end: Called with the exit code and the last line of its errors if the process ends by itself, on the control
-            thread.
-
-    Raises:
-        OSError: The process cannot be started.
-    """
-
-    def __init__(
-        self,
-        channel_fd: int,
-        settings: CompanionSettings,
-        on_end: Callable[[str], None],
-    ) -> None:
-        self._on_end = on_end
-        ours, theirs = socket_pair()
-        self._connection = Connection(ours)
-        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
-        self._numbers = itertools.count()
-        self._killed = False
-        self.alive = True
-        self.ended_early = False
-        """Whether the process has ended without an answer to the request "stop", the last of its counts."""
-        self._has_stopped = False
-        self.counts = no_stats()
-        """The last counts that the process sent."""
-        flags = "-PSE" if sys.flags.ignore_environment else "-PS"  # without `site`: its work is in `sys.path`
-        command = [sys.executable, flags, "-c", PROGRAM, str(channel_fd), str(theirs.fileno())]
-        claimed = (fd for fd in (settings.metrics_fd, settings.listener_fd) if fd is not None)
-        self._errors = _memory_file()
-        """The standard error of the process, until it has started."""
-        with theirs, _memory_file(marshal.dumps(plain((sys.path, settings)))) as start:
-            self._process = subprocess.Popen(  # noqa: S603  # this interpreter runs a module of this package
-                command,
-                stdin=start,
-                stdout=subprocess.DEVNULL,  # not the program's: `python train.py | tee log` would wait for its end
-                stderr=self._errors,
-                pass_fds=[channel_fd, theirs.fileno(), *claimed],
-                start_new_session=True,  # Ctrl-C in the terminal does not reach it
-            )
-        self.pid = self._process.pid
-        self._thread = threading.Thread(target=self._listen, name="torchotel-control", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._process.kill()
-            self._process.wait()
-            self._connection.close()
-            self._errors.close()
-            raise
-
-    def ask(
-        self, what: str, timeout_s: float, late_s: float = ANSWER_LATE_S, **details: object
-    ) -> dict[str, Any] | None:
-        """Send a request that may take `timeout_s`; return its answer, None if there is none `late_s` after it."""
-        number, timeout_s = next(self._numbers), max(0.0, timeout_s)
-        deadline_s = time.monotonic() + timeout_s + late_s
-        answers = self._answers[number] = queue.SimpleQueue()
-        try:
-            request = {"ask": what, "number": number, "timeout_s": timeout_s, **details}
-            if not self.alive or not self._connection.send(timeout_s, **request):
-                return None
-            return answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
-        except queue.Empty:
-            return None
-        finally:
-            del self._answers[number]
-
-    def wake(self) -> None:
-        """Let the companion empty the ring now."""
-        self._connection.wake()
-
-    def end(self, deadline_s: float) -> None:
-        """Wait for the process until the deadline, then kill it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, deadline_s - time.monotonic()))
-            self._thread.join(EXIT_S)  # it reads the last messages, and logs if the process has ended by itself
-        self.kill()
-
-    def kill(self) -> None:
-        """End the process at once, if it has not ended."""
-        self._killed = True
-        self._process.kill()
-        self._process.wait()
-        self._connection.shut_down()
-        if self._thread is not threading.current_thread():
-            self._thread.join(EXIT_S)  # a log handler of the program may block it
-        self._connection.close()
-        self._errors.close()
-
-    def disable_after_fork(self) -> None:
-        """Close the copies of the connection and the memory file in a forked child."""
-        self._connection.close()
-        self._errors.close()
-
-    def _listen(self) -> None:
-        while (message := self._connection.receive()) is not None:
-            self._on_message(message)
-        self.ended_early = not self._has_stopped
-        self.alive = False
-        if self.ended_early and not self._killed:
-            self._on_end(self._exit_reason())
-        for answers in list(self._answers.values()):
-            answers.put(None)
-
-    def _exit_reason(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        last = next(filter(None, reversed(lines)), "")
-        return f"{code} ({last})" if last else str(code)
-
-    def _on_message(self, message: dict[str, Any]) -> None:
-        if "log" in message:
-            _logger.log(message["log"], "%s", message["text"])
-            return
-        self.counts = message["counts"]
-        self._has_stopped = self._has_stopped or message.get("ask") == "stop"
-        if (answers := self._answers.get(message.get("number", -1))) is not None:
-            answers.put(message)
-
-
 def needs_thread(config: Config, *, deferred: bool) -> str | None:
     """Return why records must be processed in the training process; None if a companion can process them.
 
@@ -455,13 +313,6 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
         "this system has no memory files": not hasattr(os, "memfd_create"),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
-
-
-def _memory_file(content: bytes = b"") -> BinaryIO:
-    file = os.fdopen(os.memfd_create("torchotel"), "w+b")
-    file.write(content)
-    file.seek(0)
-    return file
 
 
 def _is_empty(folder: Path) -> bool:
