@@ -316,6 +316,22 @@ class Recordable(Protocol):
         """Return the record; called once."""
 
 
+class PhaseLog(Protocol):
+    """Gets the phases of a training thread while they run, for the case that the process ends during one of them."""
+
+    def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
+        """Begin a phase, inside of the open ones; never raise.
+
+        Args:
+            kind: data | forward | backward | optimizer.
+            now_ns: The time of `perf_counter_ns`.
+            grad: Whether gradients are on.
+        """
+
+    def end(self, kind: str, now_ns: int) -> None:
+        """End the innermost open phase of a kind, and the phases inside of it; never raise."""
+
+
 PHASE_SPANS = {
     "between": names.SPAN_BETWEEN,
     "data": names.SPAN_DATA,

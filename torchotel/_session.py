@@ -119,6 +119,7 @@ class Session:
             make_current=attach_proxy,
             warn=Warn(),
             on_first=self._guard.guarded(self._begin),
+            phase_log=self._backend.phase_log,
         )
         guarded = self._capture.guard.guarded
         self.log, self.watch = guarded(self._capture.log), guarded(self._capture.watches.watch)

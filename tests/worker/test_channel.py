@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from torchotel.worker.channel import ChannelError, Connection, Receiver, Sender, socket_pair
+from torchotel.worker.channel import _DATA, ChannelError, Connection, Receiver, Sender, socket_pair
 
 CAPACITY = 1000
 
@@ -67,7 +67,7 @@ def test_a_length_that_cannot_be_right_is_an_error(ring: tuple[Sender, Receiver]
     """A receiver never reads past what was sent."""
     sender, receiver = ring
     sender.send(b"abc")
-    os.pwrite(sender.fd, struct.pack("<I", 4000), 192)
+    os.pwrite(sender.fd, struct.pack("<I", 4000), _DATA)
     with pytest.raises(ChannelError, match="4000 bytes"):
         receiver.receive()
     os.pwrite(sender.fd, struct.pack("<Q", 1 << 40), 64)

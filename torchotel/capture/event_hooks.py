@@ -160,7 +160,10 @@ class EventHooks:
             thread.scaling.backward_begins(roots)
         thread.events.in_backward += 1
         thread.events.trains = True
-        segment = thread.step_detector.backward_begins(perf_counter_ns(), in_forward=thread.root.in_forward)
+        now_ns = perf_counter_ns()
+        segment = thread.step_detector.backward_begins(now_ns, in_forward=thread.root.in_forward)
+        if thread.phase_log is not None and thread.events.in_backward == 1:
+            thread.phase_log.begin("backward", now_ns)
         if compile_hooks.threads:
             compile_hooks.warn_of_forward()
             segment.hooks_were_out = True
@@ -176,6 +179,8 @@ class EventHooks:
             return  # it began before the hooks were installed
         thread.events.in_backward -= 1
         if not thread.events.in_backward:
+            if thread.phase_log is not None:
+                thread.phase_log.end("backward", now_ns)
             if exception is None and accumulates:
                 self._gradients.backward_ended(thread, self._numbers["step"])
             thread.scaling.backward_ended(accumulates=accumulates)
@@ -194,6 +199,8 @@ class EventHooks:
             close_interrupted_optimizer(thread)
             thread.events.fetch_start_ns = perf_counter_ns()
             thread.events.in_fetch = 1
+            if thread.phase_log is not None and not thread.root.in_forward:
+                thread.phase_log.begin("data", thread.events.fetch_start_ns)
             self._active_spans.enter(thread, None)
         else:
             thread.events.in_fetch += 1
@@ -204,6 +211,8 @@ class EventHooks:
         if not thread.events.in_fetch:
             return
         thread.events.in_fetch -= 1
+        if thread.phase_log is not None and not thread.events.in_fetch:
+            thread.phase_log.end("data", now_ns)
         if thread.events.in_fetch or thread.root.in_forward:
             return
         if outcome in {"made", "fetched"}:
@@ -225,7 +234,10 @@ class EventHooks:
             self._look_at_task(thread, optimizer)
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         kind = type(optimizer).__name__
-        segment = thread.step_detector.optimizer_begins(perf_counter_ns(), id(optimizer), kind, closure=closure)
+        now_ns = perf_counter_ns()
+        segment = thread.step_detector.optimizer_begins(now_ns, id(optimizer), kind, closure=closure)
+        if thread.phase_log is not None and len(thread.step_detector.stepping) == 1:
+            thread.phase_log.begin("optimizer", now_ns)
         if segment is not None:
             number = self._numbers["step"]
             rate = self._rates.read(thread.events.leading_optimizer, optimizer, number)
@@ -251,7 +263,10 @@ class EventHooks:
         thread.events.optimizer_steps += 1
         if thread.read_in_closure and len(thread.step_detector.stepping) == 1:
             self._gradients.optimizer_ends(thread, thread.step_detector.stepping[0][3], optimizer)
-        thread.step_detector.optimizer_ends(perf_counter_ns(), id(optimizer))
+        now_ns = perf_counter_ns()
+        thread.step_detector.optimizer_ends(now_ns, id(optimizer))
+        if thread.phase_log is not None and not thread.step_detector.stepping:
+            thread.phase_log.end("optimizer", now_ns)
         self._hooks.arm()
 
     def _optimizer_fails(self, exception: BaseException) -> None:
@@ -260,6 +275,8 @@ class EventHooks:
         self._root_calls.close_interrupted(thread)
         running = (torch_internals.optimizer_steps_in_progress() or 1) - 1
         thread.step_detector.optimizer_fails(now_ns, self._errors.read(exception), running)
+        if thread.phase_log is not None and not running:
+            thread.phase_log.end("optimizer", now_ns)
         self._hooks.arm()
 
     def _clipping_begins(self, gradients: Sequence[torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ from time import perf_counter_ns, time_ns
 
 from torch.nn import Module
 
-from torchotel._records import Baggage, Error, Log, ModelInfo, SpanReference
+from torchotel._records import Baggage, Error, Log, ModelInfo, PhaseLog, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.text import shortened
 from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
@@ -49,6 +49,7 @@ class Capture:
         clock: The clock of devices; None: CUDA's.
         warn: Logs a warning once; None: a new `Warn`.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
+        phase_log: Gets the phases of the main thread while they run; None: none gets them.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Capture:
         clock: Clock | None = None,
         warn: Warn | None = None,
         on_first: Callable[[], None] = lambda: None,
+        phase_log: PhaseLog | None = None,
     ) -> None:
         self.detail = detail
         self.warn = warn or Warn()
@@ -76,6 +78,7 @@ class Capture:
         self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
         self.output = RecordOutput(hand_over, detail, self.gradients, self.memory, user_span, baggage, on_first)
+        self._phase_log = phase_log
         self._make_listener = partial(StepRecorder, output=self.output)
         self.switch = RecordingSwitch()
         self.device_marks = DeviceMarks(clock or CudaClock())
@@ -276,7 +279,7 @@ class Capture:
 
     def _new_thread(self) -> ThreadState:
         self._retire_ended()
-        thread = ThreadState(self._make_listener, self.device_marks, self.switch, self.guard.fault)
+        thread = ThreadState(self._make_listener, self.device_marks, self.switch, self.guard.fault, self._phase_log)
         self.threads.all.add(thread)
         return thread
 

@@ -255,7 +255,10 @@ class RootCalls:
             close_interrupted_optimizer(thread)
         grad = torch.is_grad_enabled()
         training = is_training(module)
-        segment = detector.forward_begins(perf_counter_ns(), grad=grad, model=id(module), training=training)
+        now_ns = perf_counter_ns()
+        segment = detector.forward_begins(now_ns, grad=grad, model=id(module), training=training)
+        if thread.phase_log is not None:
+            thread.phase_log.begin("forward", now_ns, grad=grad)
         if grad:
             segment.models[id(module)] = weakref.ref(module)
         thread.root.in_forward = thread.root.has_run = True
@@ -291,6 +294,8 @@ class RootCalls:
         calls.end_root_call()
         if forward:
             self._active_spans.leave_forward(thread)
+            if thread.phase_log is not None:
+                thread.phase_log.end("forward", now_ns)
             detector.forward_ends(now_ns, error)
             if not detector.in_step:
                 self._active_spans.leave_step(thread)
@@ -339,14 +344,19 @@ class RootCalls:
 def close_interrupted_backward(thread: ThreadState) -> None:
     """Close backwards whose end was not seen, because Ctrl-C arrived in a hook: the thread runs no backward now."""
     if (thread.events.in_backward or thread.step_detector.running) and graph_task() == -1:
-        thread.events.in_backward = 0
-        thread.step_detector.close_unfinished_backwards(perf_counter_ns())
+        thread.events.in_backward, now_ns = 0, perf_counter_ns()
+        if thread.phase_log is not None:
+            thread.phase_log.end("backward", now_ns)
+        thread.step_detector.close_unfinished_backwards(now_ns)
 
 
 def close_interrupted_optimizer(thread: ThreadState) -> None:
     """Close optimizer steps that raised without a call of `EventHooks._optimizer_fails`."""
     if thread.step_detector.stepping and optimizer_steps_in_progress() == 0:
-        thread.step_detector.close_unfinished_optimizers(perf_counter_ns())
+        now_ns = perf_counter_ns()
+        if thread.phase_log is not None:
+            thread.phase_log.end("optimizer", now_ns)
+        thread.step_detector.close_unfinished_optimizers(now_ns)
 
 
 def _is_alone() -> bool:

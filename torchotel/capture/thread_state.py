@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+from torchotel._records import PhaseLog
 from torchotel.capture.active_span import ContextState
 from torchotel.capture.autograd_hooks import BackwardTimestamps, RecordingSwitch
 from torchotel.capture.cuda import DeviceLog, DeviceMarks
@@ -28,6 +29,7 @@ class ThreadState:
         device_marks: Marks on the clocks of devices.
         switch: Whether anything is recorded.
         fault: Called for an internal error, in its `except` block.
+        phase_log: Gets the phases of the main thread; None: none gets them.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class ThreadState:
         device_marks: DeviceMarks,
         switch: RecordingSwitch,
         fault: Callable[[], None],
+        phase_log: PhaseLog | None = None,
     ) -> None:
         self.thread = threading.current_thread()
         self.ident = threading.get_ident()
@@ -47,6 +50,7 @@ class ThreadState:
         self.scaling = Scaling()
         self.pending = PendingRecords()
         self.step_detector = StepDetector(make_listener(self))
+        self.phase_log = phase_log if self.thread is threading.main_thread() else None
         self.read_in_closure = False
         """Gradient norms were read inside the optimizer's step that runs."""
         self.watched: list[PendingGradient] = []

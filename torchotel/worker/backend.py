@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast
 
-from torchotel._records import Error, Log, ModelInfo, Record, Recordable, StepRecord
+from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, StepRecord
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
@@ -132,6 +132,8 @@ class Backend(Protocol):
 
     id_source: SpanContextSource
     """Fixes the ids of spans that the program reads while they run."""
+    phase_log: PhaseLog | None = None
+    """Gets the phases of the main thread while they run; None without a companion process."""
 
     def append(self, record: Recordable) -> None:
         """Take over a record, on a training thread; never wait."""

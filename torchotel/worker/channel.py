@@ -1,7 +1,7 @@
 """The channel between the training process and its companion: a ring of records, and a connection for requests.
 
-The ring is in shared memory that is no file on disk. Sending never blocks: a message that does not fit is not
-sent.
+The ring is in shared memory that is no file on disk, behind the status page. Sending never blocks: a message that does
+not fit is not sent.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
+from torchotel.worker.status_page import PAGE_BYTES
+
 _HEADER: Final = struct.Struct("<8sQ")
-_MAGIC: Final = b"torchot1"
+_MAGIC: Final = b"torchot2"
 _HEAD, _TAIL = 8, 16
 """Where the counts of sent and received bytes are, in units of 8 bytes: each has its own cache line."""
 _DROPPED: Final = 9
 """Where the count of dropped spans is."""
-_DATA: Final = 192
+_PAGE: Final = 192
+"""Where the status page is."""
+_DATA: Final = _PAGE + PAGE_BYTES
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -67,7 +71,9 @@ class Sender:
         self._ring = mmap.mmap(self.fd, _DATA + capacity)
         _HEADER.pack_into(self._ring, 0, _MAGIC, capacity)
         # Unlike `struct.pack_into`, which writes zeros first, this stores a position at once.
-        self._positions = memoryview(self._ring)[:_DATA].cast("Q")
+        self._positions = memoryview(self._ring)[:_PAGE].cast("Q")
+        self.page = memoryview(self._ring)[_PAGE:_DATA].cast("Q")
+        """The status page; released by `close`."""
         self._capacity, self._head = capacity, 0
         self._barrier = _Barrier()
 
@@ -99,6 +105,7 @@ class Sender:
     def close(self) -> None:
         """Release the memory of this process."""
         self._positions.release()
+        self.page.release()
         self._ring.close()
         os.close(self.fd)
 
@@ -118,7 +125,9 @@ class Receiver:
         magic, self._capacity = _HEADER.unpack_from(self._ring, 0)
         if magic != _MAGIC or self._capacity != len(self._ring) - _DATA:
             raise ChannelError("no ring of this version")
-        self._positions = memoryview(self._ring)[:_DATA].cast("Q")
+        self._positions = memoryview(self._ring)[:_PAGE].cast("Q")
+        self.page = memoryview(self._ring)[_PAGE:_DATA].cast("Q")
+        """The status page."""
         self._tail = self._positions[_TAIL]
         self._barrier = _Barrier()
 

@@ -27,6 +27,7 @@ from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_s
 from torchotel.worker.channel import Sender
 from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
+from torchotel.worker.status_page import PhaseWriter, hide_phases
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
@@ -74,6 +75,7 @@ class CompanionBackend(Backend):
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard = Guard("the channel to the companion", limit=1000)
         self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
+        self.phase_log = PhaseWriter(self._channel.page, threading.main_thread().ident or 0)
         # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
         self._lock = threading.RLock()
         self._unsent: deque[Recordable | RunStart] = deque()
@@ -254,6 +256,7 @@ class CompanionBackend(Backend):
             return None
         self._may_restart = False
         counts = self._companion_counts()
+        hide_phases(self._channel.page)
         self._channel.clear()  # its records refer to definitions that the next companion does not have
         self._encoder = RecordEncoder()
         if self._run_start is not None:
