@@ -26,6 +26,7 @@ from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
 from torchotel.worker.channel import ChannelError, Connection, Receiver
+from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
 
 INTERVAL_S = 0.2
@@ -35,7 +36,6 @@ COUNTS_S = 1.0
 LAST_FLUSH_S = 10.0
 """Time for the last export after the training process has ended without a shutdown."""
 NICENESS = 10
-PROCESS_ENDED = Error("process_ended", "The training process ended without a shutdown of torchotel")
 
 
 class CompanionProcess:
@@ -51,6 +51,8 @@ class CompanionProcess:
         self._channel, self._connection = channel, connection
         self._decoder, self._guard, self._warn = RecordDecoder(), Guard("the companion process", limit=1000), Warn()
         self._parent = settings.pid
+        with_place = settings.config["exception_text"] != "type"
+        self._end_cause = EndCause(settings.signals_fd, with_place=with_place)
         self._identity, self._capture_stats = Identity(*settings.identity), CaptureStats(0, 0, 0)
         self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
@@ -84,9 +86,7 @@ class CompanionProcess:
             self._empty_channel()
             self._guard.guarded(self._report_counts)()
             if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
-                self._stop(
-                    time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=PROCESS_ENDED, shut_down=False)
-                )
+                self._end_without_stop()
             elif request:
                 self._guard.guarded(self._answer)(request)
 
@@ -113,6 +113,12 @@ class CompanionProcess:
             self._resource.update()
         else:
             self._backend.append(record)
+
+    def _end_without_stop(self) -> None:
+        """Export the records that wait, after the end of the training process."""
+        self._guard.guarded(self._empty_channel)()  # again: the process may have sent a record before it ended
+        cause = self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED
+        self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
     def _report_counts(self) -> None:
         """Send the counts each second, if they have changed."""

@@ -68,7 +68,7 @@ class Companion:
         """The last counts that the process sent."""
         flags = "-PSE" if sys.flags.ignore_environment else "-PS"  # without `site`: its work is in `sys.path`
         command = [sys.executable, flags, "-c", PROGRAM, str(channel_fd), str(theirs.fileno())]
-        claimed = (fd for fd in (settings.metrics_fd, settings.listener_fd) if fd is not None)
+        optional = (settings.metrics_fd, settings.listener_fd, settings.signals_fd)
         self._errors = _memory_file()
         """The standard error of the process, until it has started."""
         with theirs, _memory_file(marshal.dumps(plain((sys.path, settings)))) as start:
@@ -77,7 +77,7 @@ class Companion:
                 stdin=start,
                 stdout=subprocess.DEVNULL,  # not the program's: `python train.py | tee log` would wait for its end
                 stderr=self._errors,
-                pass_fds=[channel_fd, theirs.fileno(), *claimed],
+                pass_fds=[channel_fd, theirs.fileno(), *(fd for fd in optional if fd is not None)],
                 start_new_session=True,  # Ctrl-C in the terminal does not reach it
             )
         self.pid = self._process.pid

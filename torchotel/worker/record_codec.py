@@ -59,6 +59,8 @@ class CompanionSettings(NamedTuple):
     """The descriptor of the open `metrics.jsonl` in the run folder."""
     listener_fd: int | None
     """The descriptor of the scrape endpoint's port."""
+    signals_fd: int | None
+    """The descriptor of the memory file that `faulthandler` writes a fatal signal to."""
     started_unix_ns: int
 
 

@@ -26,6 +26,7 @@ from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_stats, no_stats
 from torchotel.worker.channel import Sender
 from torchotel.worker.companion_handle import EXIT_S, Companion
+from torchotel.worker.end_cause import FatalSignals
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
 from torchotel.worker.status_page import PhaseWriter, hide_phases
 
@@ -97,6 +98,8 @@ class CompanionBackend(Backend):
         self._target: DiscoveryFile | None = None
         with ExitStack() as failed:
             failed.callback(self._channel.close)
+            self._signals = FatalSignals()
+            failed.callback(self._signals.close)
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
             if (endpoint := claim_endpoint(config, resource, os.environ)) is not None:
@@ -166,6 +169,7 @@ class CompanionBackend(Backend):
         stopped, self._stopped = self._stopped, True
         if not stopped:
             self._companion.disable_after_fork()
+            self._signals.close()
             self._close_claims()
             self._channel.close()
 
@@ -271,6 +275,7 @@ class CompanionBackend(Backend):
         self._companion.kill()
 
     def _close(self) -> None:
+        self._signals.close()
         with self._lock:
             self._close_claims()
             if not self._is_sending:  # else a signal handler stops during a record, which is written when it returns
@@ -293,6 +298,7 @@ class CompanionBackend(Backend):
             run_folder=None if self._run_folder is None else os.fspath(self._run_folder),
             metrics_fd=None if metrics_file is None else metrics_file.fileno(),
             listener_fd=None if listener is None else listener.fileno(),
+            signals_fd=self._signals.fd,
             started_unix_ns=self._started_ns,
         )
         return Companion(self._channel.fd, settings, self._on_end)

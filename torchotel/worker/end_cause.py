@@ -1,0 +1,132 @@
+"""Why a training process ended without a shutdown: only what the system or `faulthandler` has recorded, no guesses."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from torchotel._records import Error
+from torchotel._utils.text import shortened
+
+PROCESS_ENDED: Final = Error("process_ended", "The training process ended without a shutdown of torchotel")
+OOM_KILL: Final = Error("oom_kill", "The system killed a process of this cgroup because its memory was exhausted")
+
+_SIGNALS: Final = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",  # later versions of Python
+    "Illegal instruction": "SIGILL",
+}
+"""What `faulthandler` calls each signal: https://github.com/python/cpython/blob/3.11/Modules/faulthandler.c."""
+_FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+_FRAME: Final = re.compile(r'^  File "(.*)", (line \d+ in .+)$', re.MULTILINE)
+_MAX_STACK_BYTES: Final = 1 << 16
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_OOM_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+class FatalSignals:
+    """Let `faulthandler` write a fatal signal and its stack to a memory file, unless the program uses `faulthandler`.
+
+    Raises:
+        OSError: The system has no memory files, or too many files are open.
+    """
+
+    def __init__(self) -> None:
+        self._file: Callable[[], _MemoryFile | None] = lambda: None
+        if not faulthandler.is_enabled():
+            file = _MemoryFile()
+            faulthandler.enable(file, all_threads=False)
+            self._file = weakref.ref(file)
+
+    @property
+    def fd(self) -> int | None:
+        """The descriptor of the memory file; None if the program uses `faulthandler`."""
+        file = self._file()
+        return None if file is None else file.fileno()
+
+    def close(self) -> None:
+        """Disable `faulthandler`, unless the program has enabled it meanwhile; also in a forked child."""
+        if self._file() is not None:
+            faulthandler.disable()
+
+
+class _MemoryFile:
+    """The file of `faulthandler`, which holds the only reference: another file closes this one."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("torchotel")
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+    def flush(self) -> None:
+        """Do nothing: `faulthandler` calls it once."""
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+class EndCause:
+    """Find the cause of the end of the training process, in the companion process.
+
+    Args:
+        signals_fd: The descriptor of the file of `FatalSignals`; None without one.
+        with_place: Whether the message has the innermost line of the stack.
+    """
+
+    def __init__(self, signals_fd: int | None, *, with_place: bool) -> None:
+        self._signals_fd, self._with_place = signals_fd, with_place
+        self._oom_kills = _oom_kills()
+
+    def find(self) -> Error:
+        """Return the signal that `faulthandler` wrote, "oom_kill", or "process_ended" if the cause is unknown."""
+        return self._signal() or (OOM_KILL if _oom_kills() > self._oom_kills else PROCESS_ENDED)
+
+    def _signal(self) -> Error | None:
+        if self._signals_fd is None:
+            return None
+        text = os.pread(self._signals_fd, _MAX_STACK_BYTES, 0).decode(errors="replace")
+        fatal, frame = _FATAL.search(text), _FRAME.search(text)
+        if fatal is None or fatal[1] not in _SIGNALS:
+            return None
+        # The base name alone: a path may have the name of a user.
+        place = f'File "{Path(frame[1]).name}", {frame[2]}' if frame is not None and self._with_place else ""
+        return Error(_SIGNALS[fatal[1]], shortened(place))
+
+
+def _oom_kills() -> int:
+    """Return how many processes of this cgroup were killed for lack of memory; 0 if that is unknown."""
+    for path in _memory_event_files():
+        try:
+            found = _OOM_KILLS.search(path.read_text())
+        except (OSError, UnicodeDecodeError):
+            continue
+        if found is not None:
+            return int(found[1])
+    return 0
+
+
+def _memory_event_files() -> Iterator[Path]:
+    """Name the files that may count kills, of both versions of cgroups (https://man7.org/linux/man-pages/man7/cgroups.7.html)."""
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, cgroup = line.split(":", 2)
+        # In a container the process's own cgroup may be the root of the mount.
+        for folder in (cgroup.strip("/"), ""):
+            if not controllers:
+                yield _CGROUPS / folder / "memory.events"
+            elif "memory" in controllers.split(","):
+                yield _CGROUPS / "memory" / folder / "memory.oom_control"
