@@ -72,6 +72,10 @@ class Error(NamedTuple):
     """Path of the innermost module whose call raised; None: unknown, or no module call raised."""
 
 
+PROCESS_ENDS = frozenset(("process_ended", "oom_kill", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"))
+"""Types of the errors of processes that ended without a shutdown: no exception left the step."""
+
+
 class CallNote(NamedTuple):
     """Rare properties of a call."""
 

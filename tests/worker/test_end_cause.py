@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.commands import python
 
+from torchotel._records import PROCESS_ENDS
 from torchotel.worker import end_cause
 from torchotel.worker.end_cause import OOM_KILL, PROCESS_ENDED, EndCause
 
@@ -39,6 +40,7 @@ def signals(text: str) -> int:
 def test_a_recorded_signal_is_the_cause(name: str, kind: str) -> None:
     found = EndCause(signals(STACK.format(name)), with_place=True).find()
     assert found == (kind, 'File "train.py", line 12 in forward', None)
+    assert kind in PROCESS_ENDS
     assert EndCause(signals(STACK.format(name)), with_place=False).find() == (kind, "", None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
-from torchotel._records import PHASES
+from torchotel._records import PHASES, PROCESS_ENDS
 from torchotel.runs.reader import Call, LayerKey, RecordLine, SpanLine, calls_by_trace
 from torchotel.runs.value_ranges import ValueRangeCollector, ValueRanges
 
@@ -63,7 +63,11 @@ class ModuleStep(NamedTuple):
     """Number of the forward calls that no other module call contains."""
 
 
-_IN_PHASE = {"backward": ", in the backward", "optimizer": ", in the optimizer's step"}
+_IN_PHASE = {
+    "data": ", while fetching a batch",
+    "backward": ", in the backward",
+    "optimizer": ", in the optimizer's step",
+}
 
 
 class Failure(NamedTuple):
@@ -86,7 +90,9 @@ class Failure(NamedTuple):
         """Return where the failure happened, as a phrase with its preposition: "at step 3, in the backward"."""
         before = "before the first step" if self.last_step is None else f"after step {self.last_step:,}"
         if self.kind == "step":
-            return f"at step {self.number:,}" + _IN_PHASE.get(self.phase, "")
+            # An exception of the program's loss is in the forward phase too, which reaches to the backward.
+            in_forward = self.phase == "forward" and self.type in PROCESS_ENDS
+            return f"at step {self.number:,}" + (", in the forward" if in_forward else _IN_PHASE.get(self.phase, ""))
         if self.kind == "data":
             return f"while fetching a batch, {before}"
         return f"at evaluation {self.number:,}, {before}" if self.kind else before

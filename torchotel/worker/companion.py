@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from torchotel._records import Error, ModelInfo, Record
+from torchotel._records import Error, ModelInfo, Record, StepRecord
 from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
@@ -28,6 +28,8 @@ from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks,
 from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
+from torchotel.worker.status_page import PageReader
+from torchotel.worker.unsent_steps import UnsentSteps
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""
@@ -51,6 +53,7 @@ class CompanionProcess:
         self._channel, self._connection = channel, connection
         self._decoder, self._guard, self._warn = RecordDecoder(), Guard("the companion process", limit=1000), Warn()
         self._parent = settings.pid
+        self._unsent_steps = UnsentSteps(PageReader(channel.page))
         with_place = settings.config["exception_text"] != "type"
         self._end_cause = EndCause(settings.signals_fd, with_place=with_place)
         self._identity, self._capture_stats = Identity(*settings.identity), CaptureStats(0, 0, 0)
@@ -112,12 +115,17 @@ class CompanionProcess:
             self._identity, self._model = record.identity, record.model
             self._resource.update()
         else:
+            if isinstance(record, StepRecord):
+                self._unsent_steps.add_received(record)
             self._backend.append(record)
 
     def _end_without_stop(self) -> None:
-        """Export the records that wait, after the end of the training process."""
+        """Export the records that wait and the steps that were not sent, after the end of the training process."""
+        now_ns = time.perf_counter_ns()
         self._guard.guarded(self._empty_channel)()  # again: the process may have sent a record before it ended
         cause = self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED
+        for record in self._guard.guarded(self._unsent_steps.records)(now_ns, cause) or ():
+            self._backend.append(record)
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
     def _report_counts(self) -> None:
