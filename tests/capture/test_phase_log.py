@@ -7,12 +7,14 @@ from time import perf_counter_ns
 
 import pytest
 import torch
+from opentelemetry.instrumentation.utils import suppress_instrumentation
 from support.failing_modules import FailsOnce
 from torch import nn
 from torch.utils.data import DataLoader
 
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
+from torchotel.tracing.context import current_span
 from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter
 
 ROWS = torch.ones(2, 4)
@@ -36,7 +38,7 @@ class Page:
 def capturing(detail: str = "off") -> Iterator[Page]:
     page = Page()
     writer = PhaseWriter(page.words, threading.get_ident())
-    capture = Capture(lambda _: None, Detail(detail), phase_log=writer)
+    capture = Capture(lambda _: None, Detail(detail), user_span=current_span, phase_log=writer)
     capture.install()
     try:
         yield page
@@ -142,3 +144,16 @@ def test_other_threads_are_not_on_the_page() -> None:
         other.start()
         other.join()
         assert page.phases() == []
+
+
+def test_phases_under_suppression_are_not_on_the_page() -> None:
+    """A suppressed step is not recorded, so it is not exported if the process ends."""
+    with capturing() as page:
+        net = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with suppress_instrumentation():
+            net(ROWS).sum().backward()
+            optimizer.step()
+        assert page.phases() == []
+        net(ROWS)
+        assert page.phases() == ["forward"]

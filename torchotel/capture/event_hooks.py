@@ -17,7 +17,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchotel._limits import MAX_REGISTRATIONS
-from torchotel._records import Registration
+from torchotel._records import SUPPRESSED, Registration
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
 from torchotel.capture.logged_values import LeadingOptimizer
@@ -162,7 +162,7 @@ class EventHooks:
         thread.events.trains = True
         now_ns = perf_counter_ns()
         segment = thread.step_detector.backward_begins(now_ns, in_forward=thread.root.in_forward)
-        if thread.phase_log is not None and thread.events.in_backward == 1:
+        if thread.phase_log is not None and thread.events.in_backward == 1 and segment.user_span is not SUPPRESSED:
             thread.phase_log.begin("backward", now_ns)
         if compile_hooks.threads:
             compile_hooks.warn_of_forward()
@@ -236,14 +236,15 @@ class EventHooks:
         kind = type(optimizer).__name__
         now_ns = perf_counter_ns()
         segment = thread.step_detector.optimizer_begins(now_ns, id(optimizer), kind, closure=closure)
-        if thread.phase_log is not None and len(thread.step_detector.stepping) == 1:
-            thread.phase_log.begin("optimizer", now_ns)
         if segment is not None:
+            is_outermost = len(thread.step_detector.stepping) == 1
+            if thread.phase_log is not None and is_outermost and segment.user_span is not SUPPRESSED:
+                thread.phase_log.begin("optimizer", now_ns)
             number = self._numbers["step"]
             rate = self._rates.read(thread.events.leading_optimizer, optimizer, number)
             segment.learning_rate = segment.learning_rate if rate is None else rate
             wanted = segment.detailed or self._gradients.beyond_detail
-            if wanted and len(thread.step_detector.stepping) == 1:
+            if wanted and is_outermost:
                 self._gradients.optimizer_begins(thread, segment, optimizer, number, closure=closure)
         self._active_spans.enter(thread, segment)
 

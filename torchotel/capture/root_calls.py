@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch.utils.data import get_worker_info
 
 from torchotel._limits import MAX_STEP_CALLS
-from torchotel._records import Error, ModelInfo
+from torchotel._records import SUPPRESSED, Error, ModelInfo
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
 from torchotel.capture.step_segment import StepSegment
@@ -257,7 +257,7 @@ class RootCalls:
         training = is_training(module)
         now_ns = perf_counter_ns()
         segment = detector.forward_begins(now_ns, grad=grad, model=id(module), training=training)
-        if thread.phase_log is not None:
+        if thread.phase_log is not None and segment.user_span is not SUPPRESSED:
             thread.phase_log.begin("forward", now_ns, grad=grad)
         if grad:
             segment.models[id(module)] = weakref.ref(module)
