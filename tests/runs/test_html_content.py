@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import recorded_runs, report_runs, run_folders
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchotel
 from torchotel.runs import LayerTime, RecordLine, render
@@ -249,6 +251,29 @@ def test_labels_the_colours_with_round_norms(tmp_path: Path, smallest: float, la
     bar = section.figure.data[0].colorbar
     shown = [text for text, log in zip(bar.ticktext, bar.tickvals, strict=True) if math.isclose(10**log, float(text))]
     assert shown == ticks
+
+
+def test_shares_of_recomputed_modules(tmp_path: Path) -> None:
+    """Recomputed calls are in no call of the model, but no module takes more than the whole."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    content = recorded_runs.recorded(
+        tmp_path, lambda: recorded_runs.train(Net(), 4, batch=lambda _: torch.rand(4, 64)), detail="all"
+    )
+    section = module_figure.section(content)
+    assert section is not None
+    for icicle in section.figure.data:
+        shares = [float(share.rstrip("%")) for _, share in icicle.customdata]
+        assert max(shares) == 100
 
 
 def test_labels_modules_with_their_types(tmp_path: Path) -> None:

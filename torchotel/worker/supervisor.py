@@ -39,7 +39,7 @@ WAKE_BYTES = CHANNEL_BYTES // 8
 ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
 
-RESTARTED = "The companion process has ended with exit code %s and was started again; %d spans are lost"
+RESTARTED = "The companion process has ended with exit code %s and was started again; up to %d spans are lost"
 ENDED = (
     "The companion process has ended with exit code %s. Training is not affected, and nothing more is exported. Set "
     "TORCHOTEL_WORKER=thread to work without it."

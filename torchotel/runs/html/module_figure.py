@@ -154,7 +154,8 @@ def _height(placed: Sequence[Sector]) -> int:
 
 
 def _icicle(name: str, layers: Sequence[LayerTime], placed: Sequence[Sector], domain: list[float]) -> go.Icicle:
-    whole_s = sum(layer.self_s for layer in layers) or 1.0
+    # The own times of all modules are another sum: recomputed calls are in no call of the model.
+    whole_s = sum(sector.area_s for sector in placed if not sector.parent) or 1.0
     largest_share = max((layer.share for layer in layers), default=0.0) or 1.0
     return go.Icicle(
         name=name,
