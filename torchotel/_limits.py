@@ -6,6 +6,8 @@ MAX_BETWEEN_NS = 60 * 10**9
 """Time between two steps that is part of the second one; a longer time is the gap before it."""
 MAX_STEP_CALLS = 1 << 16
 """Module calls of a step segment; further ones are counted in `calls_dropped`."""
+MAX_UNTRAINED_FORWARDS = 256
+"""Outermost forwards with their module calls on a thread that has run no backward, unless every step is detailed."""
 MAX_STEP_TIMESTAMPS = 1 << 18
 """Times of autograd nodes of a step segment; further ones are counted in `stamps_dropped`."""
 MAX_REGISTRATIONS = 128

@@ -1,6 +1,7 @@
 """Hundreds of forwards before one backward, without detail: only the first ones of an episode are observed."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
+from torchotel._limits import MAX_UNTRAINED_FORWARDS
 from torchotel._records import StepRecord
 from torchotel.capture.step_detector import EPISODE_FORWARDS
 from torchotel.testing import Captured, capture
@@ -362,3 +364,16 @@ def test_forwards_of_another_thread_amid_episodes_are_observed() -> None:
             thread.join()
     assert _phases(captured) == [WHOLE] * 3
     assert len(captured.evaluations) == 3
+
+
+@pytest.mark.parametrize(("detail", "spans"), [("auto", MAX_UNTRAINED_FORWARDS), ("all", MAX_UNTRAINED_FORWARDS + 9)])
+def test_forwards_on_a_thread_that_runs_no_backward(detail: str, spans: int) -> None:
+    """Their backwards run on another thread, so they stay one evaluation, whose detail ends."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with capture(detail=detail) as captured, ThreadPoolExecutor(1) as pool:
+        for _ in range(MAX_UNTRAINED_FORWARDS + 9):
+            _step(model, optimizer, [pool.submit(model, ROWS).result().sum()])
+    (evaluation,) = captured.evaluations
+    assert len(evaluation.find_all("forward Linear")) == spans
+    assert len(captured.steps) == MAX_UNTRAINED_FORWARDS + 9

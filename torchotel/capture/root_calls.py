@@ -12,7 +12,7 @@ import torch
 from torch.nn import Module
 from torch.utils.data import get_worker_info
 
-from torchotel._limits import MAX_STEP_CALLS
+from torchotel._limits import MAX_STEP_CALLS, MAX_UNTRAINED_FORWARDS
 from torchotel._records import SUPPRESSED, Error, ModelInfo
 from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
@@ -270,7 +270,15 @@ class RootCalls:
             self._hooks.disarm()  # beside a thread that trains, only the first forward of another thread may be missed
         if segment.detailed is None or (grad and segment.forwards_with_grad == 1 and not segment.detailed):
             segment.detailed = self._is_detailed(segment, grad=grad)
-        return segment.detailed
+        return segment.detailed and not self._only_forwards(thread, segment)
+
+    def _only_forwards(self, thread: ThreadState, segment: StepSegment) -> bool:
+        """Return whether a thread runs ever more forwards and no backward, which another thread may run for it.
+
+        The budget does not see them, and their calls would be one record that takes the place of many steps.
+        """
+        ignores_budget = self._detail.always or thread.events.trains
+        return segment.forwards > MAX_UNTRAINED_FORWARDS and not ignores_budget
 
     def _is_detailed(self, segment: StepSegment, *, grad: bool) -> bool:
         numbers, detail = self._numbers, self._detail
