@@ -7,7 +7,7 @@ MAX_BETWEEN_NS = 60 * 10**9
 MAX_STEP_CALLS = 1 << 16
 """Module calls of a step segment; further ones are counted in `calls_dropped`."""
 MAX_UNTRAINED_FORWARDS = 256
-"""Outermost forwards with their module calls on a thread that has run no backward, unless every step is detailed."""
+"""Outermost forwards in detail on a thread without backwards beside one with backwards, unless all steps are."""
 MAX_STEP_TIMESTAMPS = 1 << 18
 """Times of autograd nodes of a step segment; further ones are counted in `stamps_dropped`."""
 MAX_REGISTRATIONS = 128

@@ -139,7 +139,7 @@ def capture(model: Module | None = None, *, detail: str | int = "all", **setting
     """
     if LIFECYCLE.session is not None:
         raise RuntimeError("torchotel runs already, and one process has one: call torchotel.uninstrument() first")
-    for name in settings.keys() & _EXPORTING:
+    if (name := next(iter(settings.keys() & _EXPORTING), None)) is not None:
         got = SETTINGS[name].kind.show(settings[name])
         raise ConfigError(name, got, "no value in capture(), which exports nothing: leave it out")
     memory = InMemoryExporter()

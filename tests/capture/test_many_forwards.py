@@ -377,3 +377,10 @@ def test_forwards_on_a_thread_that_runs_no_backward(detail: str, spans: int) -> 
     (evaluation,) = captured.evaluations
     assert len(evaluation.find_all("forward Linear")) == spans
     assert len(captured.steps) == MAX_UNTRAINED_FORWARDS + 9
+
+
+def test_the_first_episode_has_all_its_calls() -> None:
+    model = nn.Linear(4, 1)
+    with capture(detail="auto") as captured:
+        _train(model, steps=2, forwards=MAX_UNTRAINED_FORWARDS + 9)
+    assert [len(step.find_all("forward Linear")) for step in captured.steps] == [MAX_UNTRAINED_FORWARDS + 9] * 2

@@ -82,40 +82,67 @@ def test_a_kill_of_the_cgroup_since_the_start_is_the_cause(
     assert cause.find() == PROCESS_ENDED
 
 
+def test_an_earlier_kill_is_no_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a DataLoader's worker."""
+    monkeypatch.setattr(end_cause, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(end_cause, "_OWN_CGROUPS", tmp_path / "own")
+    (tmp_path / "own").write_text("0::/\n")
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 0\n")
+    cause = EndCause(None, with_place=True)
+    events.write_text("oom_kill 1\n")
+    cause.refresh()
+    assert cause.find() == OOM_KILL
+    cause.refresh()
+    assert cause.find() == PROCESS_ENDED
+
+
 PROGRAM = """
-import faulthandler, os, sys
+import faulthandler, os, signal
 from torchotel.worker.end_cause import FatalSignals
 
-def is_open(fd):
-    return os.path.exists(f"/proc/self/fd/{fd}")
+def text(fd):
+    return os.pread(fd, 1000, 0).decode().split("\\n")[0]
+
+def crash_in_child():
+    if (pid := os.fork()) == 0:
+        first.close()
+        os.abort()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 first = FatalSignals()
-fd = first.fd
-print(faulthandler.is_enabled(), is_open(fd))
-if os.fork() == 0:
-    first.close()
-    print(faulthandler.is_enabled(), is_open(fd), flush=True)
-    os._exit(0)
-os.wait()
+kept = os.dup(first.fd)
+print(faulthandler.is_enabled(), crash_in_child(), repr(text(kept)))
+seen = []
+signal.signal(signal.SIGABRT, lambda *_: seen.append("the program's handler"))
 first.close()
-print(faulthandler.is_enabled(), is_open(fd), first.fd)
+os.kill(os.getpid(), signal.SIGABRT)
+print(seen, first.fd)
 second = FatalSignals()
-fd = second.fd
+print(second.fd is not None)
 faulthandler.enable()
-print(is_open(fd), second.fd)
-second.close()
-print(faulthandler.is_enabled(), FatalSignals().fd)
+print(second.fd, FatalSignals().fd)
 """
 
 
 @pytest.mark.program
-def test_faulthandler_is_disabled_only_if_the_program_has_not_enabled_it(tmp_path: Path) -> None:
-    """Also in a forked child. The file is closed when the program gives another one."""
+def test_the_handlers_of_the_program_stay(tmp_path: Path) -> None:
+    """Also in a forked child. The file is closed if the program names another one."""
     done = python("-u", "-c", PROGRAM, cwd=tmp_path)
     assert done.stdout.splitlines() == [
-        "True True",
-        "False False",
-        "False False None",
-        "False None",
-        "True None",
+        "True -6 ''",
+        '["the program\'s handler"] None',
+        "True",
+        "None None",
     ], done.stderr
+
+
+@pytest.mark.program
+def test_handlers_from_before_stay(tmp_path: Path) -> None:
+    """`faulthandler` would write a signal that the program survives, and take part of what its handler gets."""
+    program = (
+        "import faulthandler, signal; from torchotel.worker.end_cause import FatalSignals; "
+        "signal.signal(signal.SIGABRT, lambda *_: None); print(FatalSignals().fd, faulthandler.is_enabled())"
+    )
+    done = python("-c", program, cwd=tmp_path)
+    assert done.stdout == "None False\n", done.stderr

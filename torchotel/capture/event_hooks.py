@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter_ns
@@ -17,7 +17,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchotel._limits import MAX_REGISTRATIONS
-from torchotel._records import SUPPRESSED, Registration
+from torchotel._records import SUPPRESSED, Registration, SpanReference
 from torchotel._utils.imports import after_import
 from torchotel.capture import torch_internals
 from torchotel.capture.logged_values import LeadingOptimizer
@@ -89,6 +89,7 @@ class EventHooks:
         rates: Reads learning rates.
         errors: Reads exceptions.
         switch: Whether anything is recorded.
+        user_span: Returns the program's current span; `SUPPRESSED` in a block of `suppress_instrumentation()`.
         numbers: How many steps were recorded.
         guard: Counts internal errors.
         warn: Logs a warning once.
@@ -106,6 +107,7 @@ class EventHooks:
         rates: LearningRates,
         errors: ErrorReader,
         switch: RecordingSwitch,
+        user_span: Callable[[], SpanReference | None],
         numbers: Mapping[str, int],
         guard: Guard,
         warn: Warn,
@@ -118,7 +120,8 @@ class EventHooks:
             active_spans,
         )
         self._registry, self._gradients, self._rates, self._errors = registry, gradients, rates, errors
-        self._switch, self._numbers, self._guarded, self._warn = switch, numbers, guard.guarded, warn
+        self._switch, self._user_span, self._numbers = switch, user_span, numbers
+        self._guarded, self._warn = guard.guarded, warn
         self._undos = ExitStack()
 
     def install(self) -> None:
@@ -199,7 +202,7 @@ class EventHooks:
             close_interrupted_optimizer(thread)
             thread.events.fetch_start_ns = perf_counter_ns()
             thread.events.in_fetch = 1
-            if thread.phase_log is not None and not thread.root.in_forward:
+            if thread.phase_log is not None and not thread.root.in_forward and self._user_span() is not SUPPRESSED:
                 thread.phase_log.begin("data", thread.events.fetch_start_ns)
             self._active_spans.enter(thread, None)
         else:

@@ -136,6 +136,7 @@ class Capture:
             self.rates,
             self.errors,
             self.switch,
+            self.output.user_span,
             self.output.numbers,
             self.guard,
             self.warn,

@@ -273,12 +273,13 @@ class RootCalls:
         return segment.detailed and not self._only_forwards(thread, segment)
 
     def _only_forwards(self, thread: ThreadState, segment: StepSegment) -> bool:
-        """Return whether a thread runs ever more forwards and no backward, which another thread may run for it.
+        """Return whether a thread runs ever more forwards and no backward, while another thread runs backwards.
 
         The budget does not see them, and their calls would be one record that takes the place of many steps.
         """
-        ignores_budget = self._detail.always or thread.events.trains
-        return segment.forwards > MAX_UNTRAINED_FORWARDS and not ignores_budget
+        if segment.forwards <= MAX_UNTRAINED_FORWARDS or self._detail.always or thread.events.trains:
+            return False
+        return any(other.events.trains for other in list(self._threads.all))
 
     def _is_detailed(self, segment: StepSegment, *, grad: bool) -> bool:
         numbers, detail = self._numbers, self._detail

@@ -212,8 +212,8 @@ def _parse_sampler(text: str) -> object:
     # https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/#enum: warn and ignore.
     if text.lower() not in SAMPLERS:
         warn_once(
-            "OTEL_TRACES_SAMPLER %r is no sampler of torchotel, whose own exporters ignore it. Use one of %s, or a "
-            "TracerProvider, which has its own sampler",
+            "OTEL_TRACES_SAMPLER %r is no sampler of torchotel, which ignores it. Use one of %s, or a TracerProvider, "
+            "which has its own sampler",
             text,
             ", ".join(SAMPLERS),
         )

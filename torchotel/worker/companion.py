@@ -87,10 +87,11 @@ class CompanionProcess:
         while not self._stopped:
             request = self._connection.receive(INTERVAL_S)
             self._empty_channel()
-            self._guard.guarded(self._report_counts)()
             if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
                 self._end_without_stop()
-            elif request:
+                return
+            self._guard.guarded(self._report_counts)()
+            if request:
                 self._guard.guarded(self._answer)(request)
 
     def _empty_channel(self) -> None:
@@ -129,10 +130,11 @@ class CompanionProcess:
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
     def _report_counts(self) -> None:
-        """Send the counts each second, if they have changed."""
+        """Send the counts each second, if they have changed, and note the kills for lack of memory."""
         now_s = time.monotonic()
         if now_s < self._report_at_s:
             return
+        self._end_cause.refresh()
         self._report_at_s, counts = now_s + COUNTS_S, self._backend.stats()
         if counts != self._reported and self._connection.send(counts=counts):
             self._reported = counts

@@ -5,10 +5,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import re
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from torchotel._records import Error
 from torchotel._utils.text import shortened
@@ -25,6 +26,9 @@ _SIGNALS: Final = {
     "Illegal instruction": "SIGILL",
 }
 """What `faulthandler` calls each signal: https://github.com/python/cpython/blob/3.11/Modules/faulthandler.c."""
+_NUMBERS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_OWN_STATUS: Final = Path("/proc/self/status")
+_CAUGHT_SIGNALS: Final = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 _FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 _FRAME: Final = re.compile(r'^  File "(.*)", (line \d+ in .+)$', re.MULTILINE)
 _MAX_STACK_BYTES: Final = 1 << 16
@@ -34,29 +38,49 @@ _OOM_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class FatalSignals:
-    """Let `faulthandler` write a fatal signal and its stack to a memory file, unless the program uses `faulthandler`.
+    """Let `faulthandler` write a fatal signal and its stack to a memory file, unless the program handles such signals.
+
+    `faulthandler` then stays enabled: to disable it would undo handlers that the program has set since.
 
     Raises:
         OSError: The system has no memory files, or too many files are open.
     """
 
     def __init__(self) -> None:
-        self._file: Callable[[], _MemoryFile | None] = lambda: None
-        if not faulthandler.is_enabled():
-            file = _MemoryFile()
-            faulthandler.enable(file, all_threads=False)
-            self._file = weakref.ref(file)
+        self._file: _FileReference = lambda: None
+        is_own = _last_file() is not None
+        if is_own or not (faulthandler.is_enabled() or _handles_fatal_signals()):
+            self._file = _enable()
 
     @property
     def fd(self) -> int | None:
-        """The descriptor of the memory file; None if the program uses `faulthandler`."""
+        """The descriptor of the memory file; None if the program handles fatal signals."""
         file = self._file()
         return None if file is None else file.fileno()
 
     def close(self) -> None:
-        """Disable `faulthandler`, unless the program has enabled it meanwhile; also in a forked child."""
+        """Let `faulthandler` write to another memory file, also in a forked child, unless the program has named one."""
         if self._file() is not None:
-            faulthandler.disable()
+            _enable()
+
+
+def _enable() -> _FileReference:
+    """Enable `faulthandler` with a new file, or let it write to a new file instead of the present one."""
+    global _last_file  # noqa: PLW0603  # `faulthandler` has one file in a process
+    file = _MemoryFile()
+    faulthandler.enable(file, all_threads=False)
+    _last_file = weakref.ref(file)
+    return _last_file
+
+
+def _handles_fatal_signals() -> bool:
+    """Return whether the process handles one of the signals, as the library of a Java VM does."""
+    try:
+        found = _CAUGHT_SIGNALS.search(_OWN_STATUS.read_text())
+    except OSError:
+        return False
+    caught = 0 if found is None else int(found[1], 16)
+    return any(caught >> (number - 1) & 1 for number in _NUMBERS)
 
 
 class _MemoryFile:
@@ -76,6 +100,11 @@ class _MemoryFile:
         os.close(self._fd)
 
 
+_FileReference: TypeAlias = Callable[[], _MemoryFile | None]
+_last_file: _FileReference = lambda: None  # noqa: E731  # a weak reference replaces it
+"""The last file that `faulthandler` got here; None if it was closed because the program named another one."""
+
+
 class EndCause:
     """Find the cause of the end of the training process, in the companion process.
 
@@ -86,7 +115,11 @@ class EndCause:
 
     def __init__(self, signals_fd: int | None, *, with_place: bool) -> None:
         self._signals_fd, self._with_place = signals_fd, with_place
-        self._oom_kills = _oom_kills()
+        self._oom_kills = self._latest_oom_kills = _oom_kills()
+
+    def refresh(self) -> None:
+        """Note the kills so far, about once a second: those before the last two seconds are no cause of an end."""
+        self._oom_kills, self._latest_oom_kills = self._latest_oom_kills, _oom_kills()
 
     def find(self) -> Error:
         """Return the signal that `faulthandler` wrote, "oom_kill", or "process_ended" if the cause is unknown."""

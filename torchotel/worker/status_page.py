@@ -43,14 +43,13 @@ class PhaseWriter:
         thread: The id of the thread.
     """
 
-    __slots__ = ("_begun", "_open_kinds", "_open_numbers", "_page")
+    __slots__ = ("_begun", "_open", "_page")
 
     def __init__(self, page: memoryview, thread: int) -> None:
         self._page = page
         self._begun = 0
-        self._open_kinds: list[str] = []
-        self._open_numbers: list[int] = []
-        """The phases that are open, the outermost first."""
+        self._open: list[tuple[str, int]] = []
+        """The kinds and numbers of the phases that are open, the outermost first."""
         page[_THREAD] = thread
 
     def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
@@ -70,14 +69,12 @@ class PhaseWriter:
             page[_BEGUN] = self._begun = number + 1  # last: the process may be killed between two stores
         except ValueError:  # released: torchotel is shut down
             return
-        self._open_kinds.append(kind)
-        self._open_numbers.append(number)
+        self._open.append((kind, number))
 
     def end(self, kind: str, now_ns: int) -> None:
         """End the innermost open phase of a kind, and the phases inside of it; do nothing if none is open."""
-        kinds = self._open_kinds
-        while kind in kinds:
-            number, ended = self._open_numbers.pop(), kinds.pop()
+        while any(kind == one for one, _ in self._open):
+            ended, number = self._open.pop()
             if self._begun - number <= MAX_PHASES:  # else a later phase has its place
                 try:
                     self._page[_PHASES + number % MAX_PHASES * _WORDS + 2] = now_ns

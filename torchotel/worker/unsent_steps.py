@@ -25,7 +25,7 @@ class UnsentSteps:
     def __init__(self, page: PageReader) -> None:
         self._page = page
         self._next_numbers = {"step": 0, "evaluation": 0}
-        self._has_received = False
+        self._has_received_step = False
         self._step_end_ns = 0
         self._idle_since_ns = 0
         """End of the last step, plus the time of evaluations since; 0: there was no step."""
@@ -34,7 +34,7 @@ class UnsentSteps:
 
     def add_received(self, record: StepRecord) -> None:
         """Note what a received record covers."""
-        self._has_received = True
+        self._has_received_step |= record.kind == "step"
         if record.kind in self._next_numbers:
             self._next_numbers[record.kind] = max(self._next_numbers[record.kind], record.number + 1)
         if record.thread != self._page.thread:
@@ -55,7 +55,7 @@ class UnsentSteps:
             now_ns: When the end of the process was noticed.
             error: Why the process ended.
         """
-        if self._page.is_partial and not self._has_received:
+        if self._page.is_partial and not self._has_received_step:
             return []  # the companion was started again, and does not know the number of the step
         phases = self._page.phases(now_ns)
         unsent = [phase for phase in phases if not self._is_received(phase)]
