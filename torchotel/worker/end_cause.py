@@ -87,7 +87,7 @@ class _MemoryFile:
     """The file of `faulthandler`, which holds the only reference: another file closes this one."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("torchotel")
+        self._fd = os.memfd_create("faulthandler")
 
     def fileno(self) -> int:
         """Return the descriptor."""
