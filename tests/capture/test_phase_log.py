@@ -10,7 +10,7 @@ import torch
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from support.failing_modules import FailsOnce
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
@@ -59,8 +59,11 @@ def test_each_phase_is_on_the_page_while_it_runs(detail: str) -> None:
                 y.register_hook(lambda _: seen.append(page.phases()[-1]))
             return y
 
-    class Rows(list[torch.Tensor]):
-        def __getitem__(self, index: object) -> torch.Tensor:  # type: ignore[override]  # a loader asks for one row
+    class Rows(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> torch.Tensor:
             seen.append(page.phases()[-1])
             return ROWS
 
@@ -68,7 +71,7 @@ def test_each_phase_is_on_the_page_while_it_runs(detail: str) -> None:
         net = Net(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         optimizer.register_step_pre_hook(lambda *_: seen.append(page.phases()[-1]))
-        for rows in DataLoader(Rows([ROWS])):  # type: ignore[arg-type]  # a list is a data set
+        for rows in DataLoader(Rows()):
             with torch.no_grad():
                 net(rows)
             net(rows).sum().backward()

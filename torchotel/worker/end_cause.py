@@ -7,9 +7,9 @@ import os
 import re
 import signal
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import ClassVar, Final
 
 from torchotel._records import Error
 from torchotel._utils.text import shortened
@@ -37,52 +37,6 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _OOM_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-class FatalSignals:
-    """Let `faulthandler` write a fatal signal and its stack to a memory file, unless the program handles such signals.
-
-    `faulthandler` then stays enabled: to disable it would undo handlers that the program has set since.
-
-    Raises:
-        OSError: The system has no memory files, or too many files are open.
-    """
-
-    def __init__(self) -> None:
-        self._file: _FileReference = lambda: None
-        is_own = _last_file() is not None
-        if is_own or not (faulthandler.is_enabled() or _handles_fatal_signals()):
-            self._file = _enable()
-
-    @property
-    def fd(self) -> int | None:
-        """The descriptor of the memory file; None if the program handles fatal signals."""
-        file = self._file()
-        return None if file is None else file.fileno()
-
-    def close(self) -> None:
-        """Let `faulthandler` write to another memory file, also in a forked child, unless the program has named one."""
-        if self._file() is not None:
-            _enable()
-
-
-def _enable() -> _FileReference:
-    """Enable `faulthandler` with a new file, or let it write to a new file instead of the present one."""
-    global _last_file  # noqa: PLW0603  # `faulthandler` has one file in a process
-    file = _MemoryFile()
-    faulthandler.enable(file, all_threads=False)
-    _last_file = weakref.ref(file)
-    return _last_file
-
-
-def _handles_fatal_signals() -> bool:
-    """Return whether the process handles one of the signals, as the library of a Java VM does."""
-    try:
-        found = _CAUGHT_SIGNALS.search(_OWN_STATUS.read_text())
-    except OSError:
-        return False
-    caught = 0 if found is None else int(found[1], 16)
-    return any(caught >> (number - 1) & 1 for number in _NUMBERS)
-
-
 class _MemoryFile:
     """The file of `faulthandler`, which holds the only reference: another file closes this one."""
 
@@ -100,9 +54,53 @@ class _MemoryFile:
         os.close(self._fd)
 
 
-_FileReference: TypeAlias = Callable[[], _MemoryFile | None]
-_last_file: _FileReference = lambda: None  # noqa: E731  # a weak reference replaces it
-"""The last file that `faulthandler` got here; None if it was closed because the program named another one."""
+class FatalSignals:
+    """Let `faulthandler` write a fatal signal and its stack to a memory file, unless the program handles such signals.
+
+    `faulthandler` then stays enabled: to disable it would undo handlers that the program has set since.
+
+    Raises:
+        OSError: The system has no memory files, or too many files are open.
+    """
+
+    last_file: ClassVar[weakref.ref[_MemoryFile] | None] = None
+    """The last file that `faulthandler` got here; the program closes it by naming another one."""
+
+    def __init__(self) -> None:
+        self._file: weakref.ref[_MemoryFile] | None = None
+        last = FatalSignals.last_file
+        is_own = last is not None and last() is not None
+        if is_own or not (faulthandler.is_enabled() or _handles_fatal_signals()):
+            self._file = _enable()
+
+    @property
+    def fd(self) -> int | None:
+        """The descriptor of the memory file; None if the program handles fatal signals."""
+        file = None if self._file is None else self._file()
+        return None if file is None else file.fileno()
+
+    def close(self) -> None:
+        """Let `faulthandler` write to another memory file, also in a forked child, unless the program has named one."""
+        if self.fd is not None:
+            _enable()
+
+
+def _enable() -> weakref.ref[_MemoryFile]:
+    """Enable `faulthandler` with a new file, or let it write to a new file instead of the present one."""
+    file = _MemoryFile()
+    faulthandler.enable(file, all_threads=False)
+    reference = FatalSignals.last_file = weakref.ref(file)
+    return reference
+
+
+def _handles_fatal_signals() -> bool:
+    """Return whether the process handles one of the signals, as the library of a Java VM does."""
+    try:
+        found = _CAUGHT_SIGNALS.search(_OWN_STATUS.read_text())
+    except OSError:
+        return False
+    caught = 0 if found is None else int(found[1], 16)
+    return any(caught >> (number - 1) & 1 for number in _NUMBERS)
 
 
 class EndCause:
