@@ -29,6 +29,8 @@ class Running:
     """Exports the remaining spans."""
     made: Callable[[], int] = lambda: 0
     """Returns the number of spans of the block for the sink."""
+    other_cpu_ns: Callable[[], int] = lambda: 0
+    """Returns the CPU time of another process that works for the instrument."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Block(NamedTuple):
 
     wall_us: float
     cpu_us: float
-    """CPU time of all threads of the process."""
+    """CPU time of all threads of the process, and of the other process of the instrument."""
 
 
 class Sent(NamedTuple):
@@ -117,9 +119,9 @@ def _block(mode: Mode, step: Callable[[], None], sink: Sink, lengths: Lengths) -
     with mode.enter() as running:
         begin_s = monotonic()
         _steps(step, lengths.warm_s / 4 if mode is NOTHING else lengths.warm_s)
-        wall_ns, cpu_ns = perf_counter_ns(), process_time_ns()
+        wall_ns, cpu_ns = perf_counter_ns(), process_time_ns() + running.other_cpu_ns()
         count = _steps(step, lengths.block_s)
-        wall_ns, cpu_ns = perf_counter_ns() - wall_ns, process_time_ns() - cpu_ns
+        wall_ns, cpu_ns = perf_counter_ns() - wall_ns, process_time_ns() + running.other_cpu_ns() - cpu_ns
         seconds = monotonic() - begin_s
     running.drain()
     sent = Sent(running.made(), *sink.count(), seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from time import clock_gettime_ns
 from typing import Any
 
 from opentelemetry.sdk.trace import TracerProvider
@@ -29,7 +30,9 @@ AGAIN = "no instrument, repeated"
 EMPTY = "empty hooks"
 OFF = 'torchotel, `detail="off"`'
 DEFAULT = "torchotel, default settings"
+DEFAULT_PROCESS = 'torchotel, `worker="process"`'
 ALL = 'torchotel, `detail="all"`'
+ALL_PROCESS = 'torchotel, `detail="all"`, `worker="process"`'
 SPANS = 'torchotel, `detail="all"`, no gradient norms'
 FEWER = 'torchotel, `detail="all"`, `max_depth=1`'
 SDK = 'torchotel, `detail="all"`, your TracerProvider'
@@ -54,8 +57,10 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
             Mode(EMPTY, _empty_hooks),
             Mode(OFF, ours(detail="off")),
             Mode(DEFAULT, ours()),
+            Mode(DEFAULT_PROCESS, ours(worker="process")),
             # With the default max_spans the deepest modules would be folded, and naive would have more spans.
             Mode(ALL, ours(detail="all", max_spans=None)),
+            Mode(ALL_PROCESS, ours(detail="all", max_spans=None, worker="process")),
             Mode(SPANS, ours(detail="all", max_spans=None, gradient_norms=False)),
             Mode(FEWER, ours(detail="all", max_spans=None, max_depth=1)),
             Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),
@@ -82,9 +87,19 @@ def paused_session(sink: Sink, **settings: Any) -> Iterator[Session]:
 def resumed(session: Session) -> Iterator[Running]:
     """Install the hooks until the block ends."""
     before = session.stats()["spans_recorded"]
+    pid = session.companion_pid
     session.resume()
-    yield Running(lambda: session.flush(FLUSH_S), lambda: session.stats()["spans_recorded"] - before)
+    yield Running(
+        lambda: session.flush(FLUSH_S),
+        lambda: session.stats()["spans_recorded"] - before,
+        (lambda: 0) if pid is None else lambda: clock_gettime_ns(_cpu_clock(pid)),
+    )
     session.pause()
+
+
+def _cpu_clock(pid: int) -> int:
+    """Return the clock of a process's CPU time, as `clock_getcpuclockid` of Linux does."""
+    return ~pid << 3 | 2
 
 
 @contextmanager
