@@ -65,6 +65,7 @@ def instrument(
     exception_text: Literal["type", "first_line", "full"] | Unset = UNSET,
     run_id: str | Unset | None = UNSET,
     worker: Literal["auto", "process", "thread"] | Unset = UNSET,
+    stall_timeout_s: float | Unset = UNSET,
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 
@@ -108,6 +109,8 @@ def instrument(
         run_id: TORCHOTEL_RUN_ID; the launcher's job id, else an id that the ranks of a launch agree on, else random.
         worker: TORCHOTEL_WORKER, where spans are built and exported: "process", a companion process without torch
             (Linux; experimental), "thread", or "auto", which is the thread; `auto`.
+        stall_timeout_s: TORCHOTEL_STALL_TIMEOUT_S, shortest time in a phase without an event that counts as a stall;
+            the limit is ten times the 95th percentile of the steps if that is longer. Only with a companion; 60.0.
 
     Raises:
         ConfigError: A value is bad. Nothing is installed.

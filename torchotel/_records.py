@@ -74,6 +74,8 @@ class Error(NamedTuple):
 
 PROCESS_ENDS = frozenset(("process_ended", "oom_kill", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"))
 """Types of the errors of processes that ended without a shutdown: no exception left the step."""
+STALLED = "stalled"
+"""Type of the error of a step or an evaluation that stalls."""
 
 
 class CallNote(NamedTuple):
@@ -234,7 +236,8 @@ class StepRecord:
     """A complete training step or evaluation, which capture passes to the worker."""
 
     kind: str
-    """step | evaluation | data: a fetch without a step, whose ids the program had read."""
+    """step | evaluation | data: a fetch without a step, whose ids the program had read | stall: a step or an evaluation
+    that is still open, and of which only the trace and a line of the run file are made."""
     number: int
     """Each kind is counted from 0 in a process."""
     start_ns: int

@@ -59,6 +59,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("discovery_dir", ["", 1, __file__]),
     ("record", ["", 1, True, __file__]),
     ("detail", ["some", 0, -1, True, 1.5, None]),
+    ("stall_timeout_s", [0, -1, "60", True, None, float("nan")]),
     ("overhead_budget", [0, 0.0, -0.1, 1.1, "0.1", True, None, float("nan")]),
     ("include", ["", ",", [], [""], 3, {"a": "b"}, ["a", None]]),
     ("exclude", ["a,,b", b"a"]),
@@ -80,6 +81,7 @@ BAD_VARIABLES = [
     ("detail", "TORCHOTEL_DETAIL", "sometimes"),
     ("detail", "TORCHOTEL_DETAIL", "0"),
     ("overhead_budget", "TORCHOTEL_OVERHEAD_BUDGET", "1%"),
+    ("stall_timeout_s", "TORCHOTEL_STALL_TIMEOUT_S", "1m"),
     ("overhead_budget", "TORCHOTEL_OVERHEAD_BUDGET", "0"),
     ("include", "TORCHOTEL_INCLUDE", "a,,b"),
     ("exclude", "TORCHOTEL_EXCLUDE", ","),
@@ -154,6 +156,7 @@ GOOD_VARIABLES: list[tuple[str, str, str, object]] = [
     ("detail", "TORCHOTEL_DETAIL", "all", "all"),
     ("detail", "TORCHOTEL_DETAIL", "16", 16),
     ("overhead_budget", "TORCHOTEL_OVERHEAD_BUDGET", "0.05", 0.05),
+    ("stall_timeout_s", "TORCHOTEL_STALL_TIMEOUT_S", "90", 90.0),
     ("include", "TORCHOTEL_INCLUDE", "layer1.*, fc", ("layer1.*", "fc")),
     ("exclude", "TORCHOTEL_EXCLUDE", "*.bn?", ("*.bn?",)),
     ("max_depth", "TORCHOTEL_MAX_DEPTH", "3", 3),
@@ -268,6 +271,7 @@ def test_has_the_defaults_of_the_conventions() -> None:
         "gradient_norms": "auto",
         "shapes": True,
         "worker": "auto",
+        "stall_timeout_s": 60.0,
         "disabled": False,
     }
 

@@ -46,6 +46,7 @@ torch.loss torch_loss gauge -
 torch.learning_rate torch_learning_rate gauge -
 torch.step.last_end.time torch_step_last_end_time_seconds gauge s
 torch.run.finished torch_run_finished gauge -
+torch.run.stalled torch_run_stalled gauge -
 torch.tokens torch_tokens_total counter {token}
 torch.log torch_log gauge - torch.log.name
 torch.evaluation.time torch_evaluation_time_seconds_total counter s

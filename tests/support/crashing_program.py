@@ -1,6 +1,7 @@
-"""A training that ends without a shutdown: `crashing_program.py FOLDER PLACE END`.
+"""A training that ends without a shutdown, or stalls: `crashing_program.py FOLDER PLACE END`.
 
-It prints the id of its companion, and waits for a line before the step that ends it. END is what happens at PLACE.
+It prints the id of its companion and the port of its metrics, and waits for a line before the step that ends it. END is
+what happens at PLACE.
 """
 
 from __future__ import annotations
@@ -44,6 +45,16 @@ def die_with_a_garbled_page() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait_for_a_line() -> None:
+    """Wait for a line of the standard input."""
+    sys.stdin.readline()
+
+
+def wait_with_the_gil() -> None:
+    """Wait for a byte of the standard input in C, which holds the GIL."""
+    ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+
+
 ENDS: dict[str, Callable[[], object]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -53,6 +64,8 @@ ENDS: dict[str, Callable[[], object]] = {
     "fork": die_and_leave_a_child,
     "garbage": die_with_a_garbled_page,
     "nothing": lambda: None,
+    "wait": wait_for_a_line,
+    "wait with the GIL": wait_with_the_gil,
 }
 
 
@@ -134,8 +147,9 @@ class Rows(Dataset[Tensor]):
 def main() -> None:
     """Train until the end."""
     folder, place, end = sys.argv[1:]
-    handle = torchotel.instrument(record=folder, traces_exporter="none", prometheus_port=None)
-    sys.stdout.write(f"{handle.session.companion_pid if handle.session is not None else None}\n")
+    handle = torchotel.instrument(record=folder, traces_exporter="none", prometheus_port=0)
+    companion_pid = None if handle.session is None else handle.session.companion_pid
+    sys.stdout.write(f"{companion_pid} {handle.prometheus_port}\n")
     sys.stdout.flush()
     Program(place.removesuffix(" after a fetch"), ENDS[end]).train_steps(fetches=place.endswith("fetch"))
 

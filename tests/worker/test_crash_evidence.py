@@ -37,7 +37,7 @@ class Crash:
         ) as process:
             assert process.stdout is not None
             assert process.stdin is not None
-            pid = process.stdout.readline().strip()
+            pid, _ = process.stdout.readline().split()
             companion = os.pidfd_open(int(pid)) if pid != "None" else None
             process.stdin.write("\n")
             process.stdin.flush()

@@ -22,7 +22,8 @@ class Training:
 
     def __init__(self) -> None:
         self.page = memoryview(bytearray(PAGE_BYTES)).cast("Q")
-        self.unsent, self.writer = UnsentSteps(PageReader(self.page)), PhaseWriter(self.page, THREAD)
+        self.reader, self.writer = PageReader(self.page), PhaseWriter(self.page, THREAD)
+        self.unsent = UnsentSteps(self.reader)
         self.now_ns = 0
 
     def run(self, phases: str) -> None:
@@ -36,11 +37,14 @@ class Training:
     def receive(self, kind: str, number: int, start_ns: int, end_ns: int, thread: int = THREAD) -> None:
         self.unsent.add_received(StepRecord(kind, number, start_ns, end_ns, 0, thread, detailed=False))
 
+    def unsent_records(self) -> list[StepRecord]:
+        return self.unsent.records(self.reader.phases(NOW_NS), NOW_NS, CAUSE)
+
     def records(self) -> list[tuple[str, int, str, bool]]:
-        """Return kind, number, the letters of the phases, and whether each record failed."""
-        found = self.unsent.records(NOW_NS, CAUSE)
+        """Return kind, number, the kinds of the phases, and whether each record failed."""
         return [
-            (one.kind, one.number, " ".join(phase.kind for phase in one.phases), one.error is not None) for one in found
+            (one.kind, one.number, " ".join(phase.kind for phase in one.phases), one.error is not None)
+            for one in self.unsent_records()
         ]
 
 
@@ -104,7 +108,7 @@ def test_the_time_before_a_step_is_without_the_evaluations_since_the_last_step()
     training.run("B")
     training.receive("step", 0, 0, 100)
     training.receive("evaluation", 0, 200, 500)
-    (record,) = training.unsent.records(NOW_NS, CAUSE)
+    (record,) = training.unsent_records()
     assert record.phases == [Phase("between", 400, 1010), Phase("backward", 1010, NOW_NS, CAUSE, estimated="end")]
     assert (record.start_ns, record.end_ns) == (400, NOW_NS)
 
@@ -112,7 +116,7 @@ def test_the_time_before_a_step_is_without_the_evaluations_since_the_last_step()
 def test_a_forward_reaches_to_the_backward_as_in_a_record() -> None:
     training = Training()
     training.run("ffbo")
-    (record,) = training.unsent.records(NOW_NS, CAUSE)
+    (record,) = training.unsent_records()
     assert record.phases == [Phase("forward", 10, 50), Phase("backward", 50, 60), Phase("optimizer", 70, 80)]
 
 
@@ -143,9 +147,21 @@ def test_a_step_of_many_phases_has_no_time_before_its_first_phase() -> None:
     training = Training()
     training.receive("step", 0, 0, 5)
     training.run("fb" * MAX_PHASES)
-    (record,) = training.unsent.records(NOW_NS, CAUSE)
+    (record,) = training.unsent_records()
     assert record.phases[0].kind == "backward"
     assert len(record.phases) == MAX_READABLE
+
+
+def test_the_open_record_is_made_as_often_as_it_is_asked_for() -> None:
+    """It covers nothing: the process may go on."""
+    training = Training()
+    training.run("fboB")
+    open_records = [training.unsent.open_record(training.reader.phases(NOW_NS), NOW_NS, CAUSE) for _ in range(2)]
+    assert [(record.kind, record.number) for record in open_records if record is not None] == [("step", 1)] * 2
+    training.writer.end("backward", training.now_ns)
+    training.run("o")
+    assert training.unsent.open_record(training.reader.phases(NOW_NS), NOW_NS, CAUSE) is None
+    assert [number for _, number, *_ in training.records()] == [0, 1]
 
 
 def test_garbage_makes_bounded_records() -> None:
@@ -155,4 +171,4 @@ def test_garbage_makes_bounded_records() -> None:
             training = Training()
             for index in range(len(training.page)):
                 training.page[index] = words.getrandbits(bits)
-            assert len(training.unsent.records(NOW_NS, CAUSE)) <= MAX_READABLE
+            assert len(training.unsent_records()) <= MAX_READABLE

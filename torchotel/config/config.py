@@ -211,6 +211,8 @@ class Config:
     """Id of the run, the same on all ranks; None: the launcher's job id, else an id the ranks agree on, else random."""
     worker: Annotated[Literal["auto", "process", "thread"], env(_WORKERS, "TORCHOTEL_WORKER")] = "auto"
     """Where spans are built and exported: a companion process, or a thread of this process; auto: the thread."""
+    stall_timeout_s: Annotated[float, env(checks.SECONDS, "TORCHOTEL_STALL_TIMEOUT_S")] = 60.0
+    """Shortest time in a phase without an event that counts as a stall; only with a companion process."""
     disabled: Annotated[bool, env(checks.OTEL_FLAG, "OTEL_SDK_DISABLED")] = False
     """Whether torchotel is off: no hook is installed, and nothing is exported."""
 

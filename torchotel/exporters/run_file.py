@@ -390,7 +390,7 @@ def record_line(record: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> 
         line["folded_s"] = record.folded_ns / 1e9
     if record.gap_ns:
         line["gap_s"] = record.gap_ns / 1e9
-    if record.kind == "evaluation":
+    if record.kind in {"evaluation", "stall"}:
         line["grad"], line["training"] = record.grad, record.training
     if record.values:
         line["values"] = record.values

@@ -102,6 +102,13 @@ RUN_FINISHED = Instrument(
     (),
     "1 after a normal end of the run, also by `sys.exit(n)` in a plain script, else 0.",
 )
+RUN_STALLED = Instrument(
+    names.METRIC_RUN_STALLED,
+    "gauge",
+    "",
+    (),
+    "1 while a phase is open and nothing happens, else 0; with a companion process.",
+)
 TOKENS = Instrument(names.METRIC_TOKENS, "counter", "{token}", (), "Tokens, as logged.")
 LOG = Instrument(names.METRIC_LOG, "gauge", "", (names.LOG_NAME,), "Values logged under names of the program's own.")
 EVALUATION_TIME = Instrument(names.METRIC_EVALUATION_TIME, "counter", "s", (), "Time of evaluations.")

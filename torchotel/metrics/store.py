@@ -217,6 +217,11 @@ class Metrics:
         with self._lock:
             self._aggregations.set(table.RUN_FINISHED, 1)
 
+    def set_stalled(self, *, stalled: bool) -> None:
+        """Record whether the training stalls."""
+        with self._lock:
+            self._aggregations.set(table.RUN_STALLED, int(stalled))
+
     def points(self, instrument: Instrument) -> Sequence[NumberDataPoint]:
         """Return the values of a counter or a gauge."""
         if instrument is table.SPANS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
-from torchotel._records import PHASES, PROCESS_ENDS
+from torchotel._records import PHASES, PROCESS_ENDS, STALLED
 from torchotel.runs.reader import Call, LayerKey, RecordLine, SpanLine, calls_by_trace
 from torchotel.runs.value_ranges import ValueRangeCollector, ValueRanges
 
@@ -91,7 +91,7 @@ class Failure(NamedTuple):
         before = "before the first step" if self.last_step is None else f"after step {self.last_step:,}"
         if self.kind == "step":
             # An exception of the program's loss is in the forward phase too, which reaches to the backward.
-            in_forward = self.phase == "forward" and self.type in PROCESS_ENDS
+            in_forward = self.phase == "forward" and self.type in {STALLED, *PROCESS_ENDS}
             return f"at step {self.number:,}" + (", in the forward" if in_forward else _IN_PHASE.get(self.phase, ""))
         if self.kind == "data":
             return f"while fetching a batch, {before}"
@@ -127,6 +127,8 @@ class Summary:
     """Ranges of logged values and of gradient norms."""
     steps_per_second: float | None = None
     """By wall-clock time from the first step's start to the last step's end, like all rates; None: no step."""
+    last_stall: Failure | None = None
+    """The last time that the training stalled, which is no failure."""
     unfinished_step: Failure | None = None
     """The last step, if it had no optimizer step although earlier steps had, and no record followed."""
     module_steps: Sequence[ModuleStep] = ()
@@ -149,9 +151,11 @@ def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary
     steps, evaluation_s = [], 0.0
     tracks = ValueRangeCollector()
     for record in units:
+        failures.add(record)
+        if record.kind == "stall":
+            continue
         counts[_kind(record)] += max(1, record.folded)
         tracks.add(record)
-        failures.add(record)
         if record.error_type:
             errors[record.error_type] += 1
         if _kind(record) == "evaluation":
@@ -169,6 +173,7 @@ def summarise(units: Iterable[RecordLine], spans: Iterable[SpanLine]) -> Summary
         errors=dict(errors.most_common()),
         first_failure=failures.first,
         last_failure=failures.last,
+        last_stall=failures.last_stall,
         last_step=failures.last_step,
         unfinished_step=failures.unfinished_step,
         phases=_phases(steps),
@@ -249,6 +254,7 @@ class _Failures:
 
     first: Failure | None = None
     last: Failure | None = None
+    last_stall: Failure | None = None
     last_step: int | None = None
     _next: int = 0
     _first_ns: int = 0
@@ -263,6 +269,9 @@ class _Failures:
 
     def add(self, record: RecordLine) -> None:
         if record.kind == "log":
+            return
+        if record.kind == "stall":
+            self.last_stall = self._failure(record)._replace(kind="step" if record.grad else "evaluation")
             return
         failure = self._failure(record) if record.error_type else None
         end_ns = record.start_unix_ns + int(record.duration_s * 1e9)

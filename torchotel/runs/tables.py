@@ -134,7 +134,7 @@ def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
     if summary.errors:
         errors = ", ".join(f"{count:,} {kind}" for kind, count in summary.errors.items())
         rows.append(("errors", errors))
-    rows += _failure(summary, info)
+    rows += [*_failure(summary, info), *_stall(summary)]
     deleted = (info.get("recording") or {}).get("spans_deleted", 0)
     if deleted:
         rows.append(("left out", f"{deleted:,} of the oldest spans, so that the run file keeps its size"))
@@ -168,6 +168,12 @@ def _failure(summary: Summary, info: Mapping[str, Any]) -> list[tuple[str, str]]
     if failure.kind == "step" and failure.last_step is not None:
         rows.append(("", f"the last whole step before it is {failure.last_step:,}"))
     return rows
+
+
+def _stall(summary: Summary) -> list[tuple[str, str]]:
+    if (stall := summary.last_stall) is None:
+        return []
+    return [("stalled", describe(stall)), *([("", stall.message)] if stall.message else [])]
 
 
 def _value_ranges(summary: Summary, top: int, output: Output) -> list[str]:

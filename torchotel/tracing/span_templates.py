@@ -16,7 +16,12 @@ MAX_TEMPLATES = 20_000
 Directions: TypeAlias = tuple[SpanTemplate, SpanTemplate]
 """The templates of the forward spans and of the backward spans of one call signature."""
 
-_ROOT_SPANS = {"step": names.SPAN_STEP, "evaluation": names.SPAN_EVALUATION, "data": names.SPAN_DATA}
+_ROOT_SPANS = {
+    "step": names.SPAN_STEP,
+    "evaluation": names.SPAN_EVALUATION,
+    "data": names.SPAN_DATA,
+    "stall": names.SPAN_STALL,
+}
 ROOT_TEMPLATES = {kind: SpanTemplate(name, {}) for kind, name in _ROOT_SPANS.items()}
 """The template of the root span, by the kind of the record."""
 _PHASE_TEMPLATES = {kind: SpanTemplate(name, {}) for kind, name in PHASE_SPANS.items()}

@@ -146,7 +146,8 @@ def root_attributes(record: StepRecord, reason: str | None, nonfinite: Sequence[
 
 def trace_attributes(record: StepRecord) -> Attributes:
     """Return the attributes that every span of a record's trace has."""
-    return {names.STEP_NUMBER: record.number} if record.kind == "step" else {}
+    has_step_number = record.kind == "step" or (record.kind == "stall" and record.grad)
+    return {names.STEP_NUMBER: record.number} if has_step_number else {}
 
 
 def _make_root(record: StepRecord, reference: SpanReference, attributes: Attributes) -> Node:

@@ -273,6 +273,10 @@ class ThreadBackend(Backend):
         """Count spans of records that were dropped before `append`, as if the buffer had dropped them."""
         self._buffer.count_dropped(spans)
 
+    def set_stalled(self, *, stalled: bool) -> None:
+        """Set the metric that shows whether the training stalls."""
+        self._metrics.set_stalled(stalled=stalled)
+
     def fix_identity(self) -> None:
         """Do nothing: the worker reads the identity and the model with its first record."""
 

@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchotel._records import Error, ModelInfo, Record, StepRecord
+from torchotel._records import STALLED, Error, ModelInfo, Record, StepRecord
 from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
@@ -28,16 +29,25 @@ from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks,
 from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
+from torchotel.worker.stack_dump import StackReader, describe_frames
+from torchotel.worker.stall_watch import Stall, StallWatch
 from torchotel.worker.status_page import PageReader
 from torchotel.worker.unsent_steps import UnsentSteps
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""
-COUNTS_S = 1.0
-"""Time between two reports of the counts, which the training process has if the companion dies."""
+CHECK_S = 1.0
+"""Time between two checks for stalls, and two reports of the counts, which remain if the companion dies."""
 LAST_FLUSH_S = 10.0
 """Time for the last export after the training process has ended without a shutdown."""
 NICENESS = 10
+
+STALL = (
+    "Nothing has happened in the %s of %s for %.0f s. Metrics and traces show the stall. Look in these stacks for what "
+    "the training waits for, or set stall_timeout_s to a longer time:\n%s"
+)
+STALL_ENDED = "The training goes on"
+_logger = logging.getLogger("torchotel")
 
 
 class CompanionProcess:
@@ -53,9 +63,12 @@ class CompanionProcess:
         self._channel, self._connection = channel, connection
         self._decoder, self._guard, self._warn = RecordDecoder(), Guard("the companion process", limit=1000), Warn()
         self._parent = settings.pid
-        self._unsent_steps = UnsentSteps(PageReader(channel.page))
-        with_place = settings.config["exception_text"] != "type"
-        self._end_cause = EndCause(settings.signals_fd, with_place=with_place)
+        self._page = page = PageReader(channel.page)
+        self._unsent_steps = UnsentSteps(page)
+        self._with_place = settings.config["exception_text"] != "type"
+        self._end_cause = EndCause(settings.signals_fd, with_place=self._with_place)
+        stacks = StackReader(settings.pid, settings.stacks_fd, settings.stack_signal)
+        self._stall_watch = StallWatch(page, stacks, settings.pid, settings.config["stall_timeout_s"])
         self._identity, self._capture_stats = Identity(*settings.identity), CaptureStats(0, 0, 0)
         self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
@@ -63,7 +76,7 @@ class CompanionProcess:
         self._stopped = False
         self._dropped = 0
         """Spans dropped by the full channel that were passed to the backend."""
-        self._reported, self._report_at_s = no_stats(), 0.0
+        self._reported, self._check_at_s = no_stats(), 0.0
         with ExitStack() as undo:
             self._backend = ThreadBackend(
                 Config(**settings.config),
@@ -80,6 +93,7 @@ class CompanionProcess:
                 started_unix_ns=settings.started_unix_ns,
             )
             self._backend.start(undo)
+            self._backend.set_stalled(stalled=False)
             undo.pop_all()
 
     def run(self) -> None:
@@ -90,7 +104,7 @@ class CompanionProcess:
             if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
                 self._end_without_stop()
                 return
-            self._guard.guarded(self._report_counts)()
+            self._guard.guarded(self._check_each_second)()
             if request:
                 self._guard.guarded(self._answer)(request)
 
@@ -118,6 +132,8 @@ class CompanionProcess:
         else:
             if isinstance(record, StepRecord):
                 self._unsent_steps.add_received(record)
+                if record.kind == "step":
+                    self._stall_watch.add_step((record.end_ns - record.start_ns) / 1e9)
             self._backend.append(record)
 
     def _end_without_stop(self) -> None:
@@ -125,19 +141,36 @@ class CompanionProcess:
         now_ns = time.perf_counter_ns()
         self._guard.guarded(self._empty_channel)()  # again: the process may have sent a record before it ended
         cause = self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED
-        for record in self._guard.guarded(self._unsent_steps.records)(now_ns, cause) or ():
+        phases = self._page.phases(now_ns)
+        for record in self._guard.guarded(self._unsent_steps.records)(phases, now_ns, cause) or ():
             self._backend.append(record)
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
-    def _report_counts(self) -> None:
-        """Send the counts each second, if they have changed, and note the kills for lack of memory."""
+    def _check_each_second(self) -> None:
+        """Send the counts if they have changed, note the kills for lack of memory, and look for a stall."""
         now_s = time.monotonic()
-        if now_s < self._report_at_s:
+        if now_s < self._check_at_s:
             return
+        self._check_at_s, counts = now_s + CHECK_S, self._backend.stats()
         self._end_cause.refresh()
-        self._report_at_s, counts = now_s + COUNTS_S, self._backend.stats()
         if counts != self._reported and self._connection.send(counts=counts):
             self._reported = counts
+        was_stalled = self._stall_watch.is_stalled
+        if (stall := self._stall_watch.check(now_s)) is not None:
+            self._export_stall(stall)
+        elif was_stalled and not self._stall_watch.is_stalled:
+            self._backend.set_stalled(stalled=False)
+            _logger.warning(STALL_ENDED)
+
+    def _export_stall(self, stall: Stall) -> None:
+        """Export the open step or evaluation with the place where it waits, and log all stacks."""
+        self._backend.set_stalled(stalled=True)
+        error = Error(STALLED, describe_frames(stall.frames) if self._with_place else "")
+        record = self._unsent_steps.open_record(stall.phases, stall.seen_ns, error)
+        if record is None:
+            return
+        self._backend.append(replace(record, kind="stall"))
+        _logger.warning(STALL, record.phases[-1].kind, f"{record.kind} {record.number}", stall.quiet_s, stall.stacks)
 
     def _answer(self, request: dict[str, Any]) -> None:
         if request["ask"] == "flush":
@@ -188,16 +221,15 @@ def main(settings: tuple[Any, ...]) -> None:
     os.nice(NICENESS)
     channel_fd, socket_fd = map(int, sys.argv[1:])
     connection = Connection(socket.socket(fileno=socket_fd))
-    logger = logging.getLogger("torchotel")
-    logger.addHandler(LogForwarder(connection))
-    logger.propagate = False
+    _logger.addHandler(LogForwarder(connection))
+    _logger.propagate = False
     try:
         process = CompanionProcess(Receiver(channel_fd), connection, CompanionSettings(*settings))
         # Until now an error was written to a memory file, which would grow with the messages of libraries.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         process.run()
     except Exception:
-        logger.exception("internal error in the companion process")
+        _logger.exception("internal error in the companion process")
         raise
 
 

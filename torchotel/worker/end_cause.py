@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 
 from torchotel._records import Error
 from torchotel._utils.text import shortened
+from torchotel.worker.stack_dump import MAX_STACK_BYTES, frames_of, signal_masks
 
 PROCESS_ENDED: Final = Error("process_ended", "The training process ended without a shutdown of torchotel")
 OOM_KILL: Final = Error("oom_kill", "The system killed a process of this cgroup because its memory was exhausted")
@@ -27,11 +28,7 @@ _SIGNALS: Final = {
 }
 """What `faulthandler` calls each signal: https://github.com/python/cpython/blob/3.11/Modules/faulthandler.c."""
 _NUMBERS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_OWN_STATUS: Final = Path("/proc/self/status")
-_CAUGHT_SIGNALS: Final = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 _FATAL: Final = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
-_FRAME: Final = re.compile(r'^  File "(.*)", (line \d+ in .+)$', re.MULTILINE)
-_MAX_STACK_BYTES: Final = 1 << 16
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _OOM_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -95,11 +92,7 @@ def _enable() -> weakref.ref[_MemoryFile]:
 
 def _handles_fatal_signals() -> bool:
     """Return whether the process handles one of the signals, as the library of a Java VM does."""
-    try:
-        found = _CAUGHT_SIGNALS.search(_OWN_STATUS.read_text())
-    except OSError:
-        return False
-    caught = 0 if found is None else int(found[1], 16)
+    caught = signal_masks("self").get("Cgt", 0)
     return any(caught >> (number - 1) & 1 for number in _NUMBERS)
 
 
@@ -126,13 +119,11 @@ class EndCause:
     def _signal(self) -> Error | None:
         if self._signals_fd is None:
             return None
-        text = os.pread(self._signals_fd, _MAX_STACK_BYTES, 0).decode(errors="replace")
-        fatal, frame = _FATAL.search(text), _FRAME.search(text)
+        text = os.pread(self._signals_fd, MAX_STACK_BYTES, 0).decode(errors="replace")
+        fatal, frames = _FATAL.search(text), frames_of(text)
         if fatal is None or fatal[1] not in _SIGNALS:
             return None
-        # The base name alone: a path may have the name of a user.
-        place = f'File "{Path(frame[1]).name}", {frame[2]}' if frame is not None and self._with_place else ""
-        return Error(_SIGNALS[fatal[1]], shortened(place))
+        return Error(_SIGNALS[fatal[1]], shortened(str(frames[0])) if frames and self._with_place else "")
 
 
 def _oom_kills() -> int:

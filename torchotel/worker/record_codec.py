@@ -61,6 +61,10 @@ class CompanionSettings(NamedTuple):
     """The descriptor of the scrape endpoint's port."""
     signals_fd: int | None
     """The descriptor of the memory file that `faulthandler` writes a fatal signal to."""
+    stacks_fd: int
+    """The descriptor of the memory file that `faulthandler` writes all stacks to."""
+    stack_signal: int | None
+    """The signal at which it does so."""
     started_unix_ns: int
 
 

@@ -109,6 +109,10 @@ class PageReader:
         """Whether phases were hidden, because an earlier companion received their records."""
         return self._page[_FIRST] > 0
 
+    def content(self) -> bytes:
+        """Return the page as it is now, to compare it with a later one."""
+        return bytes(self._page)
+
     def phases(self, now_ns: int) -> list[PagePhase]:
         """Return the phases in order of their starts; those that cannot be right are left out.
 

@@ -28,6 +28,7 @@ from torchotel.worker.channel import Sender
 from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.end_cause import FatalSignals
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
+from torchotel.worker.stack_dump import StackSignal
 from torchotel.worker.status_page import PhaseWriter, hide_phases
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ class CompanionBackend(Backend):
             failed.callback(self._channel.close)
             self._signals = FatalSignals()
             failed.callback(self._signals.close)
+            self._stack_signal = StackSignal()
+            failed.callback(self._stack_signal.close)
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
             if (endpoint := claim_endpoint(config, resource, os.environ)) is not None:
@@ -170,6 +173,7 @@ class CompanionBackend(Backend):
         if not stopped:
             self._companion.disable_after_fork()
             self._signals.close()
+            self._stack_signal.close()
             self._close_claims()
             self._channel.close()
 
@@ -276,6 +280,7 @@ class CompanionBackend(Backend):
 
     def _close(self) -> None:
         self._signals.close()
+        self._stack_signal.close()
         with self._lock:
             self._close_claims()
             if not self._is_sending:  # else a signal handler stops during a record, which is written when it returns
@@ -299,6 +304,8 @@ class CompanionBackend(Backend):
             metrics_fd=None if metrics_file is None else metrics_file.fileno(),
             listener_fd=None if listener is None else listener.fileno(),
             signals_fd=self._signals.fd,
+            stacks_fd=self._stack_signal.fd,
+            stack_signal=self._stack_signal.number,
             started_unix_ns=self._started_ns,
         )
         return Companion(self._channel.fd, settings, self._on_end)

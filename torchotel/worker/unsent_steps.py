@@ -9,10 +9,46 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
 
 from torchotel._limits import MAX_BETWEEN_NS
 from torchotel._records import Error, Phase, StepRecord
 from torchotel.worker.status_page import MAX_PHASES, MAX_READABLE, PagePhase, PageReader
+
+
+@dataclass(slots=True)
+class _Covered:
+    """What the records so far cover."""
+
+    next_numbers: dict[str, int] = field(default_factory=lambda: {"step": 0, "evaluation": 0})
+    has_step: bool = False
+    step_end_ns: int = 0
+    idle_since_ns: int = 0
+    """End of the last step, plus the time of evaluations since; 0: there was no step."""
+    evaluated: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_PHASES))
+    """Starts and ends of evaluations: the record of the step before them may follow."""
+
+    def add(self, record: StepRecord, thread: int) -> None:
+        """Add a record; `thread` is the one whose phases are on the page."""
+        self.has_step |= record.kind == "step"
+        if record.kind in self.next_numbers:
+            self.next_numbers[record.kind] = max(self.next_numbers[record.kind], record.number + 1)
+        if record.thread != thread:
+            return
+        if record.kind == "step":
+            self.step_end_ns = max(self.step_end_ns, record.end_ns)
+            later = [end_ns - start_ns for start_ns, end_ns in self.evaluated if start_ns > self.step_end_ns]
+            self.idle_since_ns = self.step_end_ns + sum(later)
+        else:
+            self.evaluated.append((record.start_ns, record.end_ns))
+            if self.idle_since_ns:
+                self.idle_since_ns += record.end_ns - record.start_ns
+
+    def has(self, phase: PagePhase) -> bool:
+        """Return whether a record has the phase."""
+        start_ns = phase.start_ns
+        return start_ns <= self.step_end_ns or any(first <= start_ns <= last for first, last in self.evaluated)
 
 
 class UnsentSteps:
@@ -24,60 +60,43 @@ class UnsentSteps:
 
     def __init__(self, page: PageReader) -> None:
         self._page = page
-        self._next_numbers = {"step": 0, "evaluation": 0}
-        self._has_received_step = False
-        self._step_end_ns = 0
-        self._idle_since_ns = 0
-        """End of the last step, plus the time of evaluations since; 0: there was no step."""
-        self._evaluated: deque[tuple[int, int]] = deque(maxlen=MAX_PHASES)
-        """Starts and ends of evaluations: the record of the step before them may follow."""
+        self._received = _Covered()
 
     def add_received(self, record: StepRecord) -> None:
         """Note what a received record covers."""
-        self._has_received_step |= record.kind == "step"
-        if record.kind in self._next_numbers:
-            self._next_numbers[record.kind] = max(self._next_numbers[record.kind], record.number + 1)
-        if record.thread != self._page.thread:
-            return
-        if record.kind == "step":
-            self._step_end_ns = max(self._step_end_ns, record.end_ns)
-            later = [end_ns - start_ns for start_ns, end_ns in self._evaluated if start_ns > self._step_end_ns]
-            self._idle_since_ns = self._step_end_ns + sum(later)
-        else:
-            self._evaluated.append((record.start_ns, record.end_ns))
-            if self._idle_since_ns:
-                self._idle_since_ns += record.end_ns - record.start_ns
+        self._received.add(record, self._page.thread)
 
-    def records(self, now_ns: int, error: Error) -> list[StepRecord]:
+    def records(self, phases: Sequence[PagePhase], now_ns: int, error: Error) -> list[StepRecord]:
         """Return the records that were not sent; the last one has the error, unless its step had ended.
 
         Args:
-            now_ns: When the end of the process was noticed.
-            error: Why the process ended.
+            phases: The phases of the page.
+            now_ns: When the end of the process, or its stall, was noticed.
+            error: Why the process ended or stalls.
         """
-        if self._page.is_partial and not self._has_received_step:
+        if self._page.is_partial and not self._received.has_step:
             return []  # the companion was started again, and does not know the number of the step
-        phases = self._page.phases(now_ns)
-        unsent = [phase for phase in phases if not self._is_received(phase)]
+        covered = deepcopy(self._received)  # with the records that are made here
+        unsent = [phase for phase in phases if not covered.has(phase)]
         if len(unsent) == len(phases) >= MAX_READABLE:
-            self._idle_since_ns = 0  # the first phases of the step were replaced, so its start is unknown
+            covered.idle_since_ns = 0  # the first phases of the step were replaced, so its start is unknown
         groups = _group(unsent)
         last = groups[-1] if groups else ()
         if last and all(phase.kind == "data" and phase.end_ns for phase in last):
             groups.pop()  # the fetch may have found its iterator at the end, so no step has begun
         return [
-            self._record(group, now_ns, error if group is last and not _is_finished(group) else None)
+            self._record(group, covered, now_ns, error if group is last and not _is_finished(group) else None)
             for group in groups
         ]
 
-    def _is_received(self, phase: PagePhase) -> bool:
-        start_ns = phase.start_ns
-        return start_ns <= self._step_end_ns or any(first <= start_ns <= last for first, last in self._evaluated)
+    def open_record(self, phases: Sequence[PagePhase], now_ns: int, error: Error) -> StepRecord | None:
+        """Return the step or evaluation that has not ended, with the error; None if none is open."""
+        records = self.records(phases, now_ns, error)
+        return records[-1] if records and records[-1].error is error else None
 
-    def _record(self, group: Sequence[PagePhase], now_ns: int, error: Error | None) -> StepRecord:
+    def _record(self, group: Sequence[PagePhase], covered: _Covered, now_ns: int, error: Error | None) -> StepRecord:
         kind = "evaluation" if _evaluates(group) else "step"
-        number = self._next_numbers[kind]
-        self._next_numbers[kind] += 1
+        number = covered.next_numbers[kind]
         phases = _phases(group, now_ns, error)
         record = StepRecord(
             kind,
@@ -92,10 +111,11 @@ class UnsentSteps:
             phases=phases,
             error=error,
         )
-        if kind == "step" and self._idle_since_ns and 0 < record.start_ns - self._idle_since_ns <= MAX_BETWEEN_NS:
-            record.phases = [Phase("between", self._idle_since_ns, record.start_ns), *phases]
-            record.start_ns = self._idle_since_ns
-        self.add_received(record)
+        idle_ns = covered.idle_since_ns
+        if kind == "step" and idle_ns and 0 < record.start_ns - idle_ns <= MAX_BETWEEN_NS:
+            record.phases = [Phase("between", idle_ns, record.start_ns), *phases]
+            record.start_ns = idle_ns
+        covered.add(record, self._page.thread)
         return record
 
 

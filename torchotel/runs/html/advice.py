@@ -176,6 +176,13 @@ def _failed(content: Content) -> Iterator[Advice]:
     yield Advice(3, title, " ".join(sentences))
 
 
+def _stalled(content: Content) -> Iterator[Advice]:
+    stall = content.summary.last_stall
+    if stall is not None:
+        place = f" It waited at <code>{escaped(stall.message, 500)}</code>." if stall.message else ""
+        yield Advice(BROKEN, f"The training stalled {stall.place}", f"A phase was open, and nothing happened.{place}")
+
+
 def _unfinished(content: Content) -> Iterator[Advice]:
     if content.info.get("finished") is False:
         yield Advice(
@@ -419,6 +426,7 @@ def _detail(content: Content) -> Iterator[Advice]:
 _RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
     _nonfinite,
     _failed,
+    _stalled,
     _unfinished,
     _waiting,
     _between,

@@ -1,0 +1,261 @@
+"""A stall is a phase that is open and has no event, as the companion sees it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import commands, crashing_program
+from support.prometheus_server import until
+
+from torchotel.runs import open_run, summarise
+from torchotel.worker.stack_dump import Frame, StackReader
+from torchotel.worker.stall_watch import FIRST_STEP_FACTOR, MAX_TICK_S, STALL_FACTOR, StallWatch
+from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter
+
+THREAD = 42
+TIMEOUT_S = 60.0
+LAYER = Frame("/venv/site-packages/torch/nn/modules/module.py", 1893, "_call_impl")
+LOCK = Frame("/home/someone/train.py", 12, "forward")
+
+
+class Stacks:
+    """The stacks of a process, without a process."""
+
+    def __init__(self, *frames: Frame) -> None:
+        self.frames, self.requests = list(frames), 0
+
+    def read(self, thread: int) -> tuple[str, list[Frame]]:
+        assert thread == THREAD
+        self.requests += 1
+        return "stacks", self.frames
+
+
+class Watched:
+    """A page with phases, and its watch, which is asked once a second."""
+
+    def __init__(self, *frames: Frame, pid: int | None = None) -> None:
+        page = memoryview(bytearray(PAGE_BYTES)).cast("Q")
+        self.writer, self.stacks = PhaseWriter(page, THREAD), Stacks(*(frames or (LOCK, LAYER)))
+        stacks: Any = self.stacks
+        self.watch = StallWatch(PageReader(page), stacks, pid or os.getpid(), TIMEOUT_S)
+        self.now_s = time.monotonic()
+
+    def begin(self, kind: str = "forward") -> None:
+        self.writer.begin(kind, time.perf_counter_ns())
+
+    def end(self, kind: str = "forward") -> None:
+        self.writer.end(kind, time.perf_counter_ns())
+
+    def stalls(self, seconds: int) -> list[int]:
+        """Return after how many further seconds each stall is found."""
+        found = []
+        for second in range(1, seconds + 1):
+            self.now_s += 1
+            if self.watch.check(self.now_s) is not None:
+                found.append(second)
+        return found
+
+
+def trained() -> Watched:
+    watched = Watched()
+    watched.watch.add_step(0.5)
+    return watched
+
+
+def test_an_open_phase_without_an_event_is_one_stall() -> None:
+    watched = trained()
+    watched.begin()
+    (second,) = watched.stalls(500)
+    assert TIMEOUT_S <= second <= TIMEOUT_S + 2
+    assert watched.watch.is_stalled
+    watched.end()
+    assert watched.stalls(500) == []
+    assert not watched.watch.is_stalled
+
+
+def test_each_event_begins_the_time_anew() -> None:
+    watched = trained()
+    for _ in range(20):
+        watched.begin()
+        assert watched.stalls(30) == []
+        watched.end()
+        assert watched.stalls(30) == []
+
+
+def test_no_open_phase_is_no_stall() -> None:
+    """A notebook that idles, for example."""
+    watched = trained()
+    watched.begin()
+    watched.end()
+    assert watched.stalls(5000) == []
+    assert not watched.stacks.requests
+
+
+def test_long_steps_have_a_longer_limit() -> None:
+    watched = Watched()
+    for _ in range(20):
+        watched.watch.add_step(30.0)
+    watched.watch.add_step(3000.0)  # one slow step does not count
+    watched.begin()
+    (second,) = watched.stalls(500)
+    assert second >= STALL_FACTOR * 30
+
+
+def test_the_first_step_has_a_longer_limit() -> None:
+    watched = Watched()
+    watched.begin()
+    (second,) = watched.stalls(1000)
+    assert second >= FIRST_STEP_FACTOR * TIMEOUT_S
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (Frame("/usr/lib/python3.11/selectors.py", 468, "select"), Frame("/venv/ipykernel/kernelapp.py", 7, "start")),
+        (Frame("/usr/lib/python3.11/bdb.py", 90, "trace_dispatch"), LOCK, LAYER),
+        (Frame("/venv/pydevd/pydevd_frame.py", 90, "do_wait_suspend"), LOCK, LAYER),
+        (Frame("/venv/site-packages/torch/_dynamo/convert_frame.py", 90, "_compile"), LAYER),
+        (Frame("/usr/lib/python3.11/subprocess.py", 9, "wait"), Frame("/envs/torch/lib/python3.11/site.py", 7, "main")),
+    ],
+)
+def test_the_stacks_tell_a_stall_from_a_wait(frames: tuple[Frame, ...]) -> None:
+    """An exception has ended the phase, or a debugger or the compiler works. Stacks are read ever less often."""
+    watched = Watched(*frames)
+    watched.watch.add_step(0.5)
+    watched.begin()
+    assert watched.stalls(3600) == []
+    assert watched.stacks.requests == 6  # after 1, 2, 4, 8, 16 and 32 minutes
+    watched.stacks.frames = [LOCK, LAYER]
+    assert len(watched.stalls(3600)) == 1
+
+
+def test_the_time_in_which_the_companion_is_stopped_does_not_count() -> None:
+    watched = trained()
+    watched.begin()
+    watched.stalls(2)
+    for _ in range(int(TIMEOUT_S / MAX_TICK_S) - 2):
+        watched.now_s += 3600
+        assert watched.watch.check(watched.now_s) is None
+
+
+def test_a_stopped_process_does_not_stall() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        watched = Watched(pid=process.pid)
+        watched.watch.add_step(0.5)
+        watched.begin()
+        assert watched.stalls(500) == []
+        os.kill(process.pid, signal.SIGCONT)
+        os.waitpid(process.pid, os.WCONTINUED)
+        assert len(watched.stalls(500)) == 1
+        process.kill()
+
+
+def test_a_process_that_does_not_wait_for_the_signal_does_not_get_it() -> None:
+    """The signal would end it."""
+    fd = os.memfd_create("stacks")
+    number = int(signal.SIGRTMAX)
+    assert StackReader(os.getppid(), fd, number).read(THREAD) == ("", [])
+    assert StackReader(os.getpid(), fd, None).read(THREAD) == ("", [])
+    os.close(fd)
+
+
+# Programs.
+
+
+class Stalled:
+    """A training that has stalled at a place, until the block ends.
+
+    Args:
+        folder: The run.
+        place: Where it waits.
+        end: How it waits.
+        variables: Settings.
+    """
+
+    def __init__(self, folder: Path, place: str, end: str, **variables: str) -> None:
+        self.folder = folder
+        words = [sys.executable, str(crashing_program.__file__), str(folder), place, end]
+        environment = commands.environment(TORCHOTEL_WORKER="process", TORCHOTEL_STALL_TIMEOUT_S="1", **variables)
+        self._process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        _, self._port = self._process.stdout.readline().split()
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def stalled(self) -> bool:
+        """Return whether the metric shows a stall."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics") as response:
+            return "torch_run_stalled 1.0\n" in response.read().decode()
+
+    def wait(self) -> dict[str, Any]:
+        """Wait for the stall, and return its line in the run file."""
+        until(self.stalled, bool)
+        (line,) = until(self._stalls, bool)
+        return line
+
+    def _stalls(self) -> list[dict[str, Any]]:
+        whole, _, _ = (self.folder / "metrics.jsonl").read_text().rpartition("\n")
+        return [line for line in map(json.loads, whole.splitlines()) if line["kind"] == "stall"]
+
+    def go_on(self) -> str:
+        """Let the training go on to its end, and return what it wrote to the standard error."""
+        _, errors = self._process.communicate("\n", timeout=60)
+        assert self._process.returncode == 0, errors
+        return errors
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.mark.program
+@pytest.mark.parametrize("end", ["wait", "wait with the GIL"])
+@pytest.mark.parametrize(
+    ("place", "phase"),
+    [("forward", "forward"), ("backward", "backward"), ("fetch", "data"), ("optimizer", "optimizer")],
+)
+def test_a_stall_is_seen_from_outside(tmp_path: Path, place: str, phase: str, end: str) -> None:
+    """Its trace, the metric and the run file show it while it lasts, also if C code holds the GIL."""
+    training = Stalled(tmp_path / "run", place, end)
+    line = training.wait()
+    waits_in = "wait_for_a_line" if end == "wait" else "wait_with_the_gil"
+    assert (line["number"], line["error"]["type"], line["error"]["phase"]) == (crashing_program.STEPS, "stalled", phase)
+    assert line["error"]["message"].startswith('File "crashing_program.py", line ')
+    assert waits_in in line["error"]["message"]
+    errors = training.go_on()
+    assert f"Nothing has happened in the {phase} of step {crashing_program.STEPS} for " in errors
+    assert f"in {waits_in}\n" in errors
+    run = open_run(tmp_path / "run")
+    summary = summarise(run.records(), run.spans())
+    assert summary.steps == crashing_program.STEPS + 1  # the step that stalled is counted once
+    assert not summary.errors
+    assert summary.last_stall is not None
+    assert summary.last_stall.message == line["error"]["message"]
+    (root,) = [span for span in run.spans() if span.name == "torch.stall"]
+    assert root.attributes["torch.step.number"] == crashing_program.STEPS
+
+
+@pytest.mark.program
+def test_summary_and_report_of_a_stalled_run_name_the_place(tmp_path: Path) -> None:
+    training = Stalled(tmp_path / "run", "evaluation", "wait", TORCHOTEL_EXCEPTION_TEXT="type")
+    assert training.wait()["error"]["message"] == ""  # the setting leaves out places
+    # The last step is recorded when the next one begins.
+    place = f"stalled at evaluation {crashing_program.STEPS}, after step {crashing_program.STEPS - 2}"
+    assert place in commands.torchotel("summary", str(tmp_path / "run"), cwd=tmp_path).stdout
+    page = tmp_path / "report.html"
+    commands.torchotel("report", str(tmp_path / "run"), "--output", str(page), cwd=tmp_path)
+    assert f"The training {place}" in page.read_text()
+    training.kill()
