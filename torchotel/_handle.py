@@ -22,7 +22,7 @@ from torchotel._session import Session
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
-from torchotel.worker.backend import Stats, no_stats
+from torchotel.worker.backend import HandleStats, no_stats
 
 SHUTDOWN_S = 10.0
 
@@ -113,14 +113,16 @@ class Handle:
                 self._folder = session.record_folder
         atexit.unregister(self._exit)
 
-    def stats(self) -> Stats:
-        """Return counts of spans, steps, evaluations and errors, as far as the worker has processed them.
+    def stats(self) -> HandleStats:
+        """Return counts of what the worker has processed, spans, steps, evaluations and errors, and its state.
 
         After `shutdown()`, and after a `flush()` that returned True, `spans_recorded` is
         `spans_exported + spans_dropped + spans_sampled_out`.
         """
         session = self._session
-        return self._stats.copy() if session is None else self._guard.guarded(session.stats)() or no_stats()
+        counts = self._stats if session is None else self._guard.guarded(session.stats)() or no_stats()
+        worker = None if session is None else self._guard.guarded(session.worker_state)()
+        return HandleStats(**counts, worker=worker)
 
     def detail(self, *, steps: int) -> None:
         """Record the next steps in detail, whatever the setting; may be called from any thread.

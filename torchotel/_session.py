@@ -26,7 +26,7 @@ from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import attach_proxy, current_baggage, current_span
 from torchotel.tracing.resource import ProcessResource, describe_process
-from torchotel.worker.backend import Backend, CaptureStats, RunEnd, SessionLinks, Stats, ThreadBackend
+from torchotel.worker.backend import Backend, CaptureStats, RunEnd, SessionLinks, Stats, ThreadBackend, WorkerState
 from torchotel.worker.supervisor import CompanionBackend, needs_thread
 
 _logger = logging.getLogger("torchotel")
@@ -212,6 +212,10 @@ class Session:
     def stats(self) -> Stats:
         """Return the present counts."""
         return self._backend.stats()
+
+    def worker_state(self) -> WorkerState:
+        """Return the state of the worker."""
+        return self._backend.worker_state()
 
     def _capture_stats(self) -> CaptureStats:
         capture = self._capture

@@ -193,3 +193,17 @@ def test_tells_whose_spans_are_recorded(tmp_path: Path) -> None:
     assert "spans of the program are not, unless it sets a TracerProvider" in none
     assert "set_global_provider" in ours
     assert given == "a TracerProvider is set globally (opentelemetry.sdk.trace.TracerProvider)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "text"),
+    [
+        ({}, Level.OK, "a thread of the training process"),
+        ({"worker": "process"}, Level.OK, "a companion process"),
+        ({"worker": "process", "traces_exporter": "console"}, Level.WARNING, "worker=process is ignored: the console"),
+    ],
+)
+def test_names_the_worker(settings: dict[str, str], level: Level, text: str) -> None:
+    (found,) = local.check_worker(Config.read(settings, {}))
+    assert found.level is level
+    assert found.text.startswith(text)

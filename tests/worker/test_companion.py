@@ -254,3 +254,33 @@ def test_the_settings_of_the_program_replace_the_companion_of_zero_code(tmp_path
         check=True,
     )
     assert done.stdout == "False ['others', 'second', 'targets'] []\n", done.stderr
+
+
+STATE = """
+import json, os, sys, torch, torchotel
+handle = torchotel.instrument(worker=sys.argv[1], endpoint=sys.argv[2], prometheus_port=None)
+before = handle.stats()["worker"]
+with torchotel.step():
+    pass
+handle.flush(60)
+session = handle.session
+print(json.dumps([before, handle.stats()["worker"], session.companion_pid or os.getpid()]))
+handle.shutdown(1)
+print(handle.stats()["worker"])
+"""
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_the_counts_of_the_handle_show_the_worker(worker: str) -> None:
+    words = [sys.executable, "-c", STATE, worker, NOWHERE]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=True)
+    states, after = done.stdout.splitlines()
+    before, then, pid = json.loads(states)
+    assert (before["kind"], before["pid"], before["lag_s"], before["last_error"]) == (worker, pid, None, None)
+    assert then["lag_s"] > 0
+    assert then["last_error"] == "ConnectionError"
+    if worker == "process":
+        assert before["memory_bytes"] < 100 * 2**20
+    else:
+        assert before["memory_bytes"] is None
+    assert after == "None"

@@ -1,4 +1,4 @@
-"""This process: its script, whether it is a child or a fork server, and which process owns a port."""
+"""Processes: the script of this one, whether it is a child or a fork server, who owns a port, and memory."""
 
 import itertools
 import multiprocessing.process
@@ -78,6 +78,13 @@ def _process_with(file: str) -> str | None:
                 # Options and their values may be passwords.
                 shown = itertools.takewhile(lambda word: not word.startswith("-"), words)
                 return f"process {process.name} ({cut(' '.join(shown).strip(), MAX_SHOWN)})"
+    return None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process; None if the system does not show it."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Check this machine: the Prometheus port, the folders for files, and the local stack."""
+"""Check this machine: the Prometheus port, the worker, the folders for files, and the local stack."""
 
 import errno
 import shlex
@@ -18,6 +18,7 @@ from torchotel.config.otlp_endpoint import is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
 from torchotel.exporters.run_file import METRICS_NAME
 from torchotel.stack.manager import Stack, running_stack
+from torchotel.worker.supervisor import needs_thread
 
 _PROMETHEUS = "prometheus"
 _PORT_VARIABLE = "OTEL_EXPORTER_PROMETHEUS_PORT"
@@ -50,6 +51,19 @@ def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
             text,
             "They hold names of modules and logged values. Set prometheus_host to 127.0.0.1 for this machine only.",
         )
+
+
+def check_worker(config: Config) -> Iterator[Finding]:
+    """Report where spans are built and exported."""
+    reason = needs_thread(config, deferred=False)
+    if config.worker != "process":
+        yield ok("worker", "a thread of the training process builds and exports the spans")
+    elif reason is None:
+        text = "a companion process builds and exports the spans; handle.stats() shows its pid, memory and lag"
+        yield ok("worker", text)
+    else:
+        advice = "Remove that setting, or set TORCHOTEL_WORKER=thread."
+        yield warning("worker", f"worker=process is ignored: {reason}", advice)
 
 
 def _bind(host: str, port: int) -> None:

@@ -77,6 +77,8 @@ class ExportStats:
         self._dropped_queue = 0
         self._sampled_out = 0
         self._errors: Counter[str] = Counter()
+        self.last_error: str | None = None
+        """The type of the last failed attempt; None: none has failed."""
 
     def exported(self, spans: int, traces: Iterable[int] = ()) -> None:
         """Count exported spans; `traces` are the traces whose roots are among them."""
@@ -100,6 +102,7 @@ class ExportStats:
         """Count a failed attempt."""
         with self._lock:
             self._errors[kind] += 1
+            self.last_error = kind
 
     def read(self) -> ExportCounts:
         """Return all counts at one moment."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypedDict, cast
 
 from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, StepRecord
 from torchotel._types import ConfigError
@@ -55,6 +55,26 @@ class Stats(TypedDict):
     """Errors in torchotel, which never reach the program."""
     overhead_ratio: float | None
     """Share of step time that detail costs; None until steps with and without detail were compared."""
+
+
+class WorkerState(TypedDict):
+    """The worker that builds and exports spans."""
+
+    kind: Literal["thread", "process"]
+    pid: int
+    memory_bytes: int | None
+    """Resident memory of the companion process; None for a thread, which has no memory of its own."""
+    lag_s: float | None
+    """Time from the end of the last processed step or evaluation until it was processed; None: there was none."""
+    last_error: str | None
+    """Type of the last failed attempt to export; None: none has failed."""
+
+
+class HandleStats(Stats):
+    """What `Handle.stats` returns: the counts, and the worker."""
+
+    worker: WorkerState | None
+    """None if torchotel does not run: it is disabled or shut down."""
 
 
 def no_stats() -> Stats:
@@ -183,6 +203,9 @@ class Backend(Protocol):
 
     def stats(self) -> Stats:
         """Return the present counts."""
+
+    def worker_state(self) -> WorkerState:
+        """Return the state of the worker."""
 
 
 class ThreadBackend(Backend):
@@ -348,6 +371,17 @@ class ThreadBackend(Backend):
             stamps_dropped=capture.stamps_dropped,
             internal_errors=capture.internal_errors + self.guard.faults + self._metric_exporters.guard.faults,
             overhead_ratio=self._links.overhead_ratio(),
+        )
+
+    def worker_state(self) -> WorkerState:
+        """Return the state of the worker thread."""
+        lag_ns = self._worker.lag_ns
+        return WorkerState(
+            kind="thread",
+            pid=os.getpid(),
+            memory_bytes=None,
+            lag_s=None if lag_ns is None else lag_ns / 1e9,
+            last_error=self._stats.last_error,
         )
 
     def before_first(self, record: Record) -> Trace | None:

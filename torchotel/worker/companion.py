@@ -194,7 +194,7 @@ class CompanionProcess:
         self._guard.guarded(self._backend.stop)(deadline_s, end)
 
     def _reply(self, request: dict[str, Any], **details: object) -> None:
-        about = {"ask": request["ask"], "number": request["number"]}
+        about = {"ask": request["ask"], "number": request["number"], "worker": self._backend.worker_state()}
         self._connection.send(**about, counts=self._backend.stats(), **details)
 
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord
 from torchotel._utils.faults import Guard
+from torchotel._utils.process import resident_bytes
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
 from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, add_stats, no_stats
+from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, WorkerState, add_stats, no_stats
 from torchotel.worker.channel import Sender
 from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.end_cause import FatalSignals
@@ -197,6 +198,19 @@ class CompanionBackend(Backend):
         counts["internal_errors"] += capture.internal_errors + self._guard.faults
         counts["overhead_ratio"] = self._links.overhead_ratio()
         return counts
+
+    def worker_state(self) -> WorkerState:
+        """Return the state of the companion; what it does not answer is None."""
+        pid = self._companion.pid
+        answer = None if self._stopped else self._companion.ask("stats", ANSWER_S)
+        state = {} if answer is None else answer["worker"]
+        return WorkerState(
+            kind="process",
+            pid=pid,
+            memory_bytes=resident_bytes(pid),
+            lag_s=state.get("lag_s"),
+            last_error=state.get("last_error"),
+        )
 
     def _send_in_order(self, item: Recordable | RunStart) -> None:
         with self._lock:

@@ -58,6 +58,8 @@ class Worker:
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard, self._on_record, self._warn = guard, on_record, warn
         self._ended = False
+        self.lag_ns: int | None = None
+        """Time from the end of the last processed step until it was processed; None: there was none."""
         self._deadline_s = math.inf
         self._dropped_by_flush = 0
         """`spans_dropped` at the last flush."""
@@ -146,6 +148,8 @@ class Worker:
         if isinstance(record, StepRecord) and (record.kind == "step" or record.counts_as_evaluation):
             self._count(pending)
         self._pipeline.process(record)
+        if isinstance(record, StepRecord):
+            self.lag_ns = time.perf_counter_ns() - record.end_ns
 
     def _count(self, pending: Recordable) -> None:
         if pending.kind in self.counts:
