@@ -45,6 +45,20 @@ def die_with_a_garbled_page() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_with_the_companion() -> None:
+    """Kill the companion when it has noted the open step, and then this process."""
+    handle = LIFECYCLE.handle
+    assert handle is not None
+    assert handle.session is not None
+    assert handle.session.companion_pid is not None
+    assert handle.record_folder is not None
+    noted = handle.record_folder / "unsent.jsonl"
+    while not noted.exists() or f'"number": {STEPS},' not in noted.read_text():
+        time.sleep(0.05)
+    os.kill(handle.session.companion_pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def wait_for_a_line() -> None:
     """Wait for a line of the standard input."""
     sys.stdin.readline()
@@ -61,6 +75,7 @@ ENDS: dict[str, Callable[[], object]] = {
     "SIGSEGV": lambda: ctypes.string_at(0),
     "_exit": lambda: os._exit(3),
     "abort": os.abort,
+    "SIGKILL of both": die_with_the_companion,
     "fork": die_and_leave_a_child,
     "garbage": die_with_a_garbled_page,
     "nothing": lambda: None,

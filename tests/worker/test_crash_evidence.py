@@ -5,6 +5,7 @@ import os
 import re
 import select
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,26 @@ def test_the_program_keeps_its_own_faulthandler(tmp_path: Path) -> None:
 def test_a_forked_child_that_outlives_the_training_hides_nothing(tmp_path: Path) -> None:
     crash = Crash(tmp_path / "run", "forward", "fork")
     assert crash.last["error"] == error("process_ended", "forward")
+
+
+def test_a_companion_that_dies_too_has_noted_the_open_step(tmp_path: Path) -> None:
+    """As in a container that is killed for lack of memory. A note that is still being written is not read."""
+    crash = Crash(tmp_path / "run", "forward", "SIGKILL of both")
+    assert STEPS not in crash.steps()
+    run, note = open_run(crash.folder), crash.folder / "unsent.jsonl"
+    assert stat.S_IMODE(note.stat().st_mode) == 0o600
+    assert STEPS not in [record.number for record in run.records()]
+    os.utime(note, (0, 0))
+    assert [record.number for record in run.records()] == [*range(STEPS + 1)]
+    assert crash.failure() == f"process_ended at step {STEPS}, in the forward"
+    with (crash.folder / "metrics.jsonl").open("a") as lines:  # the records arrived after the note was written
+        lines.writelines(note.read_text().splitlines(keepends=True))
+    assert [record.number for record in run.records()] == [*range(STEPS + 1)]
+
+
+@pytest.mark.parametrize("end", ["nothing", "SIGKILL"])
+def test_a_companion_that_ends_leaves_no_note(tmp_path: Path, end: str) -> None:
+    assert not (Crash(tmp_path / "run", "forward", end).folder / "unsent.jsonl").exists()
 
 
 def test_a_garbled_page_does_not_harm_the_companion(tmp_path: Path) -> None:

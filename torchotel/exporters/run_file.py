@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, count
@@ -93,6 +93,8 @@ RUN_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 TRACE_NAME = "trace-{:05d}.jsonl"
 TRACE_GLOB = "trace-*.jsonl"
+UNSENT_NAME = "unsent.jsonl"
+"""The steps without a record, as a companion process sees them: it may end together with the training process."""
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("torchotel")
@@ -243,15 +245,7 @@ class RunFile(TraceExporter):
         self._bytes += len(line) + 1
 
     def _write_run(self) -> None:
-        run = {**self._run, "recording": self._deleted}
-        new = self.folder / f".{RUN_NAME}.new"
-        new.unlink(missing_ok=True)
-        file = LineFile(new)
-        try:
-            file.append(to_json(run, indent=1))
-        finally:
-            file.close()
-        new.replace(self.folder / RUN_NAME)  # atomic: readers see the old or the new file
+        _replace(self.folder / RUN_NAME, [to_json({**self._run, "recording": self._deleted}, indent=1)])
 
     def _begin_segment(self) -> LineFile:
         if self._traces is not None:
@@ -302,6 +296,38 @@ def _read_deleted(folder: Path) -> dict[str, int]:
     with contextlib.suppress(OSError, ValueError, LookupError):
         deleted.update(json.loads((folder / RUN_NAME).read_bytes())["recording"])
     return deleted
+
+
+def _replace(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file that only its owner can read; readers see the old or the new file.
+
+    Raises:
+        OSError: The folder was removed, or the disk failed or is full.
+    """
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    file = LineFile(new)
+    try:
+        for line in lines:
+            file.append(line)
+    finally:
+        file.close()
+    new.replace(path)
+
+
+def write_unsent(folder: Path, records: Iterable[StepRecord]) -> None:
+    """Replace the lines of the steps that have no record yet.
+
+    Raises:
+        OSError: The folder was removed, or the disk failed or is full.
+    """
+    _replace(folder / UNSENT_NAME, [to_json(record_line(record, 0, ())) for record in records])
+
+
+def remove_unsent(folder: Path) -> None:
+    """Remove these lines: all steps have records."""
+    with contextlib.suppress(OSError):
+        (folder / UNSENT_NAME).unlink(missing_ok=True)
 
 
 def _parts(trace: Trace) -> Iterator[Trace]:
@@ -363,6 +389,7 @@ def discard_folder(folder: Path) -> None:
     """Delete an empty run, and its folder unless that has other files."""
     (folder / RUN_NAME).unlink(missing_ok=True)
     (folder / METRICS_NAME).unlink(missing_ok=True)
+    remove_unsent(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,6 +17,10 @@ from torchotel._limits import MAX_INFO_BYTES, MAX_LINE_BYTES
 
 MAX_NAMED_RANKS = 2
 """Rank folders that the error message on a missing run folder names."""
+UNSENT_NAME = "unsent.jsonl"
+"""The file of steps without a record, which a companion process writes each second."""
+MAX_UNSENT_AGE_S = 10.0
+"""Age of this file from which on no companion writes it."""
 _MAX_INT = 2**63
 _TYPES: Mapping[str, type | Mapping[str, type]] = {
     "torchotel.version": str,
@@ -203,10 +208,28 @@ class Run:
         return size
 
     def records(self) -> Iterator[RecordLine]:
-        """Read the steps and evaluations in the order in which they ended."""
-        path = self.folder / "metrics.jsonl"
+        """Read the steps and evaluations in the order in which they ended.
+
+        If the training and its companion process have ended together, the steps that had no record follow.
+        """
+        last: dict[str, int] = {}
+        for record in self._lines("metrics.jsonl"):
+            last[record.kind] = max(record.number, last.get(record.kind, -1))
+            yield record
+        if self._ended_with_companion():
+            yield from (record for record in self._lines(UNSENT_NAME) if record.number > last.get(record.kind, -1))
+
+    def _lines(self, name: str) -> Iterator[RecordLine]:
+        path = self.folder / name
         if path.is_file():
             yield from _converted(path, _objects(path, self.on_read), lambda line: (_record(line),))
+
+    def _ended_with_companion(self) -> bool:
+        """Return whether there is a file of unsent steps that no companion process writes each second any more."""
+        try:
+            return time.time() - (self.folder / UNSENT_NAME).stat().st_mtime > MAX_UNSENT_AGE_S
+        except OSError:
+            return False
 
     def spans(self) -> Iterator[SpanLine]:
         """Read all spans, oldest segment first."""

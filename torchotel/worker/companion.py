@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
+from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile, remove_unsent, write_unsent
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
 from torchotel.worker.channel import ChannelError, Connection, Receiver
@@ -147,7 +147,7 @@ class CompanionProcess:
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
     def _check_each_second(self) -> None:
-        """Send the counts if they have changed, note the kills for lack of memory, and look for a stall."""
+        """Send the counts if they have changed, look for kills and stalls, and note the steps without a record."""
         now_s = time.monotonic()
         if now_s < self._check_at_s:
             return
@@ -155,12 +155,20 @@ class CompanionProcess:
         self._end_cause.refresh()
         if counts != self._reported and self._connection.send(counts=counts):
             self._reported = counts
+        self._write_unsent()
         was_stalled = self._stall_watch.is_stalled
         if (stall := self._stall_watch.check(now_s)) is not None:
             self._export_stall(stall)
         elif was_stalled and not self._stall_watch.is_stalled:
             self._backend.set_stalled(stalled=False)
             _logger.warning(STALL_ENDED)
+
+    def _write_unsent(self) -> None:
+        """Write the steps that were not sent into the run folder, in case that this process ends with the training."""
+        folder, now_ns = self._backend.run_folder, time.perf_counter_ns()
+        if folder is not None:
+            with suppress(OSError):  # the run file warns of a full disk
+                write_unsent(folder, self._unsent_steps.records(self._page.phases(now_ns), now_ns, PROCESS_ENDED))
 
     def _export_stall(self, stall: Stall) -> None:
         """Export the open step or evaluation with the place where it waits, and log all stacks."""
@@ -192,6 +200,8 @@ class CompanionProcess:
     def _stop(self, deadline_s: float, end: RunEnd) -> None:
         self._stopped = True
         self._guard.guarded(self._backend.stop)(deadline_s, end)
+        if (folder := self._backend.run_folder) is not None:
+            remove_unsent(folder)
 
     def _reply(self, request: dict[str, Any], **details: object) -> None:
         about = {"ask": request["ask"], "number": request["number"], "worker": self._backend.worker_state()}
