@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,17 +48,33 @@ def die_with_a_garbled_page() -> None:
 
 
 def die_with_the_companion() -> None:
-    """Kill the companion when it has noted the open step, and then this process."""
+    """Kill the companion when it has noted the open step and recorded the others, and then this process."""
     handle = LIFECYCLE.handle
     assert handle is not None
     assert handle.session is not None
     assert handle.session.companion_pid is not None
     assert handle.record_folder is not None
-    noted = handle.record_folder / "unsent.jsonl"
-    while not noted.exists() or f'"number": {STEPS},' not in noted.read_text():
-        time.sleep(0.05)
+    for name, number in (("metrics.jsonl", STEPS - 1), ("unsent.jsonl", STEPS)):
+        file = handle.record_folder / name
+        while not file.exists() or f'"number": {number},' not in file.read_text():
+            time.sleep(0.05)
     os.kill(handle.session.companion_pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allocate() -> None:
+    """Take memory until there is none."""
+    taken = []
+    while True:
+        taken.append(bytearray(10 * 2**20))
+
+
+def allocate_within_a_limit() -> None:
+    """Take memory until the limit of the address space, which has room for little more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + 200 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    allocate()
 
 
 def wait_for_a_line() -> None:
@@ -78,6 +96,8 @@ ENDS: dict[str, Callable[[], object]] = {
     "SIGKILL of both": die_with_the_companion,
     "fork": die_and_leave_a_child,
     "garbage": die_with_a_garbled_page,
+    "lack of memory": allocate,
+    "lack of address space": allocate_within_a_limit,
     "nothing": lambda: None,
     "wait": wait_for_a_line,
     "wait with the GIL": wait_with_the_gil,

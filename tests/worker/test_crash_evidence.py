@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,43 @@ ENDED = "The training process ended without a shutdown of torchotel"
 
 
 class Crash:
-    """A run of the program and of its companion, until both have ended."""
+    """A run of the program and of its companion, until both have ended.
 
-    def __init__(self, folder: Path, place: str, end: str, *, worker: str = "process", **variables: str) -> None:
+    Args:
+        folder: The run.
+        place: Where it ends.
+        end: How it ends.
+        worker: process | thread.
+        cgroup: The folder of the cgroup that both processes run in; None: that of this process.
+        variables: Settings.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        place: str,
+        end: str,
+        *,
+        worker: str = "process",
+        cgroup: Path | None = None,
+        **variables: str,
+    ) -> None:
         self.folder = folder
         words = [sys.executable, str(crashing_program.__file__), str(folder), place, end]
-        with subprocess.Popen(
-            words,
-            env=commands.environment(TORCHOTEL_WORKER=worker, **variables),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
+        if cgroup is not None:
+            words = ["/bin/sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh", *words]
+        # A file: a forked child that outlives the program would keep a pipe open.
+        with (
+            (folder.parent / "errors").open("w+") as errors,
+            subprocess.Popen(
+                words,
+                env=commands.environment(TORCHOTEL_WORKER=worker, **variables),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
             assert process.stdout is not None
             assert process.stdin is not None
             pid, _ = process.stdout.readline().split()
@@ -43,6 +68,8 @@ class Crash:
             process.stdin.write("\n")
             process.stdin.flush()
             self.code = process.wait(60)
+            errors.seek(0)
+            self.errors = errors.read()
             if companion is not None:  # a forked child of the program may still live
                 assert select.select([companion], [], [], 60)[0]
                 os.close(companion)
@@ -163,6 +190,7 @@ def test_the_setting_of_texts_leaves_out_the_line(tmp_path: Path) -> None:
 
 def test_the_program_keeps_its_own_faulthandler(tmp_path: Path) -> None:
     crash = Crash(tmp_path / "run", "forward", "SIGSEGV", PYTHONFAULTHANDLER="1")
+    assert "Fatal Python error: Segmentation fault" in crash.errors
     assert crash.last["error"] == error("process_ended", "forward")
 
 
@@ -189,6 +217,40 @@ def test_a_companion_that_dies_too_has_noted_the_open_step(tmp_path: Path) -> No
 @pytest.mark.parametrize("end", ["nothing", "SIGKILL"])
 def test_a_companion_that_ends_leaves_no_note(tmp_path: Path, end: str) -> None:
     assert not (Crash(tmp_path / "run", "forward", end).folder / "unsent.jsonl").exists()
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A cgroup with little memory; nothing outside of it is killed."""
+    version_1 = Path("/sys/fs/cgroup/memory")
+    parent, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
+    folder = parent / f"torchotel-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+    try:
+        try:
+            (folder / limit).write_text(str(1 << 30))
+        except OSError as error:
+            pytest.skip(f"the memory of a cgroup cannot be limited: {error}")
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_process_that_the_system_kills_for_lack_of_memory(tmp_path: Path, small_cgroup: Path) -> None:
+    crash = Crash(tmp_path / "run", "backward", "lack of memory", cgroup=small_cgroup)
+    assert crash.code == -signal.SIGKILL
+    assert (crash.last["number"], crash.last["error"]["type"]) == (STEPS, "oom_kill")
+    assert crash.failure() == f"oom_kill at step {STEPS}, in the backward"
+
+
+def test_an_exception_for_lack_of_memory_is_recorded_as_any_other(tmp_path: Path) -> None:
+    crash = Crash(tmp_path / "run", "backward", "lack of address space")
+    assert crash.code == 1
+    assert crash.last["error"]["type"] == "MemoryError"
+    assert crash.failure() == f"MemoryError at step {STEPS}, in the backward"
 
 
 def test_a_garbled_page_does_not_harm_the_companion(tmp_path: Path) -> None:
