@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from torchotel.worker.channel import Receiver, Sender
-from torchotel.worker.status_page import MAX_PHASES, PAGE_BYTES, PagePhase, PageReader, PhaseWriter, hide_phases
+from torchotel.worker.status_page import (
+    MAX_PHASES,
+    PAGE_BYTES,
+    CaptureStats,
+    PagePhase,
+    PageReader,
+    PhaseWriter,
+    hide_phases,
+    write_counts,
+)
 
 THREAD = 42
 LATER_NS = 1 << 40
@@ -29,6 +38,14 @@ def writer(sender: Sender) -> PhaseWriter:
 @pytest.fixture
 def reader(sender: Sender) -> PageReader:
     return PageReader(Receiver(sender.fd).page)
+
+
+def test_counts_of_capture_and_the_share_of_detail_arrive(sender: Sender, reader: PageReader) -> None:
+    assert (reader.counts, reader.overhead_ratio) == (CaptureStats(0, 0, 0), 0.0)
+    counts = CaptureStats(calls_dropped=1, stamps_dropped=2, internal_errors=2**40)
+    for ratio in (0.0123, None):
+        write_counts(sender.page, counts, ratio)
+        assert (reader.counts, reader.overhead_ratio) == (counts, ratio)
 
 
 def test_phases_arrive_in_order_and_the_open_ones_have_no_end(writer: PhaseWriter, reader: PageReader) -> None:

@@ -27,6 +27,7 @@ from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
 from torchotel.worker.pipeline import Pipeline
+from torchotel.worker.status_page import CaptureStats
 from torchotel.worker.thread import Worker
 
 if TYPE_CHECKING:
@@ -100,14 +101,6 @@ def add_stats(first: Stats, second: Stats) -> Stats:
     ratio: dict[str, object] = {"overhead_ratio": second["overhead_ratio"]}
     mine, others = cast("dict[str, int]", first), cast("dict[str, int]", second)
     return cast("Stats", {**{name: mine[name] + others[name] for name in first if name not in ratio}, **ratio})
-
-
-class CaptureStats(NamedTuple):
-    """The counts of `Stats` that capture knows."""
-
-    calls_dropped: int
-    stamps_dropped: int
-    internal_errors: int
 
 
 class RunEnd(NamedTuple):

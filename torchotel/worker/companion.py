@@ -25,7 +25,7 @@ from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile, remove_unsent, write_unsent
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import CaptureStats, Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
+from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
 from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
@@ -69,10 +69,9 @@ class CompanionProcess:
         self._end_cause = EndCause(settings.signals_fd, with_place=self._with_place)
         stacks = StackReader(settings.pid, settings.stacks_fd, settings.stack_signal)
         self._stall_watch = StallWatch(page, stacks, settings.pid, settings.config["stall_timeout_s"])
-        self._identity, self._capture_stats = Identity(*settings.identity), CaptureStats(0, 0, 0)
+        self._identity = Identity(*settings.identity)
         self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
-        self._overhead_ratio: float | None = None
         self._stopped = False
         self._dropped = 0
         """Spans dropped by the full channel that were passed to the backend."""
@@ -84,8 +83,8 @@ class CompanionProcess:
                 settings.versions,
                 SessionLinks(
                     model=lambda: self._model,
-                    capture_stats=lambda: self._capture_stats,
-                    overhead_ratio=lambda: self._overhead_ratio,
+                    capture_stats=lambda: page.counts,
+                    overhead_ratio=lambda: page.overhead_ratio,
                     on_step=lambda *_: None,
                 ),
                 undo,
@@ -185,8 +184,6 @@ class CompanionProcess:
             # On another thread: records go on to arrive while the exporters are flushed.
             threading.Thread(target=self._flush, args=(request,), name="torchotel-flush", daemon=True).start()
         elif request["ask"] == "stop":
-            *capture_stats, self._overhead_ratio = request["counts"].values()
-            self._capture_stats = CaptureStats(*capture_stats)
             error = None if request["error"] is None else Error(*request["error"])
             self._stop(time.monotonic() + request["timeout_s"], RunEnd(request["finished"], error))
             self._reply(request)

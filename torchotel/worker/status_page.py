@@ -1,11 +1,13 @@
-"""The status page: the last phases of the training thread, in the memory that both processes share.
+"""The status page: counts of capture and the last phases of the main thread, in the memory that both processes share.
 
-The training process only writes, and the companion reads the page after the training process has ended. So no barrier
-is needed between them.
+The training process only writes. The companion may read a count or a phase that is being written: a count is one word,
+and a phase that cannot be right is left out. So no barrier is needed between them.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Final, NamedTuple
 
 MAX_PHASES: Final = 64
@@ -14,14 +16,35 @@ MAX_READABLE: Final = MAX_PHASES - 1
 """Phases that are read: the process may have been killed while it replaced the oldest one."""
 _WORDS: Final = 3
 """Words of 8 bytes for one phase: kind, start, end."""
-_THREAD, _BEGUN, _FIRST, _PHASES = 0, 1, 2, 3
-"""Where the thread's id, the counter of phases, the number of the first phase of this companion, and the phases are."""
+_THREAD, _BEGUN, _FIRST, _COUNTS, _RATIO, _PHASES = 0, 1, 2, 3, 6, 7
+"""Where the thread's id, the counter of phases, the number of the first phase of this companion, the counts of capture,
+the bits of a share of time, and the phases are."""
+_FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 PAGE_BYTES: Final = 8 * (_PHASES + MAX_PHASES * _WORDS)
 
 _KINDS: Final = ("data", "forward", "backward", "optimizer")
 _CODES: Final = {kind: code for code, kind in enumerate(_KINDS, start=1)}
 _WITHOUT_GRAD: Final = 8
 """Added to the code of a forward that runs without gradients."""
+
+
+class CaptureStats(NamedTuple):
+    """The counts of `Stats` that capture knows."""
+
+    calls_dropped: int
+    stamps_dropped: int
+    internal_errors: int
+
+
+def write_counts(page: memoryview, counts: CaptureStats, overhead_ratio: float | None) -> None:
+    """Write the counts of capture, and the share of step time that detail costs, to the page.
+
+    Raises:
+        ValueError: The page is released.
+    """
+    for place, number in enumerate(counts, start=_COUNTS):
+        page[place] = number
+    (page[_RATIO],) = _BITS.unpack(_FLOAT.pack(math.nan if overhead_ratio is None else overhead_ratio))
 
 
 class PagePhase(NamedTuple):
@@ -109,9 +132,20 @@ class PageReader:
         """Whether phases were hidden, because an earlier companion received their records."""
         return self._page[_FIRST] > 0
 
+    @property
+    def counts(self) -> CaptureStats:
+        """The counts of capture, at most a second old."""
+        return CaptureStats(*self._page[_COUNTS:_RATIO])
+
+    @property
+    def overhead_ratio(self) -> float | None:
+        """The share of step time that detail costs; None if it is unknown."""
+        (ratio,) = _FLOAT.unpack(_BITS.pack(self._page[_RATIO]))
+        return ratio if math.isfinite(ratio) else None
+
     def content(self) -> bytes:
-        """Return the page as it is now, to compare it with a later one."""
-        return bytes(self._page)
+        """Return the phases as they are now, to compare them with later ones."""
+        return bytes(self._page[_PHASES:])
 
     def phases(self, now_ns: int) -> list[PagePhase]:
         """Return the phases in order of their starts; those that cannot be right are left out.

@@ -30,7 +30,7 @@ from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.end_cause import FatalSignals
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
 from torchotel.worker.stack_dump import StackSignal
-from torchotel.worker.status_page import PhaseWriter, hide_phases
+from torchotel.worker.status_page import CaptureStats, PhaseWriter, hide_phases, write_counts
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 WAKE_BYTES = CHANNEL_BYTES // 8
 """Records that wait when the companion is woken before its interval."""
+COUNTS_NS = 1_000_000_000
+"""Time between two writes of the counts of capture."""
 ANSWER_S = 1.0
 """Longest wait for the counts of `stats()`; after it, the last counts are returned."""
 
@@ -78,6 +80,7 @@ class CompanionBackend(Backend):
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard = Guard("the channel to the companion", limit=1000)
         self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
+        write_counts(self._channel.page, CaptureStats(0, 0, 0), None)
         self.phase_log = PhaseWriter(self._channel.page, threading.main_thread().ident or 0)
         # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
         self._lock = threading.RLock()
@@ -88,6 +91,8 @@ class CompanionBackend(Backend):
 
         These are estimates, as those of a full buffer: the spans are not built yet.
         """
+        self._counts_ns = 0
+        """When the counts of capture were written to the status page."""
         self._earlier_counts = no_stats()
         """The counts of the companion that was replaced."""
         self._may_restart, self._stopped = True, False
@@ -154,9 +159,9 @@ class CompanionBackend(Backend):
         if stopped:
             return
         error = None if end.error is None else tuple(end.error)
-        counts = {**self._links.capture_stats()._asdict(), "overhead_ratio": self._links.overhead_ratio()}
+        self._guard.guarded(self._write_counts)()
         left_s, end_s = deadline_s - time.monotonic(), max(deadline_s, time.monotonic()) + EXIT_S
-        companion.ask("stop", left_s, EXIT_S, finished=end.finished, error=error, counts=counts)
+        companion.ask("stop", left_s, EXIT_S, finished=end.finished, error=error)
         companion.end(end_s)
         self._close()
 
@@ -239,6 +244,9 @@ class CompanionBackend(Backend):
         record = pending.record()
         if isinstance(record, StepRecord) and record.kind == "step":
             self._links.on_step(record, 0)
+            if record.end_ns - self._counts_ns > COUNTS_NS:
+                self._counts_ns = record.end_ns
+                self._guard.guarded(self._write_counts)()
         companion = self._companion
         if not companion.alive:
             return False
@@ -249,6 +257,10 @@ class CompanionBackend(Backend):
         if waited <= WAKE_BYTES < self._channel.waiting:
             companion.wake()
         return True
+
+    def _write_counts(self) -> None:
+        """Write what only this process can count, for the metrics of the companion."""
+        write_counts(self._channel.page, self._links.capture_stats(), self._links.overhead_ratio())
 
     def _companion_counts(self) -> Stats:
         """Return the counts of the companion; if it ended too early, its spans that are not exported are lost."""
