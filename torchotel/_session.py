@@ -214,8 +214,8 @@ class Session:
         """Return the present counts."""
         return self._backend.stats()
 
-    def worker_state(self) -> WorkerState:
-        """Return the state of the worker."""
+    def worker_state(self) -> WorkerState | None:
+        """Return the state of the worker as of the last `stats`; None if it has ended."""
         return self._backend.worker_state()
 
     def _capture_stats(self) -> CaptureStats:

@@ -149,6 +149,7 @@ def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:
     assert (steps, missing) == (STEPS, 0)
     assert run.errors.count("nothing more is exported") == 1
     assert "TORCHOTEL_WORKER=thread" in run.errors
+    assert not (tmp_path / "run" / "unsent.jsonl").exists()  # the training has not ended
 
 
 def test_a_stopped_companion_delays_nothing_and_goes_on(tmp_path: Path) -> None:
@@ -261,10 +262,13 @@ STATE = """
 import json, os, sys, torch, torchotel
 handle = torchotel.instrument(worker=sys.argv[1], endpoint=sys.argv[2], prometheus_port=None)
 before = handle.stats()["worker"]
-with torchotel.step():
-    pass
-handle.flush(60)
 session = handle.session
+session._guard.fault()
+for _ in range(2):
+    with torchotel.step():
+        pass
+handle.flush(60)
+assert handle.stats()["internal_errors"] == 1
 print(json.dumps([before, handle.stats()["worker"], session.companion_pid or os.getpid()]))
 handle.shutdown(1)
 print(handle.stats()["worker"])

@@ -1,5 +1,6 @@
 """If the training process ends without a shutdown, the companion exports the open step and the cause."""
 
+import fcntl
 import json
 import os
 import re
@@ -200,13 +201,14 @@ def test_a_forked_child_that_outlives_the_training_hides_nothing(tmp_path: Path)
 
 
 def test_a_companion_that_dies_too_has_noted_the_open_step(tmp_path: Path) -> None:
-    """As in a container that is killed for lack of memory. A note that is still being written is not read."""
+    """As in a container that is killed for lack of memory. A file that a companion has locked is not read."""
     crash = Crash(tmp_path / "run", "forward", "SIGKILL of both")
     assert STEPS not in crash.steps()
     run, note = open_run(crash.folder), crash.folder / "unsent.jsonl"
     assert stat.S_IMODE(note.stat().st_mode) == 0o600
-    assert STEPS not in [record.number for record in run.records()]
-    os.utime(note, (0, 0))
+    with note.open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert STEPS not in [record.number for record in run.records()]
     assert [record.number for record in run.records()] == [*range(STEPS + 1)]
     assert crash.failure() == f"process_ended at step {STEPS}, in the forward"
     with (crash.folder / "metrics.jsonl").open("a") as lines:  # the records arrived after the note was written

@@ -17,7 +17,7 @@ from support.prometheus_server import until
 from torchotel.runs import open_run, summarise
 from torchotel.worker.stack_dump import Frame, StackReader
 from torchotel.worker.stall_watch import FIRST_STEP_FACTOR, MAX_TICK_S, STALL_FACTOR, StallWatch
-from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter
+from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter, write_stack_signal
 
 THREAD = 42
 TIMEOUT_S = 60.0
@@ -26,15 +26,15 @@ LOCK = Frame("/home/someone/train.py", 12, "forward")
 
 
 class Stacks:
-    """The stacks of a process, without a process."""
+    """The stack of a process, without a process."""
 
     def __init__(self, *frames: Frame) -> None:
         self.frames, self.requests = list(frames), 0
 
-    def read(self, thread: int) -> tuple[str, list[Frame]]:
-        assert thread == THREAD
+    def read(self) -> str:
         self.requests += 1
-        return "stacks", self.frames
+        lines = (f'  File "{path}", line {line} in {function}\n' for path, line, function in self.frames)
+        return "Stack (most recent call first):\n" + "".join(lines)
 
 
 class Watched:
@@ -80,6 +80,16 @@ def test_an_open_phase_without_an_event_is_one_stall() -> None:
     assert not watched.watch.is_stalled
 
 
+def test_an_exception_that_ends_the_wait_ends_the_stall() -> None:
+    """The phase stays open on the page, for example after Ctrl-C in a notebook."""
+    watched = trained()
+    watched.begin()
+    assert len(watched.stalls(100)) == 1
+    watched.stacks.frames = [Frame("/usr/lib/python3.11/selectors.py", 468, "select")]
+    assert watched.stalls(100) == []
+    assert not watched.watch.is_stalled
+
+
 def test_each_event_begins_the_time_anew() -> None:
     watched = trained()
     for _ in range(20):
@@ -120,6 +130,8 @@ def test_the_first_step_has_a_longer_limit() -> None:
     [
         (Frame("/usr/lib/python3.11/selectors.py", 468, "select"), Frame("/venv/ipykernel/kernelapp.py", 7, "start")),
         (Frame("/usr/lib/python3.11/bdb.py", 90, "trace_dispatch"), LOCK, LAYER),
+        (Frame("/usr/lib/python3.11/code.py", 90, "interact"), LOCK, LAYER),
+        (Frame("/venv/IPython/terminal/embed.py", 90, "mainloop"), LOCK, LAYER),
         (Frame("/venv/pydevd/pydevd_frame.py", 90, "do_wait_suspend"), LOCK, LAYER),
         (Frame("/venv/site-packages/torch/_dynamo/convert_frame.py", 90, "_compile"), LAYER),
         (Frame("/usr/lib/python3.11/subprocess.py", 9, "wait"), Frame("/envs/torch/lib/python3.11/site.py", 7, "main")),
@@ -161,10 +173,10 @@ def test_a_stopped_process_does_not_stall() -> None:
 
 def test_a_process_that_does_not_wait_for_the_signal_does_not_get_it() -> None:
     """The signal would end it."""
-    fd = os.memfd_create("stacks")
-    number = int(signal.SIGRTMAX)
-    assert StackReader(os.getppid(), fd, number).read(THREAD) == ("", [])
-    assert StackReader(os.getpid(), fd, None).read(THREAD) == ("", [])
+    fd, page = os.memfd_create("stacks"), memoryview(bytearray(PAGE_BYTES)).cast("Q")
+    for number in (0, int(signal.SIGRTMAX), int(signal.SIGKILL), 1 << 40):
+        write_stack_signal(page, number)
+        assert StackReader(os.getppid(), fd, PageReader(page)).read() == ""
     os.close(fd)
 
 
@@ -202,8 +214,7 @@ class Stalled:
     def wait(self) -> dict[str, Any]:
         """Wait for the stall, and return its line in the run file."""
         until(self.stalled, bool)
-        (line,) = until(self._stalls, bool)
-        return line
+        return until(self._stalls, bool)[-1]  # on a busy machine an earlier step may have stalled
 
     def _stalls(self) -> list[dict[str, Any]]:
         whole, _, _ = (self.folder / "metrics.jsonl").read_text().rpartition("\n")
@@ -259,3 +270,42 @@ def test_summary_and_report_of_a_stalled_run_name_the_place(tmp_path: Path) -> N
     commands.torchotel("report", str(tmp_path / "run"), "--output", str(page), cwd=tmp_path)
     assert f"The training {place}" in page.read_text()
     training.kill()
+
+
+HANDLER = """
+import os, signal, torch, torchotel
+from torchotel.worker.stack_dump import StackSignal
+
+handle = torchotel.instrument(worker="process", traces_exporter="none", prometheus_port=None)
+page = handle.session._backend._channel.page
+first = next(number for number in page[:20] if signal.SIGRTMIN <= number <= signal.SIGRTMAX)
+calls = []
+signal.signal(first, lambda *_: calls.append("called"))
+for _ in range(2):
+    with torchotel.step():
+        pass
+handle.flush(60)
+assert first not in page[:8].tolist()
+second = next(number for number in page[:8] if signal.SIGRTMIN <= number <= signal.SIGRTMAX)
+signal.signal(second, signal.SIG_IGN)
+signal.signal(second, signal.SIG_DFL)
+assert StackSignal().usable() == second
+handle.shutdown()
+os.kill(os.getpid(), second)
+os.kill(os.getpid(), first)
+print(calls)
+"""
+
+
+@pytest.mark.program
+def test_a_handler_of_the_program_is_kept_and_a_lost_one_of_torchotel_is_set_again() -> None:
+    """The signal goes elsewhere if the program takes it, and its handler outlives torchotel."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANDLER],
+        env=commands.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "['called']\n", done.stderr

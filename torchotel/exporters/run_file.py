@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 import os
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -245,7 +248,15 @@ class RunFile(TraceExporter):
         self._bytes += len(line) + 1
 
     def _write_run(self) -> None:
-        _replace(self.folder / RUN_NAME, [to_json({**self._run, "recording": self._deleted}, indent=1)])
+        run = {**self._run, "recording": self._deleted}
+        new = self.folder / f".{RUN_NAME}.new"
+        new.unlink(missing_ok=True)
+        file = LineFile(new)
+        try:
+            file.append(to_json(run, indent=1))
+        finally:
+            file.close()
+        new.replace(self.folder / RUN_NAME)  # atomic: readers see the old or the new file
 
     def _begin_segment(self) -> LineFile:
         if self._traces is not None:
@@ -298,34 +309,49 @@ def _read_deleted(folder: Path) -> dict[str, int]:
     return deleted
 
 
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file that only its owner can read; readers see the old or the new file.
+class UnsentFile:
+    """The file of the steps that have no record yet; while its writer lives, the file is locked.
+
+    Writing is slow if the disk is, so it has a thread of its own, which skips lines while it writes earlier ones.
+
+    Args:
+        folder: The run folder.
 
     Raises:
-        OSError: The folder was removed, or the disk failed or is full.
+        OSError: The file cannot be created or locked.
     """
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    file = LineFile(new)
-    try:
-        for line in lines:
-            file.append(line)
-    finally:
-        file.close()
-    new.replace(path)
 
+    def __init__(self, folder: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(folder / UNSENT_NAME, flags, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._written = b""
+        self._next: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._is_idle = True
+        threading.Thread(target=self._run, name="torchotel-unsent", daemon=True).start()
 
-def write_unsent(folder: Path, records: Iterable[StepRecord]) -> None:
-    """Replace the lines of the steps that have no record yet.
+    def write(self, records: Iterable[StepRecord]) -> None:
+        """Replace the lines, unless nothing has changed, or earlier lines are still being written."""
+        content = b"".join(to_json(record_line(record, 0, ())) + b"\n" for record in records)
+        if self._is_idle and content != self._written:
+            self._is_idle, self._written = False, content
+            self._next.put(content)
 
-    Raises:
-        OSError: The folder was removed, or the disk failed or is full.
-    """
-    _replace(folder / UNSENT_NAME, [to_json(record_line(record, 0, ())) for record in records])
+    def _run(self) -> None:
+        while True:
+            content = self._next.get()
+            with contextlib.suppress(OSError):  # the run file warns of a full disk
+                os.ftruncate(self._fd, 0)  # first: a part of the old lines after the new ones could not be read
+                os.pwrite(self._fd, content, 0)
+            self._is_idle = True
 
 
 def remove_unsent(folder: Path) -> None:
-    """Remove these lines: all steps have records."""
+    """Remove the file of the steps without a record: all steps have one."""
     with contextlib.suppress(OSError):
         (folder / UNSENT_NAME).unlink(missing_ok=True)
 

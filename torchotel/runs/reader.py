@@ -1,10 +1,10 @@
 """Read a run folder: step records, spans, logged values and the run's own description (`run.json`)."""
 
 import contextlib
+import fcntl
 import json
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,9 +18,7 @@ from torchotel._limits import MAX_INFO_BYTES, MAX_LINE_BYTES
 MAX_NAMED_RANKS = 2
 """Rank folders that the error message on a missing run folder names."""
 UNSENT_NAME = "unsent.jsonl"
-"""The file of steps without a record, which a companion process writes each second."""
-MAX_UNSENT_AGE_S = 10.0
-"""Age of this file from which on no companion writes it."""
+"""The file of steps without a record, which a companion process writes and locks."""
 _MAX_INT = 2**63
 _TYPES: Mapping[str, type | Mapping[str, type]] = {
     "torchotel.version": str,
@@ -225,11 +223,16 @@ class Run:
             yield from _converted(path, _objects(path, self.on_read), lambda line: (_record(line),))
 
     def _ended_with_companion(self) -> bool:
-        """Return whether there is a file of unsent steps that no companion process writes each second any more."""
+        """Return whether there is a file of steps without a record, and no companion process that holds its lock."""
+        path = self.folder / UNSENT_NAME
+        if not path.is_file():  # opening a named pipe would block for ever
+            return False
         try:
-            return time.time() - (self.folder / UNSENT_NAME).stat().st_mtime > MAX_UNSENT_AGE_S
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return False
+        return True
 
     def spans(self) -> Iterator[SpanLine]:
         """Read all spans, oldest segment first."""

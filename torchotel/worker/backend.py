@@ -75,7 +75,7 @@ class HandleStats(Stats):
     """What `Handle.stats` returns: the counts, and the worker."""
 
     worker: WorkerState | None
-    """None if torchotel does not run: it is disabled or shut down."""
+    """None if nothing is exported: torchotel is disabled or shut down, or the companion process has ended."""
 
 
 def no_stats() -> Stats:
@@ -197,8 +197,8 @@ class Backend(Protocol):
     def stats(self) -> Stats:
         """Return the present counts."""
 
-    def worker_state(self) -> WorkerState:
-        """Return the state of the worker."""
+    def worker_state(self) -> WorkerState | None:
+        """Return the state of the worker, with what `stats` has asked a companion process; None if it has ended."""
 
 
 class ThreadBackend(Backend):

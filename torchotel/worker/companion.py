@@ -23,9 +23,9 @@ from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile, remove_unsent, write_unsent
+from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile, UnsentFile, remove_unsent
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend, no_stats
+from torchotel.worker.backend import Claims, RunEnd, SessionLinks, Stats, ThreadBackend, no_stats
 from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
@@ -43,9 +43,10 @@ LAST_FLUSH_S = 10.0
 NICENESS = 10
 
 STALL = (
-    "Nothing has happened in the %s of %s for %.0f s. Metrics and traces show the stall. Look in these stacks for what "
-    "the training waits for, or set stall_timeout_s to a longer time:\n%s"
+    "Nothing has happened in the %s for %.0f s. Metrics and traces show the stall. Look in the stack for what the "
+    "training waits for, or set stall_timeout_s to a longer time:\n%s"
 )
+NO_STACK = '  left out by exception_text="type"'
 STALL_ENDED = "The training goes on"
 _logger = logging.getLogger("torchotel")
 
@@ -67,12 +68,14 @@ class CompanionProcess:
         self._unsent_steps = UnsentSteps(page)
         self._with_place = settings.config["exception_text"] != "type"
         self._end_cause = EndCause(settings.signals_fd, with_place=self._with_place)
-        stacks = StackReader(settings.pid, settings.stacks_fd, settings.stack_signal)
+        stacks = StackReader(settings.pid, settings.stacks_fd, page)
         self._stall_watch = StallWatch(page, stacks, settings.pid, settings.config["stall_timeout_s"])
         self._identity = Identity(*settings.identity)
         self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
         self._stopped = False
+        self._unsent_file: UnsentFile | None = None
+        self._capture_stats = page.counts
         self._dropped = 0
         """Spans dropped by the full channel that were passed to the backend."""
         self._reported, self._check_at_s = no_stats(), 0.0
@@ -83,7 +86,7 @@ class CompanionProcess:
                 settings.versions,
                 SessionLinks(
                     model=lambda: self._model,
-                    capture_stats=lambda: page.counts,
+                    capture_stats=lambda: self._capture_stats,
                     overhead_ratio=lambda: page.overhead_ratio,
                     on_step=lambda *_: None,
                 ),
@@ -146,40 +149,46 @@ class CompanionProcess:
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
     def _check_each_second(self) -> None:
-        """Send the counts if they have changed, look for kills and stalls, and note the steps without a record."""
+        """Send the counts if they have changed, look for kills and stalls, and write the steps without a record."""
         now_s = time.monotonic()
         if now_s < self._check_at_s:
             return
-        self._check_at_s, counts = now_s + CHECK_S, self._backend.stats()
+        self._capture_stats = self._page.counts
+        self._check_at_s, counts = now_s + CHECK_S, self._counts()
         self._end_cause.refresh()
         if counts != self._reported and self._connection.send(counts=counts):
             self._reported = counts
-        self._write_unsent()
         was_stalled = self._stall_watch.is_stalled
         if (stall := self._stall_watch.check(now_s)) is not None:
             self._export_stall(stall)
         elif was_stalled and not self._stall_watch.is_stalled:
             self._backend.set_stalled(stalled=False)
             _logger.warning(STALL_ENDED)
+        self._write_unsent()
 
     def _write_unsent(self) -> None:
         """Write the steps that were not sent into the run folder, in case that this process ends with the training."""
         folder, now_ns = self._backend.run_folder, time.perf_counter_ns()
-        if folder is not None:
-            with suppress(OSError):  # the run file warns of a full disk
-                write_unsent(folder, self._unsent_steps.records(self._page.phases(now_ns), now_ns, PROCESS_ENDED))
+        if self._unsent_file is None and folder is not None:
+            with suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started
+                self._unsent_file = UnsentFile(folder)
+        if self._unsent_file is not None:
+            phases = self._page.phases(now_ns)
+            self._unsent_file.write(self._unsent_steps.records(phases, now_ns, PROCESS_ENDED))
 
     def _export_stall(self, stall: Stall) -> None:
-        """Export the open step or evaluation with the place where it waits, and log all stacks."""
+        """Export the open step or evaluation with the place where it waits, and log the stack."""
         self._backend.set_stalled(stalled=True)
         error = Error(STALLED, describe_frames(stall.frames) if self._with_place else "")
         record = self._unsent_steps.open_record(stall.phases, stall.seen_ns, error)
-        if record is None:
-            return
-        self._backend.append(replace(record, kind="stall"))
-        _logger.warning(STALL, record.phases[-1].kind, f"{record.kind} {record.number}", stall.quiet_s, stall.stacks)
+        where = stall.phases[-1].kind
+        if record is not None:  # else a second companion does not know the number of the step
+            self._backend.append(replace(record, kind="stall"))
+            where = f"{record.phases[-1].kind} of {record.kind} {record.number}"
+        _logger.warning(STALL, where, stall.quiet_s, stall.stack if self._with_place else NO_STACK)
 
     def _answer(self, request: dict[str, Any]) -> None:
+        self._capture_stats = self._page.counts
         if request["ask"] == "flush":
             # On another thread: records go on to arrive while the exporters are flushed.
             threading.Thread(target=self._flush, args=(request,), name="torchotel-flush", daemon=True).start()
@@ -196,13 +205,23 @@ class CompanionProcess:
 
     def _stop(self, deadline_s: float, end: RunEnd) -> None:
         self._stopped = True
-        self._guard.guarded(self._backend.stop)(deadline_s, end)
-        if (folder := self._backend.run_folder) is not None:
-            remove_unsent(folder)
+        self._backend.set_stalled(stalled=False)
+        self._guard.guarded(self._stop_backend)(deadline_s, end)
+
+    def _stop_backend(self, deadline_s: float, end: RunEnd) -> None:
+        self._backend.stop(deadline_s, end)
+        if self._backend.run_folder is not None:
+            remove_unsent(self._backend.run_folder)
 
     def _reply(self, request: dict[str, Any], **details: object) -> None:
         about = {"ask": request["ask"], "number": request["number"], "worker": self._backend.worker_state()}
-        self._connection.send(**about, counts=self._backend.stats(), **details)
+        self._connection.send(**about, counts=self._counts(), **details)
+
+    def _counts(self) -> Stats:
+        """Return the counts of this process; the training process adds those of capture."""
+        counts = self._backend.stats()
+        counts["internal_errors"] -= self._capture_stats.internal_errors
+        return counts
 
 
 class LogForwarder(logging.Handler):

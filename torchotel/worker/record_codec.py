@@ -62,9 +62,7 @@ class CompanionSettings(NamedTuple):
     signals_fd: int | None
     """The descriptor of the memory file that `faulthandler` writes a fatal signal to."""
     stacks_fd: int
-    """The descriptor of the memory file that `faulthandler` writes all stacks to."""
-    stack_signal: int | None
-    """The signal at which it does so."""
+    """The descriptor of the memory file that `faulthandler` writes the stack to at a signal."""
     started_unix_ns: int
 
 

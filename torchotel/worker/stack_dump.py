@@ -1,17 +1,19 @@
-"""The stacks of the training process, which `faulthandler` writes at a signal, also while C code holds the GIL."""
+"""The stack of the training thread, which `faulthandler` writes at a signal, also while C code holds the GIL."""
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+from torchotel.worker.status_page import PageReader
 
 MAX_STACK_BYTES: Final = 1 << 16
-_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)[^\n]*\n((?:  [^\n]*\n)*)", re.MULTILINE)
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+) in (.+)$', re.MULTILINE)
 _MASKS: Final = re.compile(r"^Sig(Cgt|Ign|Blk):\s*([0-9a-f]+)$", re.MULTILINE)
 _MAX_SHOWN_FRAMES: Final = 3
@@ -51,68 +53,83 @@ def signal_masks(pid: int | str) -> Masks:
         return {}
 
 
+def _has(mask: int, number: int) -> bool:
+    return bool(mask >> (number - 1) & 1)
+
+
 class StackSignal:
-    """Let `faulthandler` write all stacks to a memory file at a real-time signal that nothing uses.
+    """Let `faulthandler` write a stack to a memory file at a real-time signal that the program does not use.
+
+    It writes the stack of the thread that gets the signal, which is the main thread unless that blocks the signal. To
+    read the stacks of threads that run may crash the process. The signal stays registered until the process ends: to
+    release it would undo a handler that the program has set since, and a signal on its way would end the process.
 
     Raises:
         OSError: The system has no memory files, or too many files are open.
     """
 
+    _fd: ClassVar[int | None] = None
+    _number: ClassVar[int] = 0
+
     def __init__(self) -> None:
-        self.fd = os.memfd_create("torchotel-stacks")
-        self.number = _unused_signal()
-        """The signal; None if all are in use."""
-        if self.number is not None:
-            faulthandler.register(self.number, self.fd, all_threads=True, chain=False)
+        if StackSignal._fd is None:
+            StackSignal._fd = os.memfd_create("stacks")
+        self.fd: int = StackSignal._fd
 
-    def close(self) -> None:
-        """Release the signal; the companion must have ended, because the signal would end this process."""
-        if self.number is not None:
-            faulthandler.unregister(self.number)
-        if self.fd >= 0:
-            os.close(self.fd)
-        self.fd, self.number = -1, None
+    def usable(self) -> int:
+        """Return the signal, registered again if the program has removed all handlers; 0: there is none."""
+        masks = signal_masks("self")
+        number = StackSignal._number
+        if number and signal.getsignal(number) is signal.SIG_DFL and _has(masks.get("Cgt", 0), number):
+            return number  # `getsignal` does not see the handler of `faulthandler`
+        number = StackSignal._number = _unused_signal(masks)
+        if number:
+            faulthandler.unregister(number)  # else the module believes that it is registered still
+            faulthandler.register(number, self.fd, all_threads=False, chain=False)
+        return number
+
+    @classmethod
+    def disable_after_fork(cls) -> None:
+        """Close the copy of the memory file in a forked child, which no companion sends the signal to."""
+        if cls._fd is not None:
+            if cls._number:
+                faulthandler.unregister(cls._number)
+            os.close(cls._fd)
+            cls._fd, cls._number = None, 0
 
 
-def _unused_signal() -> int | None:
-    masks = signal_masks("self")
+def _unused_signal(masks: Masks) -> int:
     used = masks.get("Cgt", 0) | masks.get("Ign", 0) | masks.get("Blk", 0)
     numbers = range(int(signal.SIGRTMAX), int(signal.SIGRTMIN) - 1, -1) if masks else ()
-    return next((number for number in numbers if not used >> (number - 1) & 1), None)
+    return next((number for number in numbers if not _has(used, number)), 0)
 
 
 class StackReader:
-    """Ask for the stacks of the training process, and read them, in the companion process.
+    """Ask for the stack of the training thread, and read it, in the companion process.
 
     Args:
         pid: The training process, which is the parent.
         fd: The descriptor of the file of `StackSignal`.
-        number: The signal; None: there is none.
+        page: The status page, which has the signal.
     """
 
-    def __init__(self, pid: int, fd: int, number: int | None) -> None:
-        self._pid, self._fd, self._number = pid, fd, number
+    def __init__(self, pid: int, fd: int, page: PageReader) -> None:
+        self._pid, self._fd, self._page = pid, fd, page
 
-    def read(self, thread: int) -> tuple[str, list[Frame]]:
-        """Send the signal; return all stacks as text, and the frames of one thread, the innermost first.
+    def read(self) -> str:
+        """Send the signal, and return the stack as text; empty if no stack is written.
 
-        A system call of the program may be interrupted. Both are empty if `faulthandler` does not wait for the signal.
-
-        Args:
-            thread: The id of the thread; without frames if the stacks do not have it.
+        A system call of C code may be interrupted.
         """
-        number = self._number
+        number = self._page.stack_signal
         # A signal that the process does not catch, for example after `exec`, would end it.
-        if number is None or os.getppid() != self._pid or not signal_masks(self._pid).get("Cgt", 0) >> (number - 1) & 1:
-            return "", []
+        if not number or os.getppid() != self._pid or not _has(signal_masks(self._pid).get("Cgt", 0), number):
+            return ""
         earlier_bytes = os.fstat(self._fd).st_size
-        os.kill(self._pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
         self._wait_for_text(earlier_bytes)
-        text = os.pread(self._fd, MAX_STACK_BYTES, earlier_bytes).decode(errors="replace")
-        for ident, frames in _THREAD.findall(text):
-            if int(ident, 16) == thread:
-                return text, frames_of(frames)
-        return text, []
+        return os.pread(self._fd, MAX_STACK_BYTES, earlier_bytes).decode(errors="replace")
 
     def _wait_for_text(self, earlier_bytes: int) -> None:
         """Wait until the file has grown and grows no more."""

@@ -1,4 +1,4 @@
-"""Find out in the companion process that the training process has stalled: a phase is open, and nothing happens."""
+"""Detect stalls of the training process in the companion process: a phase is open, and nothing happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from torchotel.worker.stack_dump import Frame, StackReader
+from torchotel.worker.stack_dump import Frame, StackReader, frames_of
 from torchotel.worker.status_page import PagePhase, PageReader
 
 MAX_TICK_S: Final = 5.0
@@ -22,25 +22,27 @@ FIRST_STEP_FACTOR: Final = 5
 _PHASE_CODE: Final = re.compile(
     r"/(torch/nn/modules/module|torch/optim/optimizer|torchotel/capture/torch_internals)\.py$"
 )
-"""The files one of which has a frame during each phase."""
+"""During each phase, one of these files is on the stack."""
 _COMPILER: Final = re.compile(r"/torch/(_dynamo/convert_frame|_inductor/compile_fx)\.py$")
-_DEBUGGER: Final = re.compile(r"/(bdb|pydevd[^/]*)\.py$")
+_DEBUGGER: Final = re.compile(r"/(bdb|code|pydevd[^/]*|IPython/terminal/embed)\.py$")
 _STOPPED: Final = re.compile(r"^(State:\s*[Tt]|TracerPid:\s*[1-9])", re.MULTILINE)
+_WAITS_FOR_DEVICE: Final = re.compile(r"^State:\s*D", re.MULTILINE)
+"""A state in which a process gets no signal: a network file system or a driver does not answer."""
 
 
 class Stall(NamedTuple):
     """Where the training process has stalled."""
 
     phases: list[PagePhase]
-    """The phases of the page before the stacks were read: the signal may end what the process waits for."""
+    """The phases of the page before the stack was read: the signal may end what the process waits for."""
     seen_ns: int
     """When these phases were read, in time of `perf_counter_ns`."""
     quiet_s: float
     """Seconds without an event."""
-    stacks: str
-    """The stacks of all its threads."""
+    stack: str
+    """The stack of the training thread; empty: it waits for a device, and writes none."""
     frames: list[Frame]
-    """The frames of the training thread, the innermost first."""
+    """Its frames, the innermost first."""
 
 
 class StallWatch:
@@ -48,7 +50,7 @@ class StallWatch:
 
     Args:
         page: The status page.
-        stacks: The stacks of the training process.
+        stacks: Reads the stack of the training thread.
         pid: The training process.
         timeout_s: Shortest time without an event that counts as a stall.
     """
@@ -67,22 +69,24 @@ class StallWatch:
         self._durations_s.append(duration_s)
 
     def check(self, now_s: float) -> Stall | None:
-        """Return the stall when it is found, once; None if there is none, and while it lasts."""
+        """Return a stall when it is found, once; None if there is none, and while it lasts."""
         elapsed_s, self._checked_s = min(now_s - self._checked_s, MAX_TICK_S), now_s
         if (content := self._page.content()) != self._content:
             self._content, self._quiet_s, self._asked_at_s, self.is_stalled = content, 0.0, 0.0, False
             return None
-        seen_ns = time.perf_counter_ns()
+        seen_ns, status = time.perf_counter_ns(), _status(self._pid)
         phases = self._page.phases(seen_ns)
-        if self.is_stalled or all(phase.end_ns for phase in phases) or _is_stopped(self._pid):
+        if all(phase.end_ns for phase in phases) or _STOPPED.search(status):
             return None
         self._quiet_s += elapsed_s
         if self._quiet_s < max(self._limit_s(), 2 * self._asked_at_s):
             return None
         self._asked_at_s = self._quiet_s  # each signal may interrupt a system call, so the next one is not soon
-        text, frames = self._stacks.read(self._page.thread)
-        self.is_stalled = _shows_stall(frames)
-        return Stall(phases, seen_ns, self._quiet_s, text, frames) if self.is_stalled else None
+        text = "" if _WAITS_FOR_DEVICE.search(status) else self._stacks.read()
+        frames, was_stalled = frames_of(text), self.is_stalled
+        # It is read again while the stall lasts: an exception may end the wait, and not the phase on the page.
+        self.is_stalled = _shows_stall(frames) or _WAITS_FOR_DEVICE.search(status) is not None
+        return Stall(phases, seen_ns, self._quiet_s, text, frames) if self.is_stalled > was_stalled else None
 
     def _limit_s(self) -> float:
         ordered = sorted(self._durations_s)
@@ -101,9 +105,9 @@ def _shows_stall(frames: list[Frame]) -> bool:
     return not waits and any(map(_PHASE_CODE.search, paths))
 
 
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped or traced by a debugger."""
+def _status(pid: int) -> str:
+    """Return the status of a process as the system reports it; empty if it has ended."""
     try:
-        return _STOPPED.search(Path(f"/proc/{pid}/status").read_text()) is not None
+        return Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return False
+        return ""

@@ -7,6 +7,7 @@ and a phase that cannot be right is left out. So no barrier is needed between th
 from __future__ import annotations
 
 import math
+import signal
 import struct
 from typing import Final, NamedTuple
 
@@ -16,9 +17,9 @@ MAX_READABLE: Final = MAX_PHASES - 1
 """Phases that are read: the process may have been killed while it replaced the oldest one."""
 _WORDS: Final = 3
 """Words of 8 bytes for one phase: kind, start, end."""
-_THREAD, _BEGUN, _FIRST, _COUNTS, _RATIO, _PHASES = 0, 1, 2, 3, 6, 7
+_THREAD, _BEGUN, _FIRST, _COUNTS, _RATIO, _SIGNAL, _PHASES = 0, 1, 2, 3, 6, 7, 8
 """Where the thread's id, the counter of phases, the number of the first phase of this companion, the counts of capture,
-the bits of a share of time, and the phases are."""
+the bits of a share of time, the signal for stacks, and the phases are."""
 _FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 PAGE_BYTES: Final = 8 * (_PHASES + MAX_PHASES * _WORDS)
 
@@ -45,6 +46,15 @@ def write_counts(page: memoryview, counts: CaptureStats, overhead_ratio: float |
     for place, number in enumerate(counts, start=_COUNTS):
         page[place] = number
     (page[_RATIO],) = _BITS.unpack(_FLOAT.pack(math.nan if overhead_ratio is None else overhead_ratio))
+
+
+def write_stack_signal(page: memoryview, number: int) -> None:
+    """Write the signal at which the training process writes its stack; 0: it has none.
+
+    Raises:
+        ValueError: The page is released.
+    """
+    page[_SIGNAL] = number
 
 
 class PagePhase(NamedTuple):
@@ -142,6 +152,12 @@ class PageReader:
         """The share of step time that detail costs; None if it is unknown."""
         (ratio,) = _FLOAT.unpack(_BITS.pack(self._page[_RATIO]))
         return ratio if math.isfinite(ratio) else None
+
+    @property
+    def stack_signal(self) -> int:
+        """The signal at which the training process writes its stack; 0: it has none."""
+        number = self._page[_SIGNAL]
+        return number if signal.SIGRTMIN <= number <= signal.SIGRTMAX else 0
 
     def content(self) -> bytes:
         """Return the phases as they are now, to compare them with later ones."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord
@@ -20,7 +20,7 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.process import resident_bytes
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
-from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
+from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder, remove_unsent
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
@@ -30,7 +30,7 @@ from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.end_cause import FatalSignals
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
 from torchotel.worker.stack_dump import StackSignal
-from torchotel.worker.status_page import CaptureStats, PhaseWriter, hide_phases, write_counts
+from torchotel.worker.status_page import CaptureStats, PhaseWriter, hide_phases, write_counts, write_stack_signal
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
@@ -80,7 +80,6 @@ class CompanionBackend(Backend):
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard = Guard("the channel to the companion", limit=1000)
         self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
-        write_counts(self._channel.page, CaptureStats(0, 0, 0), None)
         self.phase_log = PhaseWriter(self._channel.page, threading.main_thread().ident or 0)
         # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
         self._lock = threading.RLock()
@@ -91,6 +90,8 @@ class CompanionBackend(Backend):
 
         These are estimates, as those of a full buffer: the spans are not built yet.
         """
+        self._worker_answer: dict[str, Any] = {}
+        """The state of the companion's worker in its last answer."""
         self._counts_ns = 0
         """When the counts of capture were written to the status page."""
         self._earlier_counts = no_stats()
@@ -108,7 +109,8 @@ class CompanionBackend(Backend):
             self._signals = FatalSignals()
             failed.callback(self._signals.close)
             self._stack_signal = StackSignal()
-            failed.callback(self._stack_signal.close)
+            write_counts(self._channel.page, CaptureStats(0, 0, 0), None)
+            write_stack_signal(self._channel.page, self._stack_signal.usable())
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
             if (endpoint := claim_endpoint(config, resource, os.environ)) is not None:
@@ -179,7 +181,7 @@ class CompanionBackend(Backend):
         if not stopped:
             self._companion.disable_after_fork()
             self._signals.close()
-            self._stack_signal.close()
+            StackSignal.disable_after_fork()
             self._close_claims()
             self._channel.close()
 
@@ -192,8 +194,8 @@ class CompanionBackend(Backend):
 
     def stats(self) -> Stats:
         """Return the counts of both processes."""
-        if not self._stopped:
-            self._companion.ask("stats", ANSWER_S)
+        answer = None if self._stopped else self._companion.ask("stats", ANSWER_S)
+        self._worker_answer = {} if answer is None else answer["worker"]
         with self._lock:
             counts = add_stats(self._earlier_counts, self._companion_counts())
         counts["spans_recorded"] += self._late_spans
@@ -204,17 +206,17 @@ class CompanionBackend(Backend):
         counts["overhead_ratio"] = self._links.overhead_ratio()
         return counts
 
-    def worker_state(self) -> WorkerState:
-        """Return the state of the companion; what it does not answer is None."""
-        pid = self._companion.pid
-        answer = None if self._stopped else self._companion.ask("stats", ANSWER_S)
-        state = {} if answer is None else answer["worker"]
+    def worker_state(self) -> WorkerState | None:
+        """Return the state of the companion, as of its answer for the last `stats`; None if it has ended."""
+        companion = self._companion
+        if self._stopped or not companion.alive:
+            return None
         return WorkerState(
             kind="process",
-            pid=pid,
-            memory_bytes=resident_bytes(pid),
-            lag_s=state.get("lag_s"),
-            last_error=state.get("last_error"),
+            pid=companion.pid,
+            memory_bytes=resident_bytes(companion.pid),
+            lag_s=self._worker_answer.get("lag_s"),
+            last_error=self._worker_answer.get("last_error"),
         )
 
     def _send_in_order(self, item: Recordable | RunStart) -> None:
@@ -259,8 +261,10 @@ class CompanionBackend(Backend):
         return True
 
     def _write_counts(self) -> None:
-        """Write what only this process can count, for the metrics of the companion."""
-        write_counts(self._channel.page, self._links.capture_stats(), self._links.overhead_ratio())
+        """Write what only this process knows to the status page: counts for the metrics, and the signal for stacks."""
+        page = self._channel.page
+        write_counts(page, self._links.capture_stats(), self._links.overhead_ratio())
+        write_stack_signal(page, self._stack_signal.usable())
 
     def _companion_counts(self) -> Stats:
         """Return the counts of the companion; if it ended too early, its spans that are not exported are lost."""
@@ -280,6 +284,7 @@ class CompanionBackend(Backend):
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             _logger.warning("The companion process cannot be started again: %s", error)
         if lost is None:
+            self._remove_unsent()
             _logger.error(ENDED, exit_code)
         else:
             _logger.warning(RESTARTED, exit_code, lost)
@@ -306,11 +311,16 @@ class CompanionBackend(Backend):
 
     def _close(self) -> None:
         self._signals.close()
-        self._stack_signal.close()
+        self._remove_unsent()
         with self._lock:
             self._close_claims()
             if not self._is_sending:  # else a signal handler stops during a record, which is written when it returns
                 self._channel.close()
+
+    def _remove_unsent(self) -> None:
+        """Remove the note of a companion that has ended while this process goes on, or ends in order."""
+        if self._run_folder is not None:
+            remove_unsent(self._run_folder)
 
     def _close_claims(self) -> None:
         for claim in (self._metrics_file, self._listener):
@@ -331,7 +341,6 @@ class CompanionBackend(Backend):
             listener_fd=None if listener is None else listener.fileno(),
             signals_fd=self._signals.fd,
             stacks_fd=self._stack_signal.fd,
-            stack_signal=self._stack_signal.number,
             started_unix_ns=self._started_ns,
         )
         return Companion(self._channel.fd, settings, self._on_end)
