@@ -230,11 +230,12 @@ def small_cgroup() -> Iterator[Path]:
     try:
         folder.mkdir()
     except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error}")
+        pytest.skip(f"no cgroup can be made: {error}")  # needs root, and in a container a writable cgroup mount
     try:
         try:
             (folder / limit).write_text(str(1 << 30))
         except OSError as error:
+            # With version 2, the parent must have given its children the memory controller.
             pytest.skip(f"the memory of a cgroup cannot be limited: {error}")
         yield folder
     finally:

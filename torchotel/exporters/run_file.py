@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import logging
 import os
-import queue
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, count
@@ -96,8 +93,6 @@ RUN_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
 TRACE_NAME = "trace-{:05d}.jsonl"
 TRACE_GLOB = "trace-*.jsonl"
-UNSENT_NAME = "unsent.jsonl"
-"""The steps without a record, as a companion process sees them: it may end together with the training process."""
 
 Result = TypeVar("Result")
 _logger = logging.getLogger("torchotel")
@@ -309,53 +304,6 @@ def _read_deleted(folder: Path) -> dict[str, int]:
     return deleted
 
 
-class UnsentFile:
-    """The file of the steps that have no record yet; while its writer lives, the file is locked.
-
-    Writing is slow if the disk is, so it has a thread of its own, which skips lines while it writes earlier ones.
-
-    Args:
-        folder: The run folder.
-
-    Raises:
-        OSError: The file cannot be created or locked.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(folder / UNSENT_NAME, flags, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise
-        self._written = b""
-        self._next: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._is_idle = True
-        threading.Thread(target=self._run, name="torchotel-unsent", daemon=True).start()
-
-    def write(self, records: Iterable[StepRecord]) -> None:
-        """Replace the lines, unless nothing has changed, or earlier lines are still being written."""
-        content = b"".join(to_json(record_line(record, 0, ())) + b"\n" for record in records)
-        if self._is_idle and content != self._written:
-            self._is_idle, self._written = False, content
-            self._next.put(content)
-
-    def _run(self) -> None:
-        while True:
-            content = self._next.get()
-            with contextlib.suppress(OSError):  # the run file warns of a full disk
-                os.ftruncate(self._fd, 0)  # first: a part of the old lines after the new ones could not be read
-                os.pwrite(self._fd, content, 0)
-            self._is_idle = True
-
-
-def remove_unsent(folder: Path) -> None:
-    """Remove the file of the steps without a record: all steps have one."""
-    with contextlib.suppress(OSError):
-        (folder / UNSENT_NAME).unlink(missing_ok=True)
-
-
 def _parts(trace: Trace) -> Iterator[Trace]:
     if len(trace.spans) <= MAX_LINE_SPANS:
         yield trace
@@ -415,7 +363,6 @@ def discard_folder(folder: Path) -> None:
     """Delete an empty run, and its folder unless that has other files."""
     (folder / RUN_NAME).unlink(missing_ok=True)
     (folder / METRICS_NAME).unlink(missing_ok=True)
-    remove_unsent(folder)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

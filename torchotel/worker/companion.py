@@ -23,7 +23,8 @@ from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile, UnsentFile, remove_unsent
+from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
+from torchotel.exporters.unsent_file import UnsentFile, remove_unsent
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Claims, RunEnd, SessionLinks, Stats, ThreadBackend, no_stats
 from torchotel.worker.channel import ChannelError, Connection, Receiver

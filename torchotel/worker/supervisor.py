@@ -20,8 +20,9 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.process import resident_bytes
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
-from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder, remove_unsent
+from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
+from torchotel.exporters.unsent_file import remove_unsent
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, WorkerState, add_stats, no_stats
@@ -190,6 +191,7 @@ class CompanionBackend(Backend):
         folder = self._run_folder
         if folder is None or (only_empty and not _is_empty(folder)):
             return
+        remove_unsent(folder)
         discard_folder(folder)
 
     def stats(self) -> Stats:
