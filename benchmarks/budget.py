@@ -15,7 +15,7 @@ from benchmarks.modes import FLUSH_S, paused_session, resumed
 from benchmarks.parts import Cell, Conditions, Part, Table
 from benchmarks.spread import Spread, percent, ratio_of_means
 from torchotel.sampling.detail import FIRST_STEPS
-from torchotel.worker.backend import Stats
+from torchotel.worker.stats import Stats
 
 MODULES = "150"
 BUDGETS = (0.002, 0.01, 0.05)

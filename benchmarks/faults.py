@@ -22,7 +22,7 @@ import torch
 
 import torchotel
 from benchmarks import workloads
-from torchotel.worker.backend import Stats
+from torchotel.worker.stats import Stats
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.endpoint_faults import FAULTS, Fault, faulty

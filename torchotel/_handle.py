@@ -22,7 +22,7 @@ from torchotel._session import Session
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard
 from torchotel.config.config import Config
-from torchotel.worker.backend import HandleStats, no_stats
+from torchotel.worker.stats import HandleStats, no_stats
 
 SHUTDOWN_S = 10.0
 

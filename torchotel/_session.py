@@ -26,8 +26,8 @@ from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import attach_proxy, current_baggage, current_span
 from torchotel.tracing.resource import ProcessResource, describe_process
-from torchotel.worker.backend import Backend, RunEnd, SessionLinks, Stats, ThreadBackend, WorkerState
-from torchotel.worker.status_page import CaptureStats
+from torchotel.worker.backend import Backend, RunEnd, SessionLinks, ThreadBackend
+from torchotel.worker.stats import CaptureStats, Stats, WorkerState
 from torchotel.worker.supervisor import CompanionBackend, needs_thread
 
 _logger = logging.getLogger("torchotel")

@@ -17,7 +17,7 @@ from torchotel._limits import MAX_FAULTS
 from torchotel._records import Error
 from torchotel.capture.thread_state import ThreadState
 from torchotel.testing import capture
-from torchotel.worker.backend import Stats
+from torchotel.worker.stats import Stats
 
 Detail = Literal["all", "off"]
 ROWS = torch.arange(8.0).reshape(2, 4) / 8

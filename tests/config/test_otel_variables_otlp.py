@@ -11,7 +11,7 @@ from support.otlp_tls_receivers import Authority, served
 from support.variable_effects import OTLP, Program, proves, proves_option
 
 from torchotel.config.config import Config
-from torchotel.worker.backend import Stats
+from torchotel.worker.stats import Stats
 
 
 @pytest.fixture

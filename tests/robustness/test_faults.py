@@ -20,8 +20,8 @@ from support.otlp_http_receiver import Receiver
 from torch import Tensor
 
 import torchotel
-from torchotel.worker.backend import Stats
 from torchotel.worker.buffer import Buffer
+from torchotel.worker.stats import Stats
 from torchotel.worker.thread import Worker
 
 LIMIT_S = 3.0

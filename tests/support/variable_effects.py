@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 import torchotel
 from support.otlp_http_receiver import Receiver
 from support.recorded_training import plain
-from torchotel.worker.backend import Stats
+from torchotel.worker.stats import Stats
 
 PROVEN: list[str] = []
 """The variables of all tests that have been imported."""

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from torchotel.worker.channel import Receiver, Sender
+from torchotel.worker.stats import CaptureStats
 from torchotel.worker.status_page import (
     MAX_PHASES,
     PAGE_BYTES,
-    CaptureStats,
     PagePhase,
     PageReader,
     PhaseWriter,

@@ -36,7 +36,7 @@ from torchotel.runs import RunError, describe, open_run, render, run_failure, su
 
 if TYPE_CHECKING:
     from torchotel._handle import Handle
-    from torchotel.worker.backend import Stats
+    from torchotel.worker.stats import Stats
 
 
 RUNS = Path("torchotel-runs")

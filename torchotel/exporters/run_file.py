@@ -361,8 +361,8 @@ def _begin(folder: Path) -> LineFile:
 
 def discard_folder(folder: Path) -> None:
     """Delete an empty run, and its folder unless that has other files."""
-    (folder / RUN_NAME).unlink(missing_ok=True)
-    (folder / METRICS_NAME).unlink(missing_ok=True)
+    for name in (RUN_NAME, f".{RUN_NAME}.new", METRICS_NAME):  # a companion may be killed before it renames the new one
+        (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -26,12 +26,13 @@ from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.exporters.unsent_file import UnsentFile, remove_unsent
 from torchotel.tracing.resource import ProcessResource
-from torchotel.worker.backend import Claims, RunEnd, SessionLinks, Stats, ThreadBackend, no_stats
+from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend
 from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
 from torchotel.worker.stack_dump import StackReader, describe_frames
 from torchotel.worker.stall_watch import Stall, StallWatch
+from torchotel.worker.stats import Stats, no_stats
 from torchotel.worker.status_page import PageReader
 from torchotel.worker.unsent_steps import UnsentSteps
 

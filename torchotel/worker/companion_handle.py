@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from torchotel._records import plain
-from torchotel.worker.backend import no_stats
 from torchotel.worker.channel import Connection, socket_pair
 from torchotel.worker.record_codec import CompanionSettings
+from torchotel.worker.stats import no_stats
 from torchotel.worker.thread import LAST_RECORD_S
 
 ANSWER_LATE_S = 1.0

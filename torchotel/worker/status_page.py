@@ -11,6 +11,8 @@ import signal
 import struct
 from typing import Final, NamedTuple
 
+from torchotel.worker.stats import CaptureStats
+
 MAX_PHASES: Final = 64
 """Phases that the page has room for; each further one replaces the oldest."""
 MAX_READABLE: Final = MAX_PHASES - 1
@@ -27,14 +29,6 @@ _KINDS: Final = ("data", "forward", "backward", "optimizer")
 _CODES: Final = {kind: code for code, kind in enumerate(_KINDS, start=1)}
 _WITHOUT_GRAD: Final = 8
 """Added to the code of a forward that runs without gradients."""
-
-
-class CaptureStats(NamedTuple):
-    """The counts of `Stats` that capture knows."""
-
-    calls_dropped: int
-    stamps_dropped: int
-    internal_errors: int
 
 
 def write_counts(page: memoryview, counts: CaptureStats, overhead_ratio: float | None) -> None:
