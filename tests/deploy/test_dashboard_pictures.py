@@ -12,6 +12,7 @@ from support import browser
 from support.grafana_dashboards import FILES, dashboard
 from support.prometheus_server import Prometheus, binary, until
 
+from tools.dashboard_pictures import browser as page
 from tools.dashboard_pictures.__main__ import pictures
 from tools.dashboard_pictures.browser import MODULES
 from tools.dashboard_pictures.scenarios import SCENARIOS, scraped
@@ -43,6 +44,16 @@ def test_a_dashboard_is_readable(prometheus: Prometheus, tmp_path: Path) -> None
     """In both widths and themes; the pictures are there."""
     assert found(prometheus, LAYERS, tmp_path) == set()
     assert len([*tmp_path.glob("torchotel-layers-numeric-*.png")]) == 4
+
+
+@pytest.mark.real_server
+def test_a_graph_that_the_browser_did_not_paint_is_found(
+    prometheus: Prometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "_PAGE", page._PAGE.replace("<style>", "<style>canvas {{ visibility: hidden }} "))
+    graphs = {panel["title"] for panel in dashboard(LAYERS)["panels"] if panel["type"] == "timeseries"}
+    blank = {panel for panel, problem in found(prometheus, LAYERS, tmp_path) if problem == "not painted"}
+    assert blank == graphs - NUMERIC.may_be_empty
 
 
 @pytest.mark.real_server

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from PIL import Image
 from support import browser
 
 FOLDER = Path(__file__).parent
@@ -64,4 +65,12 @@ def draw(data: Mapping[str, Any], picture: Path, bundled: Path, *, width: int, t
     found = [json.loads(report) for report in re.findall(r'"REPORT (.*)", source: ', done.stderr)]
     if {"done": True} not in found:
         raise RuntimeError(f"{picture.name} was not checked to its end; the browser wrote:\n{done.stderr[-3000:]}")
-    return [Problem(one["panel"], one["problem"], one.get("details", "")) for one in found if "panel" in one]
+    problems = [Problem(one["panel"], one["problem"], one.get("details", "")) for one in found if "panel" in one]
+    with Image.open(picture) as pixels:
+        blank = [one["graph"] for one in found if "graph" in one and _is_blank(pixels, *one["box"])]
+    return problems + [Problem(graph, "not painted", "draw it again, with nothing beside it") for graph in blank]
+
+
+def _is_blank(pixels: Image.Image, left: float, top: float, right: float, bottom: float) -> bool:
+    """Return whether an area has one colour: not even an axis, since the browser did not paint the graph in time."""
+    return pixels.crop((round(left), round(top), round(right), round(bottom))).getcolors(1) is not None

@@ -1,4 +1,4 @@
-/** What is wrong with the drawn page, written to the console as one REPORT line for each problem. */
+/** What is wrong with the drawn page and where its graphs are, written to the console as REPORT lines. */
 import { type DataFrame, FieldType, formattedValueToString } from '@grafana/data';
 
 export interface Problem {
@@ -11,8 +11,14 @@ const SMALLEST_TEXT_PX = 10;
 const LEGEND = '[data-testid="data-testid viz-layout-legend"]';
 const AROUND_TEXT_PX = 4; // of a line of a legend, above and below the letters
 
-export function report(problem: Problem | { done: true }): void {
-  console.error('REPORT ' + JSON.stringify(problem));
+/** Where a graph is on the page, in pixels: left, top, right, bottom. */
+export interface Graph {
+  graph: string;
+  box: [number, number, number, number];
+}
+
+export function report(found: Problem | Graph | { done: true }): void {
+  console.error('REPORT ' + JSON.stringify(found));
 }
 
 export function check(): void {
@@ -27,6 +33,10 @@ export function check(): void {
     ];
     for (const [problem, details] of found.filter(([, details]) => details.length)) {
       report({ panel: panel.dataset.panel!, problem, details: details.slice(0, 5).join(' | ') });
+    }
+    for (const canvas of all(panel, 'canvas')) {
+      const { left, top, right, bottom } = canvas.getBoundingClientRect();
+      report({ graph: panel.dataset.panel!, box: [left, top, right, bottom] });
     }
   }
   report({ done: true });
