@@ -5,6 +5,7 @@ It prints the id of the companion, WHAT happens after twenty steps, and it train
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -85,6 +86,8 @@ class Program:
             "garble the channel": self._garble_the_channel,
             "end a step amid a record": self._end_a_step_amid_a_record,
             "fork": self._fork,
+            "break the log": self._break_the_log,
+            "die with an open port": self._die_with_an_open_port,
             "look": self._look,
         }
 
@@ -197,6 +200,25 @@ class Program:
             say(sorted(set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))))
             os._exit(0)
         os.wait()
+
+    def _break_the_log(self) -> None:
+        """Print whether the companion responds after a message of its own has met a filter that raises."""
+        met = threading.Event()
+
+        def refuse(record: logging.LogRecord) -> bool:
+            met.set()
+            raise RuntimeError(record.getMessage())
+
+        logging.getLogger("torchotel").addFilter(refuse)
+        self._backend()._companion._connection.send(ask="nothing that a companion knows")
+        self.train()
+        self.handle.flush()
+        met.wait(60)
+        say(met.is_set(), self.handle.stats()["steps"] > STEPS)
+
+    def _die_with_an_open_port(self) -> None:
+        say(self.handle.prometheus_port)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def _look(self) -> None:
         """Print what the system shows of the companion."""

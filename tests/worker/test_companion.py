@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +80,30 @@ def test_a_killed_training_loses_no_step(tmp_path: Path) -> None:
         assert [step["detailed"] for step in run.steps()] == [*[True] * (STEPS - 1), False]
     assert not run.info()["finished"]
     assert run.info()["error"]["type"] == "process_ended"
+
+
+def test_the_port_of_a_killed_training_closes_before_the_last_export(tmp_path: Path) -> None:
+    """A scrape then finds nobody, as after the end of a process that served it itself."""
+    with misbehaving(silence) as port:  # keeps the companion for ten seconds
+        run = Run("die with an open port", tmp_path / "run", f"http://127.0.0.1:{port}")
+        (scraped,) = run.lines
+        while is_open(int(scraped)):
+            pass
+        assert not select.select([run.companion], [], [], 0)[0]
+        signal.pidfd_send_signal(run.companion, signal.SIGKILL)
+
+
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_a_log_filter_that_raises_costs_only_the_message(tmp_path: Path) -> None:
+    """The companion's messages pass through the program's logging."""
+    assert Run("break the log", tmp_path / "run").lines[0] == "True True"
 
 
 def test_a_training_that_becomes_another_program_ends_its_companion(tmp_path: Path) -> None:
@@ -289,6 +315,27 @@ def test_the_counts_of_the_handle_show_the_worker(worker: str) -> None:
     else:
         assert before["memory_bytes"] is None
     assert after == "None"
+
+
+AT_FLUSH = """
+import torch, torchotel, urllib.request
+handle = torchotel.instrument(worker="process", detail=2, traces_exporter="none", prometheus_port=0)
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+while handle.stats()["overhead_ratio"] is None:
+    net(torch.ones(4)).sum().backward()
+    optimizer.step()
+handle.flush(60)
+with urllib.request.urlopen(f"http://127.0.0.1:{handle.prometheus_port}/metrics") as response:
+    print("\\ntorchotel_overhead_ratio 0." in response.read().decode())
+"""
+
+
+def test_a_flush_brings_the_counts_of_capture() -> None:
+    """Else they are written once a second."""
+    words = [sys.executable, "-c", AT_FLUSH]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 RATIO = """

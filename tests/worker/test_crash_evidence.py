@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import commands, crashing_program
+from support import cgroups, commands, crashing_program
 
 from torchotel.runs import describe, open_run, run_failure, summarise
 
@@ -223,23 +223,9 @@ def test_a_companion_that_ends_leaves_no_note(tmp_path: Path, end: str) -> None:
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A cgroup with little memory; nothing outside of it is killed."""
-    version_1 = Path("/sys/fs/cgroup/memory")
-    parent, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
-    folder = parent / f"torchotel-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error}")  # needs root, and in a container a writable cgroup mount
-    try:
-        try:
-            (folder / limit).write_text(str(1 << 30))
-        except OSError as error:
-            # With version 2, the parent must have given its children the memory controller.
-            pytest.skip(f"the memory of a cgroup cannot be limited: {error}")
+    """A cgroup with little memory."""
+    with cgroups.limited("memory", "memory.max", "memory.limit_in_bytes", 1 << 30) as folder:
         yield folder
-    finally:
-        folder.rmdir()
 
 
 def test_a_process_that_the_system_kills_for_lack_of_memory(tmp_path: Path, small_cgroup: Path) -> None:

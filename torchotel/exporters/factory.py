@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -125,10 +126,21 @@ class MetricExporters:
         """Export the last state by the deadline, with `torch.run.finished`, and release threads, ports and files."""
         if finished:
             self._metrics.finish()
-        elif self._endpoint is not None and self._metrics.points(STEP_LAST_END_TIME):
-            self._endpoint.keep_target()
+        else:
+            self._keep_target()
         for exporter in self._exporters:
             self.guard.guarded(exporter.shutdown)(deadline_s)
+
+    def close_endpoint(self) -> None:
+        """Close the port of a training that has died; what Prometheus scrapes is then down, during the last export."""
+        self._keep_target()
+        if self._endpoint is not None:
+            self.guard.guarded(self._endpoint.shutdown)(time.monotonic())
+
+    def _keep_target(self) -> None:
+        """Keep the target of the scrape endpoint if the run has had a step."""
+        if self._endpoint is not None and self._metrics.points(STEP_LAST_END_TIME):
+            self._endpoint.keep_target()
 
     def disable_after_fork(self) -> None:
         """Stop exporting in a forked child, without changing what belongs to the parent process."""

@@ -260,6 +260,8 @@ class ThreadBackend(Backend):
             end: How the run ended, for the run file.
         """
         guarded = self.guard.guarded
+        if not end.shut_down:
+            self._metric_exporters.close_endpoint()
         guarded(self._worker.stop)(deadline_s - time.monotonic())
         for exporter in self._exporters:  # the run file last: it records how many spans were exported
             if exporter is self._run_file:

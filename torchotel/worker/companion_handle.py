@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from torchotel._records import plain
+from torchotel._utils.faults import Guard
 from torchotel.worker.channel import Connection, socket_pair
 from torchotel.worker.record_codec import CompanionSettings
 from torchotel.worker.stats import no_stats
@@ -43,6 +44,7 @@ class Companion:
         settings: What the companion needs to start.
         on_end: Called with the exit code and the last line of its errors if the process ends by itself, on the control
             thread.
+        guard: Counts messages that cannot be read, and log messages that the program's logging fails on.
 
     Raises:
         OSError: The process cannot be started.
@@ -53,8 +55,10 @@ class Companion:
         channel_fd: int,
         settings: CompanionSettings,
         on_end: Callable[[str], None],
+        guard: Guard,
     ) -> None:
         self._on_end = on_end
+        self._read = guard.guarded(self._on_message)
         ours, theirs = socket_pair()
         self._connection = Connection(ours)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
@@ -137,7 +141,7 @@ class Companion:
 
     def _listen(self) -> None:
         while (message := self._connection.receive()) is not None:
-            self._on_message(message)
+            self._read(message)
         self.ended_early = not self._has_stopped
         self.alive = False
         if self.ended_early and not self._killed:

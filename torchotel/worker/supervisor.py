@@ -152,6 +152,7 @@ class CompanionBackend(Backend):
 
     def flush(self, timeout_s: float) -> bool:
         """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
+        self._guard.guarded(self._write_counts)()
         answer = self._companion.ask("flush", float(timeout_s))
         return answer is not None and bool(answer["complete"])
 
@@ -346,7 +347,7 @@ class CompanionBackend(Backend):
             stacks_fd=self._stack_signal.fd,
             started_unix_ns=self._started_ns,
         )
-        return Companion(self._channel.fd, settings, self._on_end)
+        return Companion(self._channel.fd, settings, self._on_end, self._guard)
 
 
 def needs_thread(config: Config, *, deferred: bool) -> str | None:
