@@ -151,8 +151,10 @@ def test_a_provider_that_is_set_already_stays(found: dict[str, Any]) -> None:
     assert (names, same) == (sorted([*OURS, *PHASES, "query"]), True)
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["none", "one of ours"])
-def test_a_provider_that_cannot_be_loaded_costs_a_warning(tmp_path: Path, server: Receiver, *, ours: bool) -> None:
+@pytest.mark.parametrize(("ours", "worker"), [(False, "thread"), (False, "process"), (True, "thread")])
+def test_a_provider_that_cannot_be_loaded_costs_a_warning(
+    tmp_path: Path, server: Receiver, worker: str, *, ours: bool
+) -> None:
     """OTEL_PYTHON_TRACER_PROVIDER may name one that only another program has; spans are exported without it."""
     done = commands.forked_python(
         "-c",
@@ -164,6 +166,7 @@ def test_a_provider_that_cannot_be_loaded_costs_a_warning(tmp_path: Path, server
             """
         ),
         cwd=tmp_path,
+        TORCHOTEL_WORKER=worker,
         OTEL_PYTHON_TRACER_PROVIDER="absent",
         OTEL_EXPORTER_OTLP_ENDPOINT=server.url.removesuffix("/v1/traces"),
     )

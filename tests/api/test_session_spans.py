@@ -126,7 +126,7 @@ def test_detail_costs_what_the_worker_takes_as_well(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(TraceBuilder, "build", slow)
     monkeypatch.setattr(time, "thread_time_ns", lambda: now_ns)
-    with recorded(4) as run:
+    with recorded(4, worker="thread") as run:
         train(28)
     ratio = run.handle.stats()["overhead_ratio"]
     assert ratio == pytest.approx((11 / 5 - 1) * 6 / 27, rel=0.1), "the first step, which warms up, does not count"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -68,11 +68,11 @@ def run(
     endpoint: str,
     messages: Callable[[], list[str]],
     after: Callable[[], object] = lambda: None,
-    record: Path | None = None,
+    **settings: Any,
 ) -> Outcome:
     """Train under `instrument()`, and end."""
     handle = torchotel.instrument(
-        endpoint=endpoint, detail="all", gradient_norms=True, prometheus_port=None, record=record
+        endpoint=endpoint, detail="all", gradient_norms=True, prometheus_port=None, **settings
     )
     computed = loop()
     after()
@@ -121,7 +121,8 @@ def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkey
     monkeypatch.setattr("torchotel.worker.backend.Buffer", lambda: Buffer(limit=200))
     drain = Worker._drain
     monkeypatch.setattr(Worker, "_drain", lambda worker: (may_work.wait(), drain(worker)))
-    outcome = run(fault_training_loops.train, server.url.removesuffix("/v1/traces"), messages, may_work.set)
+    endpoint = server.url.removesuffix("/v1/traces")
+    outcome = run(fault_training_loops.train, endpoint, messages, may_work.set, worker="thread")
     outcome.check()
     assert 0 < outcome.stats["spans_dropped"] < outcome.stats["spans_recorded"]
     assert outcome.stats["spans_exported"] == len(server.spans) > 0
@@ -134,7 +135,11 @@ def test_full_buffer(server: Receiver, messages: Callable[[], list[str]], monkey
 def test_flush_says_that_spans_were_lost(server: Receiver) -> None:
     """Also where they came to no exporter: once, and the next that loses nothing says so."""
     handle = torchotel.instrument(
-        endpoint=server.url.removesuffix("/v1/traces"), detail="all", prometheus_port=None, metrics_exporter="none"
+        endpoint=server.url.removesuffix("/v1/traces"),
+        detail="all",
+        prometheus_port=None,
+        metrics_exporter="none",
+        worker="thread",
     )
     with internal_faults.breaking("tracing.trace_builder.TraceBuilder.build", 1):
         fault_training_loops.train()
@@ -148,7 +153,7 @@ def test_flush_says_that_spans_were_lost(server: Receiver) -> None:
 def test_spans_of_an_exporter_that_cannot_be_created_are_dropped(messages: Callable[[], list[str]]) -> None:
     """The program is not told but by the log; the spans are counted, and `flush` returns False."""
     with internal_faults.breaking("exporters.factory._make_otlp", 0):
-        handle = torchotel.instrument(detail="all", prometheus_port=None, metrics_exporter="none")
+        handle = torchotel.instrument(detail="all", prometheus_port=None, metrics_exporter="none", worker="thread")
     fault_training_loops.train()
     assert not handle.flush()
     assert handle.flush(), "nothing was dropped since the last flush"
@@ -160,7 +165,7 @@ def test_spans_of_an_exporter_that_cannot_be_created_are_dropped(messages: Calla
 INSIDE = [
     *((fault_training_loops.train, place, only) for place in internal_faults.HOOKS for only in (0, 2)),
     *((fault_training_loops.train_compiled, place, only) for place in internal_faults.COMPILED for only in (0, 2)),
-    *((fault_training_loops.train, place, 0) for place in (*internal_faults.ONCE, *internal_faults.WORKER)),
+    *((fault_training_loops.train, place, 0) for place in internal_faults.ONCE),
 ]
 
 
@@ -170,9 +175,23 @@ def test_internal_error(
     loop: Loop, place: str, only: int, server: Receiver, messages: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     """An error of torchotel's own, at each call of a function or at its second, reaches nobody but the log."""
+    check_internal_error(place, only, loop, server, messages, record=tmp_path / "run")
+
+
+@pytest.mark.parametrize("place", internal_faults.WORKER)
+def test_internal_error_of_the_worker(
+    place: str, server: Receiver, messages: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    train = fault_training_loops.train
+    check_internal_error(place, 0, train, server, messages, record=tmp_path / "run", worker="thread")
+
+
+def check_internal_error(
+    place: str, only: int, loop: Loop, server: Receiver, messages: Callable[[], list[str]], **settings: Any
+) -> None:
     uninstrumented(loop)
     with internal_faults.breaking(place, only) as breakage:
-        outcome = run(loop, server.url.removesuffix("/v1/traces"), messages, record=tmp_path / "run")
+        outcome = run(loop, server.url.removesuffix("/v1/traces"), messages, **settings)
         outcome.check()
     assert breakage.raised, "nothing has failed"
     assert outcome.messages, "nobody was told"

@@ -55,7 +55,6 @@ HOOKS = (
     "capture.active_span.ActiveSpans._innermost",
     "capture.active_span.ActiveSpans.leave_step",
     "tracing.context.current_span",
-    "worker.buffer.Buffer.append",
 )
 """What PyTorch or the program calls on a training thread, by its first function inside of the guard."""
 
@@ -88,14 +87,15 @@ ONCE = (
     "capture.torch_internals.around_fetch",
     "capture.torch_internals.after_scaling",
     "capture.torch_internals.around_compilation",
-    "exporters.factory.MetricExporters.__init__",
-    "exporters.factory.MetricExporters.shutdown",
-    "worker.backend.ThreadBackend._make_pipeline",
-    "worker.backend.ThreadBackend.stats",
 )
 """What is called once, most of it by `instrument()`, `flush()`, `shutdown()` and `stats()`."""
 
 WORKER = (
+    "worker.buffer.Buffer.append",
+    "worker.backend.ThreadBackend._make_pipeline",
+    "worker.backend.ThreadBackend.stats",
+    "exporters.factory.MetricExporters.__init__",
+    "exporters.factory.MetricExporters.shutdown",
     "worker.thread.Worker._drain",
     "worker.thread.Worker._answer_flushes",
     "worker.backend.ThreadBackend.before_first",
@@ -114,7 +114,7 @@ WORKER = (
     "exporters.otlp.http.HttpTransport.pack",
     "exporters.otlp.sender.Sender._deliver",
 )
-"""What the worker's and the sender's threads call."""
+"""Behind the record boundary, with `worker="thread"`: in a companion process the tests cannot break a function."""
 
 
 class InjectedError(Exception):

@@ -247,6 +247,7 @@ def main(settings: tuple[Any, ...]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
+    os.environ.pop("OTEL_PYTHON_TRACER_PROVIDER", None)  # the training has loaded it, or has logged why it cannot
     channel_fd, socket_fd = map(int, sys.argv[1:])
     connection = Connection(socket.socket(fileno=socket_fd))
     _logger.addHandler(LogForwarder(connection))
