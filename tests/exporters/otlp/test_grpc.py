@@ -132,6 +132,16 @@ def test_retry_info(peer: GrpcReceiver, code: str, caplog: pytest.LogCaptureFixt
     assert "The request is sent again for up to 64 seconds." in caplog.text
 
 
+def test_retry_info_with_a_status_that_is_final_holds_nothing_up(peer: GrpcReceiver) -> None:
+    peer.answers.append(Refusal(grpc.StatusCode.INVALID_ARGUMENT, retry_after_s=3600))
+    with sending(peer.endpoint) as (sender, stats):
+        sender.put(b"", 7)
+        assert not sender.flush(soon())
+        sender.put(b"", 2)
+        assert sender.flush(soon())
+    assert stats.read() == ExportCounts(2, 7, {"INVALID_ARGUMENT": 1})
+
+
 def test_partial_success(peer: GrpcReceiver, caplog: pytest.LogCaptureFixture) -> None:
     """Spans that an endpoint rejects count as dropped, with its reason in the log."""
     peer.answers += [partial(3, "too old"), partial(0, "")]

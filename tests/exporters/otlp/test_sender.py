@@ -74,6 +74,18 @@ def test_a_pause_that_drops_requests_is_told(
     assert warning.endswith(f"It asks for a pause of 120 seconds. {kept}")
 
 
+@pytest.mark.parametrize("status", [301, 400, 404, 413])
+def test_a_pause_with_an_answer_that_is_final_holds_nothing_up(server: Receiver, status: int) -> None:
+    """It is about the request that was refused, which is not sent again."""
+    server.answers.append(Answer(status, {"Retry-After": "3600"}))
+    with sending(server.url) as (sender, stats):
+        sender.put(b"", 7)
+        assert not sender.flush(soon())
+        sender.put(b"", 2)
+        assert sender.flush(soon())
+    assert stats.read() == ExportCounts(2, 7, {str(status): 1})
+
+
 @pytest.mark.parametrize("asked", ["0", "Wed, 21 Oct 2015 07:28:00 GMT"])
 def test_no_pause_asked_for_is_a_pause_of_our_own(server: Receiver, asked: str) -> None:
     """An endpoint that says to come back at once is not called without a pause."""

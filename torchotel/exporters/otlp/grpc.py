@@ -144,13 +144,14 @@ def _failure(error: Exception, otlp_endpoint: OtlpEndpoint, channel: grpc.Channe
     if not (isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)):
         return Reply(type(error).__name__, f"{type(error).__name__}: {otlp_endpoint.quote(error)}", answered=False)
     code = error.code().name
-    after_s, details = _retry_after_s(error.trailing_metadata() or ()), error.details() or ""
+    asked_s, details = _retry_after_s(error.trailing_metadata() or ()), error.details() or ""
+    retry = code in _RETRYABLE or (code == _THROTTLED and asked_s is not None)
     return Reply(
         error_type=code,
         text=f"{code}: {otlp_endpoint.quote(details)}".rstrip(": "),
-        retry=code in _RETRYABLE or (code == _THROTTLED and after_s is not None),
-        answered=after_s is not None or _is_answer(code, details, channel),
-        retry_after_s=after_s,
+        retry=retry,
+        answered=asked_s is not None or _is_answer(code, details, channel),
+        retry_after_s=asked_s if retry else None,
     )
 
 

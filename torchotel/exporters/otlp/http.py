@@ -110,11 +110,13 @@ class HttpTransport(Transport):
         if answer.status in _OK:
             return read_success(answer.content, ExportTraceServiceResponse, self._otlp_endpoint)
         words = ": ".join(filter(None, (answer.reason, error_message(answer))))
+        retry = answer.status in _RETRYABLE
         return Reply(
             error_type=str(answer.status),
             text=f"it answered {answer.status} {self._otlp_endpoint.quote(words)}".rstrip(),
-            retry=answer.status in _RETRYABLE,
-            retry_after_s=retry_after_s(answer.headers.get("Retry-After")),
+            retry=retry,
+            # Otherwise the answer is about this request alone: the next one may be accepted at once.
+            retry_after_s=retry_after_s(answer.headers.get("Retry-After")) if retry else None,
         )
 
     def ask(self, body: bytes, limit_s: float) -> Answer:
