@@ -241,6 +241,8 @@ def test_only_the_first_rank_sends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_
     with recorded(record=tmp_path / "run") as run:
         train(2)
     assert {root.name for root in run.roots} == {"torch.step"}
+    (link,) = run.steps[0].children[0].span.links
+    assert link.flags & 0x200, "the span is another process's"
     assert (tmp_path / "run-rank1" / "run.json").exists()
 
 

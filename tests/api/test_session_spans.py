@@ -10,6 +10,7 @@ import torch
 from support.recorded_training import recorded, train
 from torch import nn
 
+import torchotel
 from torchotel.sampling.detail import MAX_INTERVAL, WHILE_MEASURING, is_chosen
 from torchotel.tracing.span import Trace
 from torchotel.tracing.trace_builder import TraceBuilder
@@ -29,6 +30,25 @@ def test_spans_as_a_receiver_sees_them() -> None:
     assert first.attributes["torch.model"] == "Sequential"
     assert first.attributes["torchotel.config.detail"] == "all"
     assert not any("header" in name for name in first.attributes)
+
+
+def test_each_session_has_a_run_span_of_its_own() -> None:
+    """Also if several have the id of one run; a span id names one span."""
+    found = []
+    for _ in range(2):
+        with recorded(run_id="job-7") as run:
+            train(1)
+        found += [root.span.span_id for root in run.roots if root.name == "torch.run"]
+    assert len(set(found)) == len(found) == 2
+
+
+def test_a_step_that_is_kept_late_links_to_no_run_that_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    with recorded() as run, pytest.raises(RuntimeError), torchotel.step():
+        raise RuntimeError("kept")
+    assert [root.name for root in run.roots] == ["torch.step"]
+    assert not any(span.span.links for root in run.roots for span in root.walk())
 
 
 def test_siblings_stand_a_microsecond_apart() -> None:

@@ -26,6 +26,7 @@ from support.otlp_http_receiver import Receiver, receiver
 from support.recorded_training import plain
 
 from torchotel._records import ModelInfo, Recordable, StepRecord
+from torchotel._utils.distributed import Identity
 from torchotel._utils.gil import GilYielder
 from torchotel.capture.recorder import Capture
 from torchotel.config.otlp_endpoint import OtlpEndpoint as Endpoint
@@ -42,7 +43,7 @@ from torchotel.tracing.span import SpanContextSource
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
 
-RUN = run_reference("conformance", 0)
+RUN = run_reference(Identity(0, 0, 2, "conformance", 0))
 RESOURCE = {"service.name": "tests"}
 
 # ---- the ways out

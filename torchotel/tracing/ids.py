@@ -13,6 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from torchotel import _semconv as names
 from torchotel._records import Baggage, ModelInfo, SpanReference
+from torchotel._utils.distributed import Identity
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanTemplate, Trace
 
 if TYPE_CHECKING:
@@ -103,10 +104,16 @@ class IdGenerator(SpanContextSource):
         return SpanReference(trace_id, random_span_id(), sampled, state=parent.state, other_flags=flags)
 
 
-def run_reference(run_id: str, generation: int) -> SpanReference:
-    """Return the ids of `torch.run`: a hash, so that all ranks link to the same span without communication."""
-    digest = hashlib.sha256(f"{run_id}/{generation}/run".encode("utf-8", "replace")).digest()
-    return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True)
+def run_reference(identity: Identity) -> SpanReference:
+    """Return the ids of `torch.run`: a hash if there may be several ranks, so that all of them link to the same span.
+
+    The first rank exports that span, so it is remote to the others.
+    """
+    if identity.world_size == 1:
+        return SpanReference(random_trace_id(), random_span_id(), sampled=True)
+    digest = hashlib.sha256(f"{identity.run_id}/{identity.generation}/run".encode("utf-8", "replace")).digest()
+    remote = identity.rank != 0
+    return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True, remote=remote)
 
 
 def run_trace(

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, StepRecord
+from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
@@ -174,6 +174,8 @@ class ThreadBackend(Backend):
         self._links, self._may_record = links, may_record
         self._started_unix_ns = started_unix_ns or time.time_ns()
         self.guard, self._warn = Guard("the worker", limit=1000), Warn()
+        self._run: SpanReference | None = None
+        """The span of the run, which steps link to; None if there is none."""
         self._metrics = Metrics(
             self._outcomes,
             self._export_errors,
@@ -316,8 +318,11 @@ class ThreadBackend(Backend):
     def before_first(self, record: Record) -> Trace | None:
         """Start deferred exporters before the first record of a kind; before the first step, return the run's trace."""
         identity = self._resource.identity
-        run = run_reference(identity.run_id, identity.generation)
-        self._builder.link_steps_to(run)
+        # A process without ranks has a run span of its own, from its first step on: siblings may have the same run id,
+        # and a process that only evaluates exports no run span.
+        if self._run is None and not self.id_source.off and (identity.world_size != 1 or record.kind == "step"):
+            self._run = run_reference(identity)
+            self._builder.link_steps_to(self._run)
         self._open_deferred_run_file()
         if isinstance(record, Log):
             return None
@@ -326,10 +331,10 @@ class ThreadBackend(Backend):
         if record.kind != "step":
             return None
         self._write_run_info(RUNNING)
-        if identity.rank != 0:
+        if self._run is None or identity.rank != 0:
             return None  # all ranks have the same span of the run, so one exports it
         time_ns = record.start_ns + record.unix_offset_ns
-        return run_trace(run, time_ns, self._links.model(), self._config.public(), self._versions)
+        return run_trace(self._run, time_ns, self._links.model(), self._config.public(), self._versions)
 
     def step_processed(self, step: StepRecord, worker_ns: int) -> None:
         """Pass a step on, with the CPU time that the worker spent on it."""

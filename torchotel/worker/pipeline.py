@@ -114,7 +114,7 @@ class Pipeline:
         if kind not in self._kinds_seen:
             self._kinds_seen.add(kind)
             run = self._listener.before_first(record)
-            if run is not None and not self._id_source.off:
+            if run is not None:
                 self._export(run)
 
     def _process_folded(self, records: Iterable[StepRecord]) -> None:
