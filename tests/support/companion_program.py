@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import urllib.request
@@ -59,6 +60,15 @@ def wait_for_restart(pid: int) -> None:
     """Wait until another companion has taken the place of one that ends."""
     while CHILDREN.read_text().split() in ([], [str(pid)]):
         pass
+
+
+def is_open(port: int) -> bool:
+    """Return whether something listens on a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 class Program:
@@ -126,6 +136,8 @@ class Program:
         kill_companion(companion())
         os.kill(companion(), signal.SIGKILL)
         while self.handle.flush(1):
+            pass
+        while is_open(self.handle.prometheus_port or 0):
             pass
 
     def _shut_down_amid_a_restart(self) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -87,18 +86,10 @@ def test_the_port_of_a_killed_training_closes_before_the_last_export(tmp_path: P
     with misbehaving(silence) as port:  # keeps the companion for ten seconds
         run = Run("die with an open port", tmp_path / "run", f"http://127.0.0.1:{port}")
         (scraped,) = run.lines
-        while is_open(int(scraped)):
+        while companion_program.is_open(int(scraped)):
             pass
         assert not select.select([run.companion], [], [], 0)[0]
         signal.pidfd_send_signal(run.companion, signal.SIGKILL)
-
-
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def test_a_log_filter_that_raises_costs_only_the_message(tmp_path: Path) -> None:
@@ -167,7 +158,7 @@ def test_a_channel_out_of_step_is_begun_again(tmp_path: Path) -> None:
 
 
 def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:
-    """The loss of the second one is counted, and logged once."""
+    """The loss of the second one is counted, and logged once; the port is closed, so that a scrape does not wait."""
     run = Run("kill both companions", tmp_path / "run")
     assert run.code == 0
     (line,) = run.lines

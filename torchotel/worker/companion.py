@@ -24,6 +24,7 @@ from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
+from torchotel.exporters.sdk.global_provider import load_no_provider
 from torchotel.exporters.unsent_file import UnsentFile, remove_unsent
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend
@@ -247,13 +248,15 @@ def main(settings: tuple[Any, ...]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
-    os.environ.pop("OTEL_PYTHON_TRACER_PROVIDER", None)  # the training has loaded it, or has logged why it cannot
+    load_no_provider()  # the training process has loaded it, or has logged why it cannot
     channel_fd, socket_fd = map(int, sys.argv[1:])
     connection = Connection(socket.socket(fileno=socket_fd))
     _logger.addHandler(LogForwarder(connection))
     _logger.propagate = False
+    known = CompanionSettings(*settings)
+    _logger.setLevel(known.log_level)
     try:
-        process = CompanionProcess(Receiver(channel_fd), connection, CompanionSettings(*settings))
+        process = CompanionProcess(Receiver(channel_fd), connection, known)
         # Until now an error was written to a memory file, which would grow with the messages of libraries.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         process.run()

@@ -64,6 +64,8 @@ class CompanionSettings(NamedTuple):
     stacks_fd: int
     """The descriptor of the memory file that `faulthandler` writes the stack to at a signal."""
     started_unix_ns: int
+    log_level: int
+    """The level of the logger `torchotel`."""
 
 
 class RunStart(NamedTuple):

@@ -289,6 +289,8 @@ class CompanionBackend(Backend):
             _logger.warning("The companion process cannot be started again: %s", error)
         if lost is None:
             self._remove_unsent()
+            with self._lock:
+                self._close_claims()
             _logger.error(ENDED, exit_code)
         else:
             _logger.warning(RESTARTED, exit_code, lost)
@@ -346,6 +348,7 @@ class CompanionBackend(Backend):
             signals_fd=self._signals.fd,
             stacks_fd=self._stack_signal.fd,
             started_unix_ns=self._started_ns,
+            log_level=_logger.getEffectiveLevel(),
         )
         return Companion(self._channel.fd, settings, self._on_end, self._guard)
 

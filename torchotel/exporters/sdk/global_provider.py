@@ -5,6 +5,7 @@ import os
 from contextlib import suppress
 from importlib import import_module
 
+from opentelemetry.environment_variables import OTEL_PYTHON_TRACER_PROVIDER
 from opentelemetry.trace import (
     NoOpTracerProvider,
     ProxyTracerProvider,
@@ -51,6 +52,11 @@ def find_provider(given: TracerProvider | None) -> TracerProvider | None:
     current = _global_provider()
     none = isinstance(current, ProxyTracerProvider | NoOpTracerProvider) or current is _own_provider
     return None if none else current
+
+
+def load_no_provider() -> None:
+    """Let the API not load the provider that OTEL_PYTHON_TRACER_PROVIDER names."""
+    os.environ.pop(OTEL_PYTHON_TRACER_PROVIDER, None)
 
 
 def warn_of_late_provider() -> None:
