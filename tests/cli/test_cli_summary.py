@@ -37,7 +37,8 @@ def test_fits_a_terminal_and_colours_what_failed(tmp_path: Path) -> None:
     path = "encoder.layers.11.self_attention.output_projection.linear"
     failed = run_folders.step(1, 0.1, phases={}) | {"error": {"type": "ValueError", "message": "no " * 60}}
     calls = [run_folders.module(path, 2, 0, 0, 10), run_folders.module(f"{path}_norm", 3, 0, 20, 30)]
-    run_folders.write(tmp_path / "run", info={"run_id": "r"}, units=[failed], segments=[[run_folders.request(calls)]])
+    info = {"run_id": "r", "error": failed["error"]}
+    run_folders.write(tmp_path / "run", info=info, units=[failed], segments=[[run_folders.request(calls)]])
     code, shown = commands.on_a_terminal("summary", "run", cwd=tmp_path, COLUMNS="80")
     assert code == 0
     assert re.findall(r"\x1b\[31m(.*?)\x1b\[0m", shown) == ["errors", "ended with"]
@@ -65,7 +66,10 @@ def test_needs_neither_torch_nor_opentelemetry(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", [["nothing"], ["summary", "--top", "x"], ["demo", "--epochs"]])
+@pytest.mark.parametrize(
+    "words",
+    [["nothing"], ["summary", "--top", "x"], ["summary", "--top", "-1"], ["diff", "--top", "0"], ["demo", "--epochs"]],
+)
 def test_exits_with_two_on_a_wrong_use(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)

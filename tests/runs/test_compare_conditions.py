@@ -42,6 +42,10 @@ def _differing(after: dict[str, Any], devices: tuple[str, ...] = ("cpu",)) -> li
             {"config": {"detail": "all", "include": ["layer1*", "fc"], "shapes": True, "prometheus_port": 1}},
             [("detail", "auto", "all"), ("include", "None", "layer1*, fc")],
         ),
+        (
+            {"config": {"detail": "auto", "shapes": True, "worker": "process"}},
+            [("worker", "None", "process")],
+        ),
         ({"finished": False}, [("end", "finished", "not ended, or cut short")]),
         (
             {"error": {"type": "ValueError", "message": "secret"}},

@@ -1,6 +1,7 @@
 """Test how summary and page report an exception that ended the run: step, layer and message."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from support.recorded_runs import advice, recorded, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import torchotel
 from torchotel.runs import describe, open_run, render, run_failure, summarise
+from torchotel.runs.html import gather
 
 MESSAGE = "addmm: mat1 and mat2 shapes cannot be multiplied (4x6 and 8x8)"
 
@@ -52,6 +55,23 @@ def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
     assert f"<code>{MESSAGE}</code>" in found.text
     assert "The last whole step before it is step 19" in found.text
     assert "evaluation" not in report_runs.head(content)
+
+
+def test_a_failure_that_a_running_program_goes_on_from(tmp_path: Path) -> None:
+    """The last request of a server failed, but the run has no end yet, so nothing is known of one."""
+    net = _net().eval()
+    with torchotel.instrument(record=tmp_path / "run", traces_exporter="none", metrics_exporter="none") as handle:
+        for width in (8, 8, 6):
+            with torch.no_grad(), nullcontext() if width == 8 else pytest.raises(RuntimeError):
+                net(torch.rand(4, width))
+        handle.flush()
+        content = gather(open_run(tmp_path / "run"))
+    assert run_failure(content.summary, content.info) is None
+    text = render(content.summary, content.info)
+    assert "ended with" not in text
+    assert "first error" in text
+    assert advice(content, "The run ended") is None
+    assert advice(content, "1 failure, the first at evaluation 2") is not None
 
 
 def test_a_forward_that_fails_at_once(tmp_path: Path) -> None:

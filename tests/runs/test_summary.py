@@ -179,9 +179,8 @@ def test_counts_errors_by_type(tmp_path: Path) -> None:
     ]
     summary = _summary(folders.write(tmp_path / "run", units=units))
     assert summary.errors == {"ValueError": 2}
-    assert "errors      2 ValueError\nended with  ValueError at evaluation 0, after step 1\n            no\n" in render(
-        summary, {}
-    )
+    text = render(summary, {"error": error})
+    assert "errors      2 ValueError\nended with  ValueError at evaluation 0, after step 1\n            no\n" in text
 
 
 def test_lays_out_aligned_columns(tmp_path: Path) -> None:

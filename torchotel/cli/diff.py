@@ -31,7 +31,7 @@ import argparse
 from pathlib import Path
 
 from torchotel._utils.text import printable
-from torchotel.cli.terminal import Terminal
+from torchotel.cli.terminal import Terminal, layers_to_show
 from torchotel.runs.compare import GATES, compare, read_times
 from torchotel.runs.reader import open_runs
 from torchotel.runs.tables import render_diff
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="all",
         help="times that can fail: the step, the step and its phases, or all including layers (default: all)",
     )
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="layers to show (default: 10)")
+    parser.add_argument("--top", type=layers_to_show, default=10, metavar="N", help="layers to show (default: 10)")
 
 
 def call(arguments: argparse.Namespace) -> int:

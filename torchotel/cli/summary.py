@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torchotel._utils.text import printable
 from torchotel.cli.run import RUNS
-from torchotel.cli.terminal import Terminal
+from torchotel.cli.terminal import Terminal, layers_to_show
 from torchotel.runs import RunError, open_run, render, summarise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="layers to show (default: 10)")
+    parser.add_argument("--top", type=layers_to_show, default=10, metavar="N", help="layers to show (default: 10)")
 
 
 def call(arguments: argparse.Namespace) -> int:

@@ -174,3 +174,15 @@ class Terminal(Output):
         return textwrap.wrap(
             text, self.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         ) or [text]
+
+
+def layers_to_show(text: str) -> int:
+    """Read the option of the number of layers that a table shows.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not a number of at least 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        message = f"{text!r} is not a whole number of at least 1"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)

@@ -38,6 +38,7 @@ _SETTINGS = (
     "module_histograms",
     "traces_exporter",
     "tracer_provider",
+    "worker",
 )
 """Settings that change the cost of a step, or its set of layers."""
 _ENDS = {True: "finished", False: "not ended, or cut short"}

@@ -53,6 +53,7 @@ class LayerTime(NamedTuple):
 class ModuleStep(NamedTuple):
     """Times of one training step whose module calls were recorded."""
 
+    number: int
     forward_s: float
     """Seconds of the forward phase."""
     backward_s: float
@@ -211,6 +212,7 @@ def _read_layers(spans: Iterable[SpanLine]) -> tuple["_Layers", "_Layers"]:
 def _module_steps(steps: Sequence[RecordLine], layers: "_Layers") -> Sequence[ModuleStep]:
     return [
         ModuleStep(
+            step.number,
             step.phases.get("forward", 0.0),
             step.phases.get("backward", 0.0),
             layers.root_calls_ns[step.trace_id] / 1e9,
@@ -234,10 +236,14 @@ def _rate(total: float | None, wall_s: float) -> float | None:
 
 
 def run_failure(summary: Summary, info: Mapping[str, Any]) -> Failure | None:
-    """Return the failure that ended the run: the program's last exception, at the last failed step if none followed."""
+    """Return the failure that ended the run: the program's last exception, at the last failed step if none followed.
+
+    A run without an end in its description goes on, or was killed: its last exception ended a step, but not the run.
+    """
     failure, error = summary.last_failure, info.get("error") or {}
     if "type" not in error:
-        return None if info.get("finished") else failure
+        killed = failure is not None and failure.type in PROCESS_ENDS and not info.get("finished")
+        return failure if killed else None
     failure = failure or summary.unfinished_step or Failure("", "", "", "", 0, summary.last_step)
     return failure._replace(type=error["type"], message=error.get("message", ""))
 

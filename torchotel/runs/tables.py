@@ -123,7 +123,9 @@ def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
     model = info.get("model")
     if model:
         size = f"{model.get('modules', 0):,} modules, {model.get('parameters', 0):,} parameters"
-        rows.append(("model", f"{model.get('name', '?')}, {size}"))
+        others = len({layer.model for layer in summary.forward}) - 1
+        more = f", and {others} more" if others > 0 else ""
+        rows.append(("model", f"{model.get('name', '?')}, {size}{more}"))
     steps = f"{summary.steps:,}, {summary.detailed_steps:,} of them in detail{_rate(summary.steps_per_second)}"
     rows.append(("steps", steps if summary.steps else "0"))
     in_all = f", {duration(summary.evaluation_s)} in all" if summary.evaluations else ""

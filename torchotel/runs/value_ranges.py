@@ -105,6 +105,8 @@ class ValueRanges:
     """The norms of the layers, the largest norm first."""
     nonfinite: Mapping[str, int]
     """Steps in which each name was NaN or infinite. A step lists its first names only."""
+    nonfinite_values: Mapping[str, int]
+    """How often each logged value other than the loss was NaN or infinite, the most frequent first."""
     onset: Onset | None = None
     """None: no value was NaN or infinite."""
     norm_steps: int = 0
@@ -123,6 +125,7 @@ class ValueRangeCollector:
 
     totals: Counter[str] = field(default_factory=Counter)
     nonfinite: Counter[str] = field(default_factory=Counter)
+    _nonfinite_values: Counter[str] = field(default_factory=Counter)
     norm_steps: int = 0
     _onset: Onset | None = None
     _finite_norm_steps: int = 0
@@ -159,6 +162,8 @@ class ValueRangeCollector:
         for name, value in line.values.items():
             if value is None and name in self._values:
                 self._values[name] = self._values[name]._replace(last=None)
+            if value is None and name != _LOSS:
+                self._nonfinite_values[name] += 1
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if name in LOGGED_COUNTS:
@@ -178,6 +183,7 @@ class ValueRangeCollector:
             gradient=next(iter(self._gradient.values()), None),
             layers=sorted(layers, key=lambda track: (-track.largest, track.name)),
             nonfinite=dict(self.nonfinite.most_common()),
+            nonfinite_values=dict(self._nonfinite_values.most_common()),
             onset=self._onset and replace(self._onset, finite_norm_steps=self._finite_norm_steps),
             norm_steps=self.norm_steps,
         )

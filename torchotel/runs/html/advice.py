@@ -109,6 +109,19 @@ def _nonfinite(content: Content) -> Iterator[Advice]:
     yield Advice(4, f"NaN or infinity {verb} at {onset.kind} {onset.number:,}", " ".join(sentences))
 
 
+def _nonfinite_values(content: Content) -> Iterator[Advice]:
+    counts = content.summary.value_ranges.nonfinite_values
+    if not counts:
+        return
+    (name, steps), *others = counts.items()
+    more = f" So were {', '.join(escaped(cut(other)) for other, _ in others)}." if others else ""
+    yield Advice(
+        BROKEN,
+        f"{cut(name)} was NaN or infinite {count(steps, 'time')}",
+        f"The program logged this value.{more} The figures leave such values out.",
+    )
+
+
 def _of_step(onset: Onset) -> str:
     return "" if onset.layers_step == onset.number else f" (by the gradients of step {onset.layers_step:,})"
 
@@ -243,11 +256,15 @@ def _layers(content: Content) -> Iterator[Advice]:
     shares = phase_shares(typical_steps(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
         # A single slow call, usually the first, does not represent the others.
-        if len(layers) <= 2:  # noqa: PLR2004  # of two layers one is always the larger
+        slow_once = [layer for layer in layers if layer.longest_s >= layer.total_s / 2]
+        usual = [layer for layer in layers if layer not in slow_once]
+        if len(layers) <= 2 or not usual:  # noqa: PLR2004  # of two layers one is always the larger
             continue
-        layer = max(layers, key=_without_hooks_s)
-        share = _without_hooks_s(layer) / _phase_s(content.summary, direction, layers)
-        if share > LAYER_SHARE and layer.longest_s < layer.total_s / 2 and share * shares[direction] > WORTHWHILE:
+        layer = max(usual, key=_without_hooks_s)
+        # One call contains another, so the longest is subtracted, not their sum.
+        slow_s = max((layer.longest_s for layer in slow_once), default=0.0)
+        share = _without_hooks_s(layer) / max(_phase_s(content.summary, direction, layers) - slow_s, layer.self_s)
+        if share > LAYER_SHARE and share * shares[direction] > WORTHWHILE:
             yield _dominating(direction, layers, layer, share=share, weight=share * shares[direction] / 2)
 
 
@@ -263,7 +280,8 @@ def _phase_s(summary: Summary, direction: str, layers: Sequence[LayerTime]) -> f
 
 
 def _outside(content: Content) -> Iterator[Advice]:
-    steps = content.summary.module_steps
+    typical = {step.number for step in after_warm_up(content)}
+    steps = [step for step in content.summary.module_steps if step.number in typical]
     if not steps:
         return
     outside_s = median(step.forward_s - step.root_calls_s - ROOT_CALL_HOOKS_S * step.root_calls for step in steps)
@@ -425,6 +443,7 @@ def _detail(content: Content) -> Iterator[Advice]:
 
 _RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
     _nonfinite,
+    _nonfinite_values,
     _failed,
     _stalled,
     _unfinished,
