@@ -190,7 +190,7 @@ print(*(finding.text for finding in check_providers(Config())))
 def test_tells_whose_spans_are_recorded(tmp_path: Path) -> None:
     done = commands.python("-c", PROVIDER, cwd=tmp_path)
     none, ours, given = done.stdout.splitlines()
-    assert "spans of the program are not, unless it sets a TracerProvider" in none
+    assert "spans of the program are not recorded, unless it sets a TracerProvider" in none
     assert "set_global_provider" in ours
     assert given == "a TracerProvider is set globally (opentelemetry.sdk.trace.TracerProvider)"
 

@@ -104,6 +104,15 @@ def test_looks_behind_the_switch_that_turns_all_off() -> None:
     assert "OTEL_SDK_DISABLED is true" in found.text
 
 
+def test_sees_that_a_configuration_file_turns_all_off(tmp_path: Path) -> None:
+    file = tmp_path / "otel.yaml"
+    file.write_text("file_format: '1.0'\ndisabled: true\n")
+    config, (found,) = settings.read({}, {"OTEL_CONFIG_FILE": str(file), "OTEL_SERVICE_NAME": "mine"})
+    assert config.service_name == "mine"
+    assert found.level is Level.WARNING
+    assert "OTEL_CONFIG_FILE names a file with `disabled: true`: nothing is recorded" in found.text
+
+
 @pytest.mark.parametrize(
     ("environ", "text"),
     [

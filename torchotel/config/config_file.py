@@ -28,7 +28,7 @@ def disables(environ: Mapping[str, str]) -> bool:
     try:
         disabled = _read_disabled(path)
     except (OSError, ValueError, RecursionError) as error:
-        warn_once("%s is ignored: %s cannot be read (%s). Correct it, or unset it", variable, path, str(error))
+        warn_once("%s is ignored: %s cannot be read (%s)", variable, path, str(error))
         return False
     if _substituted(disabled, environ).lower() in _TRUE:
         return True

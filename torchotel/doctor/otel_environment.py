@@ -74,6 +74,6 @@ def check_providers(config: Config) -> Iterator[Finding]:
     elif config.set_global_provider:
         yield ok(_SPANS, "set_global_provider: spans of the program are recorded and sent to the same endpoint")
     else:
-        text = "spans of torchotel are recorded; spans of the program are not, unless it sets a TracerProvider"
+        text = "torchotel exports its own spans; spans of the program are not recorded, unless it sets a TracerProvider"
         advice = "set_global_provider=True (TORCHOTEL_SET_GLOBAL_PROVIDER=true) sets one with the same endpoint."
         yield ok(_SPANS, text, advice)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from torchotel._types import ConfigError
+from torchotel.config import config_file
 from torchotel.config.config import SETTINGS, Config
 from torchotel.config.otlp_endpoint import is_loopback, without_credentials
 from torchotel.doctor.result import Finding, failed, ok, warning
@@ -33,17 +34,19 @@ def read(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
     findings: list[Finding] = []
     # Unknown variables of torchotel are reported by `otel_environment`.
     known_names = known_variables()
+    messages: list[str] = []  # of all attempts, since each warning is logged once
+    with _warnings(messages):
+        disabling = _disabling(environ)
     readable = {
         name: value
         for name, value in environ.items()
-        if name != _DISABLED and (name in known_names or not name.startswith(PREFIX))
+        if name not in disabling and (name in known_names or not name.startswith(PREFIX))
     }
-    if environ.get(_DISABLED, "").strip().lower() == "true":
-        advice = f"Unset {_DISABLED}. The other checks ignore it."
+    for name, reason in disabling.items():
+        advice = f"Unset {name}. The other checks ignore it."
         findings.append(
-            warning(SUBJECT, f"{_DISABLED} is true: nothing is recorded, and instrument() does nothing", advice)
+            warning(SUBJECT, f"{name} {reason}: nothing is recorded, and instrument() does nothing", advice)
         )
-    messages: list[str] = []  # of all attempts, since each warning is logged once
     while True:
         with _warnings(messages):
             try:
@@ -60,6 +63,14 @@ def read(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
         break
     findings += (warning(SUBJECT, text, "Correct the variable, or unset it.") for text in dict.fromkeys(messages))
     return Read(config, findings or [ok(SUBJECT, "all settings are valid")])
+
+
+def _disabling(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that disable torchotel, and what they say."""
+    found = {_DISABLED: "is true"} if environ.get(_DISABLED, "").strip().lower() == "true" else {}
+    if config_file.disables(environ):
+        found |= {name: "names a file with `disabled: true`" for name in config_file.VARIABLES if environ.get(name)}
+    return found
 
 
 def variables_of() -> dict[str, tuple[str, ...]]:
