@@ -47,6 +47,16 @@ def test_another_terminal_finds_the_ports(stack: Stack, engine: Engine) -> None:
     )
 
 
+def test_a_start_that_leaves_no_container_leaves_no_stack(stack: Stack, engine: Engine) -> None:
+    """As without a registry: another kind of stack may then be started."""
+    engine.install("docker")
+    engine.let_up_fail()
+    failed = stack("up")
+    assert failed.returncode == 1
+    assert "may still run" not in failed.stderr
+    assert stack("down").stderr.startswith("no stack is up")
+
+
 def test_the_engine_that_brought_it_up_takes_it_down(stack: Stack, engine: Engine) -> None:
     """`down` uses the engine that started the stack, even if a preferred engine has been installed meanwhile."""
     engine.install(*PODMAN)

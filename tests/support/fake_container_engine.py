@@ -48,6 +48,10 @@ class Engine:
         """Return the arguments of the calls of `compose`, by program name."""
         return (self.folder / "told").read_text().splitlines()
 
+    def let_up_fail(self) -> None:
+        """Start no container from now on, as without a registry."""
+        (self.folder / "fails").touch()
+
     def end_containers(self) -> None:
         """Stop the fake containers, in case the stack is still up."""
         _end(self.folder)
@@ -71,6 +75,8 @@ def _main(folder: Path, system: str, name: str, *words: str) -> None:
             file=told,
         )
     serving = folder / "pid"
+    if (folder / "fails").exists() and "up" in words:
+        sys.exit(1)
     if "up" not in words:
         _end(folder)
     elif not serving.exists():

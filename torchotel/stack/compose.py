@@ -70,6 +70,11 @@ def down(engine: Engine, ports: Ports, targets: str) -> None:
     _compose(engine, variables(ports, targets), ["compose.yaml"], "down")
 
 
+def exists(engine: Engine) -> bool:
+    """Return whether there is any container of the stack, also a stopped one."""
+    return bool(_containers(engine, "--all"))
+
+
 def running(engine: Engine) -> set[str]:
     """Return the names of the servers with a running container."""
     # The filter, since the states that `ps` prints differ between Podman and Docker.

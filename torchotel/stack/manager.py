@@ -257,7 +257,10 @@ def _select_stack(kind: Kind) -> Stack:
 def _stop_after_failure(stack: Stack, running_before: Collection[str], report: Callable[[str], None]) -> None:
     """Stop servers after a failed start. Containers are left, since their logs would be deleted with them."""
     if stack.engine is not None:
-        report("some containers may still run: torchotel stack down stops them")
+        if compose.exists(stack.engine):
+            report("some containers may still run: torchotel stack down stops them")
+        else:  # no image could be loaded
+            delete_state()
         return
     report("stopping the servers that were started")
     native.stop(except_for=running_before)
