@@ -67,9 +67,10 @@ _GLANCE = [
     number(
         "Steps gone NaN",
         "short",
-        "Checked steps in the range shown with a NaN or infinite loss or gradient. Their traces are kept and name the"
-        " first layers: search Jaeger for torch.kept.reason=nan.",
-        Query(grown("sum", _NOT_FINITE)),
+        "Checked steps in the range shown with a NaN or infinite loss, or with such a gradient if these are more, on"
+        " the rank with most. Their traces are kept and name the first layers: search Jaeger for"
+        " torch.kept.reason=nan.",
+        Query(grown("max", _NOT_FINITE)),
         red=0.5,
     ),
     since_the_last_step(),
