@@ -133,7 +133,8 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
         Variable(
             "OTEL_METRICS_EXEMPLAR_FILTER",
             "torchotel",
-            "`trace_based` (the default) and `always_on`: exemplars name exported traces; `always_off`: no exemplars",
+            "`trace_based` (the default) and `always_on`: exemplars name exported traces, and kept traces if metrics "
+            "are pushed; `always_off`: no exemplars",
         ),
     ),
     "Prometheus": (
