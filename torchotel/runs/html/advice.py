@@ -118,7 +118,7 @@ def _nonfinite_values(content: Content) -> Iterator[Advice]:
     yield Advice(
         BROKEN,
         f"{cut(name)} was NaN or infinite {count(steps, 'time')}",
-        f"The program logged this value.{more} The figures leave such values out.",
+        f"The program logs this value: check how it is computed.{more}",
     )
 
 
@@ -256,14 +256,14 @@ def _layers(content: Content) -> Iterator[Advice]:
     shares = phase_shares(typical_steps(content))
     for direction, layers in (("forward", content.summary.forward), ("backward", content.summary.backward)):
         # A single slow call, usually the first, does not represent the others.
-        slow_once = [layer for layer in layers if layer.longest_s >= layer.total_s / 2]
-        usual = [layer for layer in layers if layer not in slow_once]
+        usual = [layer for layer in layers if layer.longest_s < layer.total_s / 2]
+        slow_s = [layer.longest_s for layer in layers if layer.longest_s >= layer.total_s / 2]
         if len(layers) <= 2 or not usual:  # noqa: PLR2004  # of two layers one is always the larger
             continue
         layer = max(usual, key=_without_hooks_s)
-        # One call contains another, so the longest is subtracted, not their sum.
-        slow_s = max((layer.longest_s for layer in slow_once), default=0.0)
-        share = _without_hooks_s(layer) / max(_phase_s(content.summary, direction, layers) - slow_s, layer.self_s)
+        # One slow call contains another, so the longest is subtracted, not their sum.
+        phase_s = _phase_s(content.summary, direction, layers) - max(slow_s, default=0.0)
+        share = _without_hooks_s(layer) / max(phase_s, layer.self_s)
         if share > LAYER_SHARE and share * shares[direction] > WORTHWHILE:
             yield _dominating(direction, layers, layer, share=share, weight=share * shares[direction] / 2)
 
