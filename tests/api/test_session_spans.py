@@ -33,7 +33,7 @@ def test_spans_as_a_receiver_sees_them() -> None:
 
 
 def test_each_session_has_a_run_span_of_its_own() -> None:
-    """Also if several have the id of one run; a span id names one span."""
+    """Sessions with the same run id export different span ids."""
     found = []
     for _ in range(2):
         with recorded(run_id="job-7") as run:

@@ -82,7 +82,7 @@ class Slow(Dataset[Tensor]):
 
 
 def all_forward(content: Content) -> Content:
-    """Return the run with steps that are a forward and nothing else, whatever the machine did beside it."""
+    """Return the run with steps that consist of a forward, so that the load of the machine does not matter."""
     forward_only = tuple(float(phase == "forward") for phase in PHASES)
     steps = [one._replace(duration_s=1.0, phases_s=forward_only) for one in content.series.steps]
     return replace(content, series=replace(content.series, steps=steps))
@@ -327,7 +327,7 @@ def test_one_slow_call_does_not_dominate(tmp_path: Path) -> None:
 
 
 def test_a_slow_first_call_does_not_hide_a_layer_that_dominates(tmp_path: Path) -> None:
-    """As the start of a device in the first layer of a model."""
+    """The first layer of a model may wait for the start of the device."""
     first = Busy()
 
     def batches() -> Iterator[Tensor]:
@@ -343,7 +343,7 @@ def test_a_slow_first_call_does_not_hide_a_layer_that_dominates(tmp_path: Path) 
 
 
 def test_the_warm_up_is_not_outside_of_modules(tmp_path: Path) -> None:
-    """A loss that is slow in the first ten steps."""
+    """A loss that is slow in the first ten steps causes no advice."""
 
     def loss(step: int, output: Tensor) -> Tensor:
         time.sleep(0.05 if step < WARM_UP_STEPS else 0.0)
@@ -354,7 +354,7 @@ def test_the_warm_up_is_not_outside_of_modules(tmp_path: Path) -> None:
 
 
 def test_a_logged_value_that_is_not_finite(tmp_path: Path) -> None:
-    """The loss and the gradients are finite, so nothing else tells of it."""
+    """The loss and the gradients are finite, so no other advice shows the value."""
     bad = torch.tensor(float("nan"))
 
     def loss(_: int, output: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def test_a_forward_that_ends_the_run(tmp_path: Path, detail: str) -> None:
 
 
 def test_a_failure_that_a_running_program_goes_on_from(tmp_path: Path) -> None:
-    """The last request of a server failed, but the run has no end yet, so nothing is known of one."""
+    """The last request of a server failed, and the server continues."""
     net = _net().eval()
     with torchotel.instrument(record=tmp_path / "run", traces_exporter="none", metrics_exporter="none") as handle:
         for width in (8, 8, 6):

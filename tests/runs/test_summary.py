@@ -183,6 +183,14 @@ def test_counts_errors_by_type(tmp_path: Path) -> None:
     assert "errors      2 ValueError\nended with  ValueError at evaluation 0, after step 1\n            no\n" in text
 
 
+def test_counts_further_models(tmp_path: Path) -> None:
+    with torchotel.instrument(record=tmp_path / "run", traces_exporter="none", prometheus_port=None, detail="all"):
+        models = nn.Linear(4, 2), nn.Sequential(nn.Linear(4, 2))
+        sum(model(torch.ones(4)).sum() for model in models).backward()
+    run = open_run(tmp_path / "run")
+    assert "parameters, and 1 more\n" in render(summarise(run.records(), run.spans()), run.info)
+
+
 def test_lays_out_aligned_columns(tmp_path: Path) -> None:
     folder = folders.net(tmp_path / "run")
     assert render(_summary(folder), open_run(folder).info) == LAID_OUT

@@ -48,7 +48,7 @@ def test_another_terminal_finds_the_ports(stack: Stack, engine: Engine) -> None:
 
 
 def test_a_start_that_leaves_no_container_leaves_no_stack(stack: Stack, engine: Engine) -> None:
-    """As without a registry: another kind of stack may then be started."""
+    """Without a registry no image is pulled. Afterwards a stack of another kind can be started."""
     engine.install("docker")
     engine.let_up_fail()
     failed = stack("up")

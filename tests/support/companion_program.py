@@ -214,7 +214,7 @@ class Program:
         os.wait()
 
     def _break_the_log(self) -> None:
-        """Print whether the companion responds after a message of its own has met a filter that raises."""
+        """Print whether the companion responds after a log filter has raised at a message of the companion."""
         met = threading.Event()
 
         def refuse(record: logging.LogRecord) -> bool:

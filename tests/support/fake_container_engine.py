@@ -49,7 +49,7 @@ class Engine:
         return (self.folder / "told").read_text().splitlines()
 
     def let_up_fail(self) -> None:
-        """Start no container from now on, as without a registry."""
+        """Let `compose up` fail before it starts a container."""
         (self.folder / "fails").touch()
 
     def end_containers(self) -> None:

@@ -114,7 +114,7 @@ WORKER = (
     "exporters.otlp.http.HttpTransport.pack",
     "exporters.otlp.sender.Sender._deliver",
 )
-"""Behind the record boundary, with `worker="thread"`: in a companion process the tests cannot break a function."""
+"""Functions of the worker thread. The tests cannot replace functions of a companion process."""
 
 
 class InjectedError(Exception):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import companion_program
+from support import commands, companion_program
 from support.commands import environment
 from support.misbehaving_servers import misbehaving, silence
-from support.otlp_http_receiver import receiver
+from support.otlp_http_receiver import Answer, receiver
 
 import torchotel
 from torchotel.runs.reader import open_run
@@ -82,8 +82,8 @@ def test_a_killed_training_loses_no_step(tmp_path: Path) -> None:
 
 
 def test_the_port_of_a_killed_training_closes_before_the_last_export(tmp_path: Path) -> None:
-    """A scrape then finds nobody, as after the end of a process that served it itself."""
-    with misbehaving(silence) as port:  # keeps the companion for ten seconds
+    """A scrape fails at once, as after the end of a process that served its own port."""
+    with misbehaving(silence) as port:  # the companion tries to export for ten seconds
         run = Run("die with an open port", tmp_path / "run", f"http://127.0.0.1:{port}")
         (scraped,) = run.lines
         while companion_program.is_open(int(scraped)):
@@ -158,7 +158,7 @@ def test_a_channel_out_of_step_is_begun_again(tmp_path: Path) -> None:
 
 
 def test_a_training_goes_on_without_its_companion(tmp_path: Path) -> None:
-    """The loss of the second one is counted, and logged once; the port is closed, so that a scrape does not wait."""
+    """torchotel counts the loss, logs it once, and closes the port, so that a scrape fails at once."""
     run = Run("kill both companions", tmp_path / "run")
     assert run.code == 0
     (line,) = run.lines
@@ -308,6 +308,27 @@ def test_the_counts_of_the_handle_show_the_worker(worker: str) -> None:
     assert after == "None"
 
 
+AT_INFO = """
+import logging, torch, torchotel
+logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+with torchotel.instrument(worker="process", endpoint=ENDPOINT, prometheus_port=None) as handle:
+    for _ in range(2):
+        with torchotel.step():
+            pass
+        print(handle.flush(60))
+"""
+
+
+def test_the_companion_logs_at_the_level_of_the_program() -> None:
+    """A companion with the default level would log warnings only."""
+    with receiver() as server:
+        server.answers.append(Answer(400))
+        words = AT_INFO.replace("ENDPOINT", repr(server.url.removesuffix("/v1/traces")))
+        done = commands.python("-c", words, cwd=Path.cwd())
+    assert done.stdout.split() == ["False", "True"], done.stderr
+    assert "INFO Spans reach" in done.stderr
+
+
 AT_FLUSH = """
 import torch, torchotel, urllib.request
 handle = torchotel.instrument(worker="process", detail=2, traces_exporter="none", prometheus_port=0)
@@ -323,7 +344,7 @@ with urllib.request.urlopen(f"http://127.0.0.1:{handle.prometheus_port}/metrics"
 
 
 def test_a_flush_brings_the_counts_of_capture() -> None:
-    """Else they are written once a second."""
+    """Without a flush, the training process writes the counts once a second."""
     words = [sys.executable, "-c", AT_FLUSH]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "True\n", done.stderr

@@ -1,4 +1,4 @@
-"""A training with a companion where a system is small or unusual: as PID 1, few processes, no folder to write to."""
+"""A training with a companion on small or unusual systems: as PID 1, few processes, no folder to write to."""
 
 import shutil
 import subprocess
@@ -46,9 +46,10 @@ def train(folder: Path, *, before: tuple[str, ...] = (), **variables: str) -> su
 
 
 def in_namespaces(command: str, *flags: str) -> tuple[str, ...]:
-    """Return the words before a program that run a shell command first, in new namespaces."""
+    """Return the start of a command line that runs a shell command and then a program in new namespaces."""
     words = ("unshare", "--fork", "--pid", "--mount", "--mount-proc", *flags)
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        # Without root, and in most containers, the kernel refuses new namespaces.
         pytest.skip("no namespaces can be made: that needs root and unshare")
     return (*words, "sh", "-c", f'{command}exec "$@"', "sh")
 

@@ -66,7 +66,7 @@ def read(explicit: Mapping[str, Any], environ: Mapping[str, str]) -> Read:
 
 
 def _disabling(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that disable torchotel, and what they say."""
+    """Return the variables that disable torchotel, each with its value in words."""
     found = {_DISABLED: "is true"} if environ.get(_DISABLED, "").strip().lower() == "true" else {}
     if config_file.disables(environ):
         found |= {name: "names a file with `disabled: true`" for name in config_file.VARIABLES if environ.get(name)}

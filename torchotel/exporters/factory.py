@@ -132,7 +132,7 @@ class MetricExporters:
             self.guard.guarded(exporter.shutdown)(deadline_s)
 
     def close_endpoint(self) -> None:
-        """Close the port of a training that has died; what Prometheus scrapes is then down, during the last export."""
+        """Close the port of a training that has died: the target of Prometheus is down during the last export."""
         self._keep_target()
         if self._endpoint is not None:
             self.guard.guarded(self._endpoint.shutdown)(time.monotonic())

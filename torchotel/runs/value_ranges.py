@@ -106,7 +106,7 @@ class ValueRanges:
     nonfinite: Mapping[str, int]
     """Steps in which each name was NaN or infinite. A step lists its first names only."""
     nonfinite_values: Mapping[str, int]
-    """How often each logged value other than the loss was NaN or infinite, the most frequent first."""
+    """Number of NaN or infinite values of each logged name except the loss, the most frequent first."""
     onset: Onset | None = None
     """None: no value was NaN or infinite."""
     norm_steps: int = 0

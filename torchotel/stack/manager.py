@@ -259,7 +259,7 @@ def _stop_after_failure(stack: Stack, running_before: Collection[str], report: C
     if stack.engine is not None:
         if compose.exists(stack.engine):
             report("some containers may still run: torchotel stack down stops them")
-        else:  # no image could be loaded
+        else:  # the engine pulled no image
             delete_state()
         return
     report("stopping the servers that were started")

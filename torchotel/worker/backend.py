@@ -175,7 +175,7 @@ class ThreadBackend(Backend):
         self._started_unix_ns = started_unix_ns or time.time_ns()
         self.guard, self._warn = Guard("the worker", limit=1000), Warn()
         self._run: SpanReference | None = None
-        """The span of the run, which steps link to; None if there is none."""
+        """The ids of `torch.run`, which steps link to; None before the first step, or if no trace is sampled."""
         self._metrics = Metrics(
             self._outcomes,
             self._export_errors,

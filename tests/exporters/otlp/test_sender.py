@@ -76,7 +76,7 @@ def test_a_pause_that_drops_requests_is_told(
 
 @pytest.mark.parametrize("status", [301, 400, 404, 413])
 def test_a_pause_with_an_answer_that_is_final_holds_nothing_up(server: Receiver, status: int) -> None:
-    """It is about the request that was refused, which is not sent again."""
+    """The sender does not send the refused request again, and sends the next request at once."""
     server.answers.append(Answer(status, {"Retry-After": "3600"}))
     with sending(server.url) as (sender, stats):
         sender.put(b"", 7)

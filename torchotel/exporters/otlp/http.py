@@ -115,7 +115,7 @@ class HttpTransport(Transport):
             error_type=str(answer.status),
             text=f"it answered {answer.status} {self._otlp_endpoint.quote(words)}".rstrip(),
             retry=retry,
-            # Otherwise the answer is about this request alone: the next one may be accepted at once.
+            # A final answer concerns only this request: the endpoint may accept the next request at once.
             retry_after_s=retry_after_s(answer.headers.get("Retry-After")) if retry else None,
         )
 

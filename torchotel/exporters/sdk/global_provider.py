@@ -55,7 +55,7 @@ def find_provider(given: TracerProvider | None) -> TracerProvider | None:
 
 
 def load_no_provider() -> None:
-    """Let the API not load the provider that OTEL_PYTHON_TRACER_PROVIDER names."""
+    """Prevent the API from loading the provider that OTEL_PYTHON_TRACER_PROVIDER names."""
     os.environ.pop(OTEL_PYTHON_TRACER_PROVIDER, None)
 
 

@@ -16,6 +16,8 @@ DATA_SHARE = 0.1
 OPTIMIZER_SHARE = 0.2
 BETWEEN_SHARE = OTHER_SHARE = 0.15
 LAYER_SHARE = 0.3
+MIN_LAYERS = 3
+"""Layers below which no layer is named: of two layers, one always takes more than half."""
 HOOKS_S = 20e-6
 """Seconds of torchotel's hooks in a module's self time, for each module call inside it (6 to 17 µs were measured)."""
 ROOT_CALL_HOOKS_S = 100e-6
@@ -258,10 +260,10 @@ def _layers(content: Content) -> Iterator[Advice]:
         # A single slow call, usually the first, does not represent the others.
         usual = [layer for layer in layers if layer.longest_s < layer.total_s / 2]
         slow_s = [layer.longest_s for layer in layers if layer.longest_s >= layer.total_s / 2]
-        if len(layers) <= 2 or not usual:  # noqa: PLR2004  # of two layers one is always the larger
+        if len(layers) < MIN_LAYERS or not usual:
             continue
         layer = max(usual, key=_without_hooks_s)
-        # One slow call contains another, so the longest is subtracted, not their sum.
+        # Slow calls contain each other, so only the longest is subtracted.
         phase_s = _phase_s(content.summary, direction, layers) - max(slow_s, default=0.0)
         share = _without_hooks_s(layer) / max(phase_s, layer.self_s)
         if share > LAYER_SHARE and share * shares[direction] > WORTHWHILE:
