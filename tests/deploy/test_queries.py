@@ -2,9 +2,11 @@
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -35,6 +37,8 @@ VALUES = {
 """What a label may say here."""
 OUTLIERS = {"Exploding layers", "Vanishing layers"}
 """Panels that may be empty here: no norm is far from its median."""
+
+PROMTOOL = binary("promtool")
 
 pytestmark = pytest.mark.skipif(binary() is None, reason="there is no prometheus, neither built nor on the path")
 
@@ -105,6 +109,36 @@ def test_rows_of_layers_come_in_the_order_of_their_names(training: Trained) -> N
         for one in until(partial(answer, training, target), lambda found: len(found) > 1)
     ]
     assert rows == sorted(rows) == ["decoder", "encoder"]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool, neither built nor on the path")
+def test_a_step_counts_once_in_steps_gone_nan(tmp_path: Path) -> None:
+    """A step whose loss and gradient are both NaN is one step, and the same one on all ranks."""
+    (expr,) = {
+        target.expr for target in targets() if target.panel == "Steps gone NaN" and "increase" in target.query["expr"]
+    }
+    series = {
+        f'target_info{{job="{JOB}", instance="{rank}", torch_run_id="{RUN}", torch_rank="{rank}"}}': "1x60"
+        for rank in range(2)
+    } | {
+        f'torch_step_nonfinite_total{{job="{JOB}", instance="{rank}", torch_nonfinite_kind="{kind}"}}': growth
+        for rank in range(2)
+        for kind, growth in (("loss", "0+1x60"), ("gradient", "0+2x60"))
+    }
+    claim = {
+        "expr": filled(expr),
+        "eval_time": "60s",
+        "exp_samples": [{"labels": f'{{torch_run_id="{RUN}"}}', "value": 2 * 60}],
+    }
+    case = {
+        "interval": "1s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [claim],
+    }
+    file = tmp_path / "steps.yaml"
+    file.write_text(yaml.safe_dump({"tests": [case]}))
+    done = subprocess.run([str(PROMTOOL), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.real_server
