@@ -49,6 +49,21 @@ def _our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchotel")]
 
 
+def _companions() -> list[str]:
+    """Give the companion processes of this process."""
+    children: list[str] = []
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # the thread has ended
+            children += (thread / "children").read_text().split()
+    return [child for child in children if "torchotel.worker.companion" in _command(child)]
+
+
+def _command(pid: str) -> str:
+    with suppress(OSError):  # the process has ended
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
 def _listening() -> set[str]:
     """Give the sockets of this process that take connections, where the system tells them."""
     taking: set[str] = set()
@@ -88,6 +103,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             thread.join(5)
     assert _our_threads() == []
     assert _listening() == ports
+    assert _companions() == []
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from support.commands import environment, forked_python
 from support.otlp_http_receiver import Answer, receiver
+from support.prometheus_server import until
 from support.scraped_metrics import OPENMETRICS, scrape, value
 from torch import nn
 
@@ -94,11 +95,13 @@ def test_the_stack_of_this_user_finds_the_run(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.program
 @pytest.mark.parametrize(("end", "left"), [("", 0), ("1 / 0", 1), ("os._exit(0)", 1)])
-def test_the_target_of_a_run_that_died_stays(end: str, left: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_the_target_of_a_run_that_died_stays(worker: str, end: str, left: int, tmp_path: Path) -> None:
     """Prometheus sees it down then, until a process of this host has the same port and takes it back."""
     lines = (
         "import os, torch, torchotel",
-        f"handle = torchotel.instrument(traces_exporter='none', discovery_dir={str(tmp_path)!r})",
+        f"settings = {{'worker': {worker!r}, 'traces_exporter': 'none', 'discovery_dir': {str(tmp_path)!r}}}",
+        "handle = torchotel.instrument(**settings)",
         "model = torch.nn.Linear(2, 2)",
         "model(torch.ones(1, 2)).sum().backward()",
         "torch.optim.SGD(model.parameters(), lr=0.1).step()",
@@ -110,6 +113,7 @@ def test_the_target_of_a_run_that_died_stays(end: str, left: int, tmp_path: Path
     ended = forked_python("-c", "\n".join(lines), cwd=tmp_path.parent)
     found = list(tmp_path.iterdir())
     assert len(found) == left, ended.stderr
+    until(lambda: is_listening(int(ended.stdout)), lambda listening: not listening)  # a companion ends a moment later
     with torchotel.instrument(prometheus_port=int(ended.stdout), traces_exporter="none", discovery_dir=tmp_path):
         assert len(list(tmp_path.iterdir())) == 1
         assert not any(path.exists() for path in found)
