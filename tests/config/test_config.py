@@ -190,6 +190,16 @@ def test_names_the_variable_of_a_bad_value(name: str, variable: str, text: str) 
     assert str(caught.value).startswith(f"{name} (from {variable}): got {text!r}, takes ")
 
 
+@pytest.mark.parametrize("end", ["?token=secret", "#secret", "?#"])
+def test_uses_an_endpoint_without_its_query(end: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The specification demands that host, port and path are used; all else may be ignored."""
+    variable = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    read = Config.read({}, {variable: f"https://user:word@host:1/otlp/{end}"})
+    assert read.traces_endpoint == "https://user:word@host:1/otlp/v1/traces"
+    (record,) = caplog.records
+    assert record.getMessage() == f"{variable}: its query or fragment is ignored, and https://host:1/otlp/ is used"
+
+
 @pytest.mark.parametrize(("name", "variable", "text"), IGNORED_VARIABLES)
 def test_ignores_a_bad_value_of_a_variable_that_others_read(
     name: str, variable: str, text: str, caplog: pytest.LogCaptureFixture

@@ -113,6 +113,14 @@ def _check_base_url(value: object) -> object:
     return url
 
 
+def _parse_base_url(text: str) -> object:
+    # https://opentelemetry.io/docs/specs/otel/protocol/exporter/#endpoint-urls-for-otlphttp: the other parts are used.
+    url = _check_url(re.split("[?#]", text, maxsplit=1)[0])
+    if url != text:
+        warn_once("OTEL_EXPORTER_OTLP_ENDPOINT: its query or fragment is ignored, and %s is used", _show_url(url))
+    return url
+
+
 def _check_target(value: object) -> object:
     target = str(_check_text(value))
     if target.startswith(("http://", "https://")):
@@ -256,7 +264,7 @@ TIMEOUT_MILLISECONDS = ValueType(
 )
 MILLISECONDS = ValueType("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
 URL = ValueType("an http:// or https:// URL with a host", _check_url, show=_show_url)
-BASE_URL = ValueType("an http:// or https:// URL with a host and no query", _check_base_url, show=_show_url)
+BASE_URL = ValueType("an http:// or https:// URL with a host and no query", _check_base_url, _parse_base_url, _show_url)
 TARGET = ValueType("an http:// or https:// URL with a host, or host:port", _check_target, show=_show_url)
 HEADERS = ValueType(
     "a mapping of header names to strings of visible ASCII", _check_headers, _parse_headers, _show_headers
