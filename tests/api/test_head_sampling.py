@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.trace import get_current_span
 from support.both_exports import looked
-from support.otlp_http_receiver import receiver
+from support.otlp_http_receiver import Receiver, receiver
 from support.recorded_training import Seen
 from torch import nn
 
@@ -113,6 +113,19 @@ def test_ids_that_are_given_out_carry_the_decision(monkeypatch: pytest.MonkeyPat
     assert look.spans == {}
 
 
+def test_a_root_has_the_flag_of_a_random_id(server: Receiver) -> None:
+    """As those of the SDK: https://www.w3.org/TR/trace-context-2/#random-trace-id-flag, on its links, too."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchotel.instrument(endpoint=server.url.removesuffix("/v1/traces"), metrics_exporter="none"):
+        model(torch.ones(2, 4)).sum().backward()
+        given = get_current_span().get_span_context()
+        optimizer.step()
+    assert given.trace_flags == 3
+    assert {span.flags for span in server.spans} == {0x103}
+    assert {link.flags for span in server.spans for link in span.links} == {0x103}
+
+
 @pytest.mark.parametrize("limit", ["128", "1"], ids=["whole", "limited"])
 def test_a_step_that_is_kept_late_has_the_flags_that_it_gave_out(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,9 +147,9 @@ def test_a_step_that_is_kept_late_has_the_flags_that_it_gave_out(
         spans = server.spans
     assert spans[0].name == "torch.step"
     assert spans[0].span_id == given.span_id.to_bytes(8)
-    assert (given.trace_flags, own.is_recording()) == (0, False)
-    assert {span.flags for span in spans} == {0x100}
-    assert '"flags":256' in (tmp_path / "run" / "trace-00001.jsonl").read_text()
+    assert (given.trace_flags, own.is_recording()) == (2, False)  # a random id, and not sampled
+    assert {span.flags for span in spans} == {0x102}
+    assert '"flags":258' in (tmp_path / "run" / "trace-00001.jsonl").read_text()
 
 
 def _unit(duration_ns: int, **more: Any) -> StepRecord:

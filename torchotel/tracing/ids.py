@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 OTHER_FLAGS = 0xFE
 """The trace flags other than `sampled`."""
 _RANDOM_TRACE_ID = 0x02
-"""Of these, the only one that a span has from its parent (https://www.w3.org/TR/trace-context-2/#trace-flags)."""
+"""Of these, the flag of a random trace id, which children have from their parent.
+
+https://www.w3.org/TR/trace-context-2/#trace-flags
+"""
 
 own_random = random.Random()  # noqa: S311  # the global generator belongs to the program, which may seed it
 os.register_at_fork(after_in_child=own_random.seed)  # otherwise all children would have the same ids
@@ -99,7 +102,7 @@ class IdGenerator(SpanContextSource):
             result = self._sampler.should_sample(context, trace_id, name, attributes=attributes)
             sampled = result.decision.name == "RECORD_AND_SAMPLE"
         if parent is None:
-            return SpanReference(trace_id, random_span_id(), sampled)
+            return SpanReference(trace_id, random_span_id(), sampled, other_flags=_RANDOM_TRACE_ID)
         flags = parent.other_flags & _RANDOM_TRACE_ID
         return SpanReference(trace_id, random_span_id(), sampled, state=parent.state, other_flags=flags)
 
@@ -110,7 +113,7 @@ def run_reference(identity: Identity) -> SpanReference:
     The first rank exports that span, so it is remote to the others.
     """
     if identity.world_size == 1:
-        return SpanReference(random_trace_id(), random_span_id(), sampled=True)
+        return SpanReference(random_trace_id(), random_span_id(), sampled=True, other_flags=_RANDOM_TRACE_ID)
     digest = hashlib.sha256(f"{identity.run_id}/{identity.generation}/run".encode("utf-8", "replace")).digest()
     remote = identity.rank != 0
     return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True, remote=remote)
@@ -127,4 +130,4 @@ def run_trace(
         attributes[names.MODULE_COUNT] = model.modules
         attributes[names.MODULE_PARAMETERS] = model.parameters
     span = Span(SpanTemplate(names.SPAN_RUN, attributes), reference.span_id, 0, time_ns, time_ns + 1_000_000)
-    return Trace(reference.trace_id, [span], {})
+    return Trace(reference.trace_id, [span], {}, other_flags=reference.other_flags)

@@ -127,8 +127,7 @@ def _own(span: Span) -> bytes:
     if span.events or span.error is not None:
         pieces += [protobuf.length_field(protobuf.SPAN_EVENTS, _event(event)) for event in own_events(span)]
     for link in span.links:
-        plain = not (link.attributes or link.dropped or link.state or link.other_flags)
-        pieces.append(_known_link(link.trace_id, link.span_id, link.sampled, link.remote) if plain else _link(link))
+        pieces.append(_link(link) if link.attributes or link.dropped or link.state else _known_link(*_link_key(link)))
     if span.error is not None:
         status = protobuf.string_field(protobuf.STATUS_MESSAGE, span.error.message)
         status += protobuf.varint_field(protobuf.STATUS_CODE, protobuf.STATUS_ERROR)
@@ -162,10 +161,14 @@ def _link(link: SpanLink) -> bytes:
     )
 
 
+def _link_key(link: SpanLink) -> tuple[int, int, bool, bool, int]:
+    return link.trace_id, link.span_id, link.sampled, link.remote, link.other_flags
+
+
 @lru_cache(16)
-def _known_link(trace_id: int, span_id: int, sampled: bool, remote: bool) -> bytes:  # noqa: FBT001  # keys of a cache
+def _known_link(trace_id: int, span_id: int, sampled: bool, remote: bool, others: int) -> bytes:  # noqa: FBT001  # keys of a cache
     """Encode a link; each step has the same link to its run."""
-    return _link(SpanLink(trace_id, span_id, {}, 0, sampled, remote))
+    return _link(SpanLink(trace_id, span_id, {}, 0, sampled, remote, other_flags=others))
 
 
 def _count(field: int, count: int) -> bytes:
