@@ -12,7 +12,9 @@ from support import commands
 from support.scraped_metrics import scrape
 
 import torchotel
+from torchotel._limits import MAX_NAME
 from torchotel._utils.installation import package_version
+from torchotel.exporters.prometheus.exposition import target_labels
 from torchotel.tracing.resource import describe_process
 
 
@@ -37,6 +39,14 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose own name says nothing the variable names the host."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=node-7")
     assert describe_process(None, "train", {})["host.name"] == "node-7"
+
+
+def test_attributes_of_the_variable_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The specification exempts the resource from limits; only labels of a scrape are cut."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"note={'x' * 3000}")
+    described = describe_process(None, "train", {})
+    assert described["note"] == "x" * 3000
+    assert len(target_labels(described)["note"]) == MAX_NAME
 
 
 def test_reserved_attributes_of_the_variable_are_warned_of(

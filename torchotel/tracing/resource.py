@@ -89,7 +89,7 @@ def describe_process(service_name: str | None, default_name: str, versions: Mapp
     detected.setdefault("service.instance.id", str(uuid4()))
     detected.setdefault("host.name", socket.gethostname())
     if service_name is not None:
-        own["service.name"] = service_name
+        own["service.name"] = shortened(service_name)
     elif re.fullmatch(r"\s*|unknown_service(:.*)?", str(detected["service.name"])):  # the default of the SDK
         own["service.name"] = default_name
     detected.update(own)
@@ -121,6 +121,7 @@ def identity_attributes(identity: Identity) -> dict[str, str | int]:
 
 
 def _plain(value: object) -> AttributeValue:
+    # Of any length: https://opentelemetry.io/docs/specs/otel/common/#exempt-entities
     if isinstance(value, bool | int | float):
         return value
-    return tuple(shortened(str(item)) for item in value) if isinstance(value, list | tuple) else shortened(str(value))
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain, islice
 
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
+from torchotel._utils.text import shortened
 from torchotel.exporters.sanitize import otlp_safe_text
 from torchotel.metrics.aggregation import Exemplar, HistogramDataPoint, Labels, MetricData
 from torchotel.metrics.instruments import Instrument
@@ -108,11 +109,11 @@ def _braces(pairs: list[str]) -> str:
 
 
 def target_labels(resource: Attributes) -> dict[str, str]:
-    """Return the resource as labels; values of colliding names are joined, as OpenTelemetry specifies."""
+    """Return the resource as labels of bounded length; OpenTelemetry joins values of colliding names."""
     labels: dict[str, str] = {}
     for name in sorted(resource):
         value = resource[name]
-        text = otlp_safe_text(value) if isinstance(value, str) else json.dumps(value)
+        text = shortened(otlp_safe_text(value) if isinstance(value, str) else json.dumps(value))
         safe = re.sub(r"[^a-zA-Z0-9]+", "_", name)  # Prometheus reserves names that start with two underscores
         safe = f"key_{safe}" if safe[0].isdecimal() else safe
         labels[safe] = f"{labels[safe]};{text}" if safe in labels else text
