@@ -1,5 +1,6 @@
 """One set of metrics, whichever way it leaves: names, labels and values are the same on all of them."""
 
+import time
 import urllib.error
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics._internal import metric_reader_storage
 from opentelemetry.sdk.metrics.export import (
     InMemoryMetricReader,
 )
@@ -121,6 +123,27 @@ def test_target_info_is_the_resource(handle: Handle, server: Receiver) -> None:
     assert set(target) == set(pushed)
     assert target["torch_rank"] == str(pushed["torch_rank"].int_value) == "0"
     assert target["torch_run_id"] == pushed["torch_run_id"].string_value
+
+
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_no_point_starts_after_its_end(server: Receiver, monkeypatch: pytest.MonkeyPatch, temporality: str) -> None:
+    """Not even if the clock is set back by an hour; after that, deltas follow each other again."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", temporality)
+    endpoint = server.url.removesuffix("/v1/traces")
+    with torchotel.instrument(endpoint=endpoint, metrics_exporter="otlp", worker="thread") as handle:
+        train(3)
+        assert handle.flush()
+        hour_ns = 3600 * 10**9
+        monkeypatch.setattr(metric_reader_storage, "time_ns", lambda: time.time_ns() - hour_ns)
+        for _ in range(2):
+            train(3)
+            assert handle.flush()
+        monkeypatch.undo()
+    before, *after = (list(intervals(pushed.message)) for pushed in server.pushed[:3])
+    assert all(start <= end for _, start, end in [*before, *after[0], *after[1]])
+    assert max(end for _, _, end in after[0]) < min(end for _, _, end in before)
+    if temporality == "delta":
+        assert {start for _, start, _ in after[1]} == {end for _, _, end in after[0]}
 
 
 def intervals(message: ExportMetricsServiceRequest) -> Iterator[tuple[str, int, int]]:

@@ -89,9 +89,10 @@ class SenderMetricExporter(SdkMetricExporter):
     def _set_start_times(self, request: ExportMetricsServiceRequest) -> None:
         """Set the start times of sums and histograms: the session's start, or the last push for deltas.
 
-        The SDK's start time is the first observation, which is after the measurements that a callback returns.
+        The SDK's start time is the first observation, which is after the measurements that a callback returns. If the
+        clock was set back, an interval is empty instead of negative.
         """
-        collected_ns = self._last_push_ns
+        collected_ns = 0
         for metric in _metrics(request):
             data = getattr(metric, metric.WhichOneof("data"))
             is_gauge = metric.HasField("gauge")
@@ -99,8 +100,9 @@ class SenderMetricExporter(SdkMetricExporter):
             for point in data.data_points:
                 collected_ns = max(collected_ns, point.time_unix_nano)
                 if not is_gauge:
-                    point.start_time_unix_nano = self._last_push_ns if is_delta else self._start_ns
-        self._last_push_ns = collected_ns
+                    start_ns = self._last_push_ns if is_delta else self._start_ns
+                    point.start_time_unix_nano = min(start_ns, point.time_unix_nano)
+        self._last_push_ns = collected_ns or self._last_push_ns
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """Do nothing: the owner of the sender flushes it."""
