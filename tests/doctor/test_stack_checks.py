@@ -93,6 +93,20 @@ def test_what_it_says_to_do_helps(up: Stack) -> None:
     assert found(TORCHOTEL_DISCOVERY_DIR=advice.rpartition("=")[2]).level is Level.OK
 
 
+@pytest.mark.parametrize(("protocol", "port"), [("http/protobuf", 4318), ("grpc", 4317)])
+def test_says_how_traces_reach_its_jaeger(up: Stack, protocol: str, port: int) -> None:
+    """A stack on other ports than the default ones is not where traces go."""
+    assert found(OTEL_EXPORTER_OTLP_ENDPOINT="http://far:1").level is Level.OK
+    environ = {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], "OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+    here = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:25318", **environ}
+    *_, finding = local.check_stack(Config.read({}, here), here)
+    assert (finding.level, finding.text) == (Level.WARNING, f"up {up.kind}, but traces go to 127.0.0.1:25318")
+    environ |= dict([finding.advice.rpartition(" ")[2].split("=")])
+    assert environ["OTEL_EXPORTER_OTLP_ENDPOINT"] == f"http://localhost:{port}"
+    (finding,) = local.check_stack(Config.read({}, environ), environ)
+    assert finding.level is Level.OK
+
+
 def test_without_a_collector_jaeger_takes_no_metrics(up: Stack) -> None:
     Stack(Kind(native=True, small=True), up.ports, None, up.targets).save()
     assert found(OTEL_METRICS_EXPORTER="otlp").level is Level.WARNING

@@ -14,7 +14,7 @@ from torchotel._utils.distributed import identify, own_folder, own_port
 from torchotel._utils.installation import stack_folder, stack_targets
 from torchotel._utils.process import MAX_PORT, owner_of
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import is_loopback
+from torchotel.config.otlp_endpoint import address_of, is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
 from torchotel.exporters.run_file import METRICS_NAME
 from torchotel.stack.manager import Stack, running_stack
@@ -134,7 +134,7 @@ _STACK = "stack"
 
 
 def check_stack(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check whether metrics reach the stack's Prometheus; no finding if no stack of this user is up."""
+    """Check whether metrics and traces reach the stack; no finding if no stack of this user is up."""
     if not _was_ever_up(environ) or (stack := running_stack()) is None:
         return
     problem = None if _is_pushed(stack, config) else _scrape_problem(stack, config, environ)
@@ -143,6 +143,23 @@ def check_stack(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]
     else:
         text, advice = problem
         yield warning(_STACK, f"up {stack.kind}, but its Prometheus will not find a run: {text}", advice)
+    if config.traces_exporter == "otlp":
+        yield from _check_traces(stack, config)
+
+
+def _check_traces(stack: Stack, config: Config) -> Iterator[Finding]:
+    """Warn if the traces go to a port of this machine that is not the stack's; a remote server is left alone."""
+    grpc = config.protocol == "grpc"
+    address = address_of(config.traces_endpoint, insecure=True)
+    if (
+        address is None
+        or not is_loopback(address.host)
+        or address.port in {stack.ports.otlp_grpc, stack.ports.otlp_http}
+    ):
+        return
+    port = stack.ports.otlp_grpc if grpc else stack.ports.otlp_http
+    advice = f"To send them to its Jaeger, run: export OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:{port}"
+    yield warning(_STACK, f"up {stack.kind}, but traces go to {address}", advice)
 
 
 def _was_ever_up(environ: Mapping[str, str]) -> bool:
