@@ -135,7 +135,7 @@ def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None
         words = [*quiet, "lost", "--endpoint", endpoint, "train.py", "plain"]
         done = commands.forked_python(*TORCHOTEL, *words, cwd=folder, OTEL_TRACES_EXPORTER="otlp")
     assert (done.returncode, done.stdout) == (0, "epoch\n")
-    again = "To send them to a server: torchotel export lost --to http://localhost:4318"
+    again = f"To send them to a server: torchotel export lost --to {endpoint}"
     assert re.search(rf"\d+ spans did not reach {endpoint}; the recording has them. {again}\n", done.stderr)
 
 

@@ -31,7 +31,6 @@ from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
 from torchotel.cli.terminal import Terminal
 from torchotel.config.config import Config
-from torchotel.config.otlp_endpoint import default_endpoint
 from torchotel.runs import RunError, describe, open_run, render, run_failure, summarise
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ class _Recording:
             endpoint = config.public()["endpoint"]
             _note(
                 f"{dropped_spans:,} spans did not reach {endpoint}; the recording has them. "
-                f"To send them to a server: torchotel export {shown} --to {default_endpoint(config.protocol)}"
+                f"To send them to a server: torchotel export {shown} --to {endpoint}"
             )
 
     def _print_summary(self, config: Config, folder: Path, shown: Path, stats: Stats) -> None:
