@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def _audited() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("worker", ["thread", "process"])
-def test_no_endpoint_listening(worker: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_endpoint_listening(worker: Literal["thread", "process"], caplog: pytest.LogCaptureFixture) -> None:
     """Training makes no network or file call, one warning is logged, and every span is counted as dropped."""
     train(1)  # torch itself opens files at its first step
     endpoint = f"http://127.0.0.1:{closed_port()}"

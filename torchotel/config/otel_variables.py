@@ -156,7 +156,7 @@ SECTIONS: Final[Mapping[str, tuple[Variable, ...]]] = {
             "detectors of the resource: `os`, `process`, …; [`torchotel`](ranks.md) adds rank and run",
         ),
         *_unread(
-            "not used: ids are random, except those of `torch.run`, which are a hash of the run id",
+            "not used: ids are random, except those of `torch.run` with several ranks, which are a hash of the run id",
             "OTEL_PYTHON_ID_GENERATOR",
         ),
     ),
