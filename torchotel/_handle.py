@@ -55,8 +55,6 @@ class Handle:
         self._folder: Path | None = None
         off = config.disabled or get_worker_info() is not None
         self._guard = Guard("torchotel", limit=1000)
-        # By id: a reference to the exception would keep the tensors of its frames.
-        self._printed_before = id(getattr(sys, "last_value", None))
         self._session = None if off else self._start_session(config, model, defer_start=defer_start)
         atexit.register(self._exit)
         if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
@@ -204,7 +202,8 @@ class Handle:
         # Python has printed the exception that ended the program, or a child of multiprocessing is being ended by
         # one. The exit code of `sys.exit` in a main process is not available to atexit callbacks.
         printed: BaseException | None = getattr(sys, "last_value", None)
-        if id(printed) == self._printed_before:  # of an interactive session
+        session = self._session
+        if printed is not None and session is not None and not session.has_ended_with(printed):
             printed = None
         error = next((one for one in (printed, sys.exc_info()[1]) if not _is_normal(one)), None)
         self.end(finished=error is None, error=error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torchotel import _semconv as names
-from torchotel._records import Error, Record, StepRecord
+from torchotel._records import Error, Record, Recordable, StepRecord
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
@@ -59,6 +60,7 @@ class Session:
         self._config = config
         import_despite_limit()
         self._guard = Guard("the session", limit=1000)
+        self._printed_before = _last_printed()
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         described = describe_process(config.service_name, script_name(), _torch_versions())
         self._identity_fixed = False
@@ -109,7 +111,7 @@ class Session:
     def _start(self, model: torch.nn.Module | None, undo: ExitStack) -> None:
         config = self._config
         self._capture = Capture(
-            self._backend.append,
+            self._append,
             self._detail,
             shapes=config.shapes,
             exception_text=config.exception_text,
@@ -241,12 +243,26 @@ class Session:
             warn_of_late_provider()
         self._backend.fix_identity()
 
+    def _append(self, record: Recordable) -> None:
+        if hasattr(sys, "ps1"):  # an interactive session has gone on after an exception
+            self._printed_before = _last_printed()
+        self._backend.append(record)
+
+    def has_ended_with(self, error: BaseException) -> bool:
+        """Return whether an exception that Python has printed was raised after the last record."""
+        return id(error) != self._printed_before
+
     def _measure_overhead(self, step: StepRecord, worker_ns: int) -> None:
         """Measure the overhead of detail, and set the interval of detailed steps."""
         self._overhead.add(step, worker_ns)
         slowdown = self._overhead.upper_bound
         if self._detail.steered and step.detailed and slowdown is not None:
             self._detail.every = sampling_interval(self._config.overhead_budget, slowdown, self._detail.every)
+
+
+def _last_printed() -> int:
+    """Return the id of the exception that Python printed last; a reference would keep the tensors of its frames."""
+    return id(getattr(sys, "last_value", None))
 
 
 def _torch_versions() -> dict[str, str]:

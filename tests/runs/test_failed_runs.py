@@ -418,7 +418,9 @@ torchotel.instrument()
 train([None])
 torchotel.uninstrument()
 torchotel.instrument(record="run")
-train(torch.rand(5, 4, 8))
+train(torch.rand(4, 4, 8))
+raise LookupError("corrected, and the training goes on")
+train(torch.rand(1, 4, 8))
 {}
 exit()
 """
@@ -429,7 +431,7 @@ exit()
 def test_an_exception_that_an_interactive_session_printed_earlier(
     tmp_path: Path, last_line: str, error: str | None
 ) -> None:
-    """Only an exception that was printed after `instrument()` ends the run at the session's exit."""
+    """Only an exception that was printed after the last step ends the run at the session's exit."""
     done = commands.python("-i", "-c", "", cwd=tmp_path, stdin=SESSION.format(last_line), **commands.SILENT)
     assert "ZeroDivisionError" in done.stderr
     run = open_run(tmp_path / "run")
