@@ -101,6 +101,8 @@ class Worker:
         self._ended = True
         self._buffer.bell.ring()
         self._thread.join(timeout_s + LAST_RECORD_S)
+        while self._thread.is_alive() and (pending := self._buffer.pop_oldest()) is not None:  # it is blocked
+            self._drop(pending)
 
     def _run(self) -> None:
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
