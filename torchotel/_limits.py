@@ -48,7 +48,7 @@ MAX_METRIC_MODULES = 2048
 MAX_FAULTS = 10
 """Internal errors after which a part switches itself off."""
 MAX_BUFFER_SPANS = 100_000
-"""Spans of records that wait for the worker, or of traces that wait for a TracerProvider; the oldest are dropped."""
+"""Spans of the records that wait for the worker; beyond them the oldest records are dropped."""
 CHANNEL_BYTES = 16 * 1024 * 1024
 """Records that wait for the companion process; beyond them the newest records are dropped."""
 MAX_REQUEST_SPANS = 4000

@@ -264,7 +264,9 @@ TIMEOUT_MILLISECONDS = ValueType(
 )
 MILLISECONDS = ValueType("a number above 0 (in a variable: milliseconds)", _check_seconds, _parse_milliseconds)
 URL = ValueType("an http:// or https:// URL with a host", _check_url, show=_show_url)
-BASE_URL = ValueType("an http:// or https:// URL with a host and no query", _check_base_url, _parse_base_url, _show_url)
+BASE_URL = ValueType(
+    "an http:// or https:// URL with a host, no query and no fragment", _check_base_url, _parse_base_url, _show_url
+)
 TARGET = ValueType("an http:// or https:// URL with a host, or host:port", _check_target, show=_show_url)
 HEADERS = ValueType(
     "a mapping of header names to strings of visible ASCII", _check_headers, _parse_headers, _show_headers

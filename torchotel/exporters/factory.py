@@ -237,17 +237,20 @@ def make_exporters(
     provider = find_provider(config.tracer_provider)
     if config.set_global_provider:
         set_provider(config, resource)
-    exporter = guard.guarded(_make_trace_exporter)(config, resource, stats, provider) or DroppingExporter(stats)
+    make = guard.guarded(_make_trace_exporter)
+    exporter = make(config, resource, stats, provider, guard) or DroppingExporter(stats)
     return [exporter, *global_provider_exporters(stats), *records]
 
 
 def _make_trace_exporter(
-    config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None
+    config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None, guard: Guard
 ) -> TraceExporter:
     if provider is not None:
+        from torchotel.exporters.sdk.replay_thread import ReplayThread  # noqa: PLC0415  # loads the SDK's traces
         from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # loads the SDK's traces
 
-        return TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats)
+        exporter = TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats)
+        return ReplayThread(exporter, guard)
     if config.traces_exporter == "console":
         return ConsoleExporter(stats)
     return _make_otlp(config, resource, stats)

@@ -65,6 +65,7 @@ class Pipeline:
         self._builder, self._id_source, self._guard = builder, id_source, guard
         self._listener, self._run_file = listener, run_file
         self._exports = [guard.guarded(exporter.export) for exporter in exporters]
+        self._later_ns = [exporter.later_ns for exporter in exporters]
         self._add_metrics = guard.guarded(metrics.add)  # a record that cannot be counted is still exported
         self._add_log_metrics = guard.guarded(metrics.log)
         self._diagnose = guard.guarded(BlindSpotDiagnostics(warn, builder.templates.includes).check)
@@ -92,9 +93,10 @@ class Pipeline:
             return
         for ready in self._fold.add(record):
             start_ns = time.thread_time_ns()
-            self._process_step(ready)
+            spans = self._process_step(ready)
             if ready.kind == "step":
-                self._step_processed(ready, time.thread_time_ns() - start_ns)
+                later_ns = sum(later_ns(spans) for later_ns in self._later_ns)
+                self._step_processed(ready, time.thread_time_ns() - start_ns + later_ns)
 
     def export_folded(self) -> None:
         """Export all folded evaluations."""
@@ -125,7 +127,8 @@ class Pipeline:
                 self._guard.fault()
                 self.drop(record.span_estimate())
 
-    def _process_step(self, record: StepRecord) -> None:
+    def _process_step(self, record: StepRecord) -> int:
+        """Process a step or an evaluation, and return the number of exported spans."""
         tree = self._trees.build(record)
         self._diagnose(record, tree)
         nonfinite = find_nonfinite(record, tree)
@@ -144,10 +147,13 @@ class Pipeline:
         kept = root.sampled or (late_reason is not None and self._id_source.keeps_late and parent is None)
         self._add_metrics(record, tree, root if kept and self._exports else None)
         if kept:
-            self._export(self._builder.build(record, tree, root, attributes))
-        elif self._exports:
+            trace = self._builder.build(record, tree, root, attributes)
+            self._export(trace)
+            return len(trace.spans)
+        if self._exports:
             self.spans_recorded += record.span_estimate()
             self.spans_sampled_out += record.span_estimate()
+        return 0
 
     def _export(self, trace: Trace) -> None:
         if self._exports:

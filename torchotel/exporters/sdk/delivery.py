@@ -48,10 +48,6 @@ def _room(processor: object) -> int:
     return min(MAX_ROOM, size - len(queue))
 
 
-FLUSH_TIMEOUT_S = 30.0
-"""Timeout that is passed to the SDK, whose default it is."""
-MAX_WAIT_S = 1.0
-"""Time that the worker waits for a flush; metrics and the run file wait meanwhile."""
 MAX_AGE_S = 5.0
 """Age of an ended span at which it is flushed; the SDK exports batches at the same age."""
 
@@ -59,8 +55,8 @@ MAX_AGE_S = 5.0
 class Delivery:
     """Count ended spans, and flush the provider before its queues overflow.
 
-    A span counts as exported if the next flush succeeds, else as dropped. The spans of a flush that takes long are
-    counted when it ends. All methods except `close` are called on one thread.
+    A span counts as exported if the next flush succeeds, else as dropped. All methods but `abandon` are called
+    on one thread.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
@@ -69,12 +65,10 @@ class Delivery:
         self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
         self.closed = False
         self._open = 0
-        """Spans that are not counted yet, including the pending ones and those of the flush."""
+        """Spans that are not counted yet, including the pending ones."""
         self._pending = 0
         self._traces: list[int] = []
         """Ids of the traces whose roots are pending."""
-        self._flushing: tuple[int, list[int]] | None = None
-        """Spans and traces of the flush that runs."""
         self._room = 0
         self._since_s = 0.0
         self._has_dropped = False
@@ -96,9 +90,8 @@ class Delivery:
         self._pending += 1
         if root_of is not None:
             self._traces.append(root_of)
-        # A trace that a flush interrupted for too long goes on without room: the SDK then drops spans and logs it.
-        if self._pending >= self._room and self.is_ready():
-            self._flush(time.monotonic() + MAX_WAIT_S)
+        if self._pending >= self._room:
+            self._count_flushed(flushed=self._provider_flush.flush())
 
     def sampled_out(self) -> None:
         """Count a span that the sampler did not sample."""
@@ -107,58 +100,46 @@ class Delivery:
                 self._open -= 1
                 self._stats.sampled_out(1)
 
-    def dropped(self, spans: int = 1) -> None:
-        """Count spans that were not added to the queues."""
+    def dropped(self) -> None:
+        """Count a span that was not added to the queues."""
         with self._lock:
             if not self.closed:
-                self._open -= spans
+                self._open -= 1
                 self._has_dropped = True
-                self._stats.dropped(spans)
+                self._stats.dropped(1)
 
     def push(self) -> None:
         """Flush if the oldest pending span is too old."""
-        if self.is_ready() and self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
-            self._flush(time.monotonic() + MAX_WAIT_S)
+        if self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
+            self._count_flushed(flushed=self._provider_flush.flush())
 
     def flush(self, deadline_s: float) -> bool:
         """Flush. Return False on timeout or if spans were dropped since the last flush."""
-        in_time = self._flush(deadline_s, max(0.0, deadline_s - time.monotonic()))
+        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
         dropped, self._has_dropped = self._has_dropped, False
-        return in_time and not dropped
+        return not dropped
 
     def close(self, deadline_s: float) -> None:
         """Flush a last time by the deadline; spans that a busy worker has not ended by then are dropped."""
-        self._flush(deadline_s, max(0.0, deadline_s - time.monotonic()))
+        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Count the spans that are not flushed as dropped."""
         with self._lock:
             self.closed = True
             self._stats.dropped(self._open)
             self._open = 0
 
-    def is_ready(self, deadline_s: float = 0.0) -> bool:
-        """Count the spans of the flush that runs, if it ends by the deadline; return False if it goes on."""
-        if self._flushing is None:
-            return True
-        succeeded = self._provider_flush.wait(deadline_s)
-        if succeeded is None:
-            return False
+    def _count_flushed(self, *, flushed: bool) -> None:
         with self._lock:
-            (spans, traces), self._flushing = self._flushing or (0, []), None
             if self.closed:
-                return True
+                return
+            spans, self._pending = self._pending, 0
+            traces, self._traces = self._traces, []
             self._open -= spans
-            self._has_dropped = self._has_dropped or not succeeded
-        if succeeded:
+            self._has_dropped = self._has_dropped or not flushed
+        if flushed:
             self._stats.exported(spans, traces)
         else:
             self._stats.dropped(spans)
-        return True
-
-    def _flush(self, deadline_s: float, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Flush the pending spans; return False if this or an earlier flush goes on at the deadline."""
-        if not self.is_ready(deadline_s):
-            return False
-        with self._lock:
-            self._flushing = self._pending, self._traces
-            self._pending, self._traces = 0, []
-        self._provider_flush.start(timeout_s)
-        return self.is_ready(deadline_s)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
+SLICE_TIMEOUT_S = 30.0
+"""Timeout that a flush without a deadline passes to the SDK, whose default it is."""
+
 
 class ProviderFlush:
     """Call `force_flush` of a provider; without this method all ended spans count as exported.
@@ -25,40 +28,11 @@ class ProviderFlush:
 
     def __init__(self, provider: TracerProvider | MeterProvider, stats: ExportStats | None = None) -> None:
         self._provider, self._stats = provider, stats or ExportStats()
-        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._running = False
-        """Whether a flush was started whose answer is not known yet."""
+        self._thread: threading.Thread | None = None
         self._warn = Warn()
 
-    def start(self, timeout_s: float) -> None:
-        """Flush on another thread; only one flush may run."""
-        self._running = True
-
-        def flush() -> None:
-            self._answers.put(self._flush(timeout_s))
-
-        try:
-            threading.Thread(target=flush, name="torchotel-flush", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending and starts no threads
-            flush()
-
-    def wait(self, deadline_s: float) -> bool | None:
-        """Return whether the flush that runs succeeds; None if it runs beyond `deadline_s` of `time.monotonic()`."""
-        try:
-            answer = self._answers.get(timeout=_until(deadline_s))
-        except queue.Empty:
-            return None
-        self._running = False
-        return answer
-
-    def flush_by(self, deadline_s: float) -> bool:
-        """Flush; return False on failure or if this takes beyond `deadline_s` of `time.monotonic()`."""
-        if self._running and self.wait(deadline_s) is None:
-            return False
-        self.start(_until(deadline_s))
-        return bool(self.wait(deadline_s))
-
-    def _flush(self, timeout_s: float) -> bool:
+    def flush(self, timeout_s: float = SLICE_TIMEOUT_S) -> bool:
+        """Flush on this thread, without a deadline."""
         flush = getattr(self._provider, "force_flush", None)
         if flush is None:
             return True
@@ -69,6 +43,25 @@ class ProviderFlush:
             self._stats.error(type(error).__name__)
             provider = type(self._provider).__name__
             self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
+            return False
+
+    def flush_by(self, deadline_s: float) -> bool:
+        """Flush; return False on failure or if this takes beyond `deadline_s` of `time.monotonic()`."""
+        if self._thread is not None:  # an earlier flush has timed out; only one may run
+            self._thread.join(_until(deadline_s))
+            if self._thread.is_alive():
+                return False
+        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        left_s = _until(deadline_s)
+        thread = threading.Thread(target=lambda: answers.put(self.flush(left_s)), name="torchotel-flush", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending and starts no threads
+            return self.flush(left_s)
+        self._thread = thread
+        try:
+            return answers.get(timeout=_until(deadline_s))
+        except queue.Empty:
             return False
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
@@ -27,7 +26,6 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as LiveSpan
 
 from torchotel import _semconv as names
-from torchotel._limits import MAX_BUFFER_SPANS
 from torchotel._records import Baggage, SpanReference
 from torchotel._utils.faults import Warn
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
@@ -42,12 +40,6 @@ MAX_STARTED = 4096
 """Spans of open steps whose context the program has read; older ones belong to dropped records."""
 MAX_WAITING = 50_000
 """Started spans if the worker is behind and has not processed their records."""
-
-
-LATE = (
-    "%d spans are dropped, because the queue of the TracerProvider was not flushed in time. Check the exporter of the "
-    "TracerProvider"
-)
 
 
 class StartedSpans:
@@ -163,9 +155,6 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         self._get_tracer = partial(get_tracer, provider, version)
         self._tracer = self._get_tracer()
         self._delivery = Delivery(provider, self.stats)
-        self._waiting: deque[Trace] = deque()
-        """Traces that arrived during a flush that takes long."""
-        self._waiting_spans = 0
         self._started = StartedSpans()
         self._templates = TemplateCache(lambda template: otlp_safe(template.attributes))
         self._renamed: dict[tuple[int, int], SpanContext] = {}
@@ -203,27 +192,9 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         return SpanReference(context.trace_id, context.span_id, sampled, state=state, other_flags=others)
 
     def export(self, trace: Trace) -> None:
-        """Replay a trace; if the provider's queues would overflow, keep it until they are flushed."""
+        """Replay a trace; waits for a flush if the provider's queues would overflow."""
         if not self._delivery.accept(len(trace.spans)):
             return
-        self._waiting.append(trace)
-        self._waiting_spans += len(trace.spans)
-        self._replay_waiting()
-        while self._waiting_spans > MAX_BUFFER_SPANS:
-            self._warn(LATE, len(self._waiting[0].spans))
-            self._delivery.dropped(len(self._next_waiting().spans))
-
-    def _next_waiting(self) -> Trace:
-        trace = self._waiting.popleft()
-        self._waiting_spans -= len(trace.spans)
-        return trace
-
-    def _replay_waiting(self, deadline_s: float = 0.0) -> None:
-        """Replay the traces that wait, as long as each flush ends by the deadline."""
-        while self._waiting and self._delivery.is_ready(deadline_s):
-            self._replay(self._next_waiting())
-
-    def _replay(self, trace: Trace) -> None:
         below = _below(trace.spans)
         common = otlp_safe(trace.attributes)
         todo: list[tuple[Span, LiveSpan | None, Context]] = [(trace.root, None, _above(trace))]
@@ -239,24 +210,26 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             self._end(trace, span, live)
 
     def push(self) -> None:
-        """Replay traces that wait, end the oldest started spans, and flush old spans."""
-        self._replay_waiting()
-        if not self._waiting:
-            self._started.end_oldest()
+        """End the oldest started spans, and flush old spans."""
+        self._started.end_oldest()
         self._delivery.push()
 
     def flush(self, deadline_s: float) -> bool:
         """Flush the provider. Return False on timeout or if spans were dropped since the last flush."""
-        self._replay_waiting(deadline_s)
-        return self._delivery.flush(deadline_s) and not self._waiting
+        return self._delivery.flush(deadline_s)
 
     def shutdown(self, deadline_s: float) -> None:
-        """Replay traces that wait, end the remaining spans and flush the provider by the deadline."""
-        self._replay_waiting(deadline_s)
-        if self._waiting:
-            self._warn(LATE, self._waiting_spans)
+        """End the remaining spans and flush the provider by the deadline."""
         self._started.end_oldest(keep=0)
         self._delivery.close(deadline_s)
+
+    def forget(self, trace: Trace) -> None:
+        """Forget the root of a trace that is dropped, so that the provider never gets it without its children."""
+        self._started.take(trace.trace_id, trace.root.span_id)
+
+    def abandon(self) -> None:
+        """Count all spans that the provider has not exported yet as dropped, without waiting."""
+        self._delivery.abandon()
 
     def _begin(
         self, name: str, context: Context, attributes: Attributes, links: list[LiveLink] | None, start_ns: int

@@ -1,0 +1,129 @@
+"""A provider that is slow, or whose endpoint is down, delays neither the worker nor the other exporters."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from support.otlp_traces import flat
+from support.recorded_training import train
+from support.scraped_metrics import scrape, value
+from support.sdk_provider import Kept
+from support.senders import soon
+
+import torchotel
+from torchotel._utils.faults import Guard
+from torchotel.exporters.base import ExportCounts
+from torchotel.exporters.sdk import replay_thread
+from torchotel.exporters.sdk.replay_thread import ReplayThread
+
+
+class Waiting(SpanExporter):
+    """Accepts spans when the test allows it."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.n_spans = 0
+
+    def export(self, spans: object) -> SpanExportResult:
+        self.asked.set()
+        self.go_on.wait(30)
+        self.n_spans += len(spans)  # type: ignore[arg-type]  # a sequence of spans
+        return SpanExportResult.SUCCESS
+
+
+def batched(exporter: SpanExporter) -> SpanProcessor:
+    return BatchSpanProcessor(exporter, max_queue_size=100, max_export_batch_size=50)
+
+
+@pytest.mark.parametrize("processor", [batched, SimpleSpanProcessor])
+def test_metrics_and_run_file_go_on(
+    processor: Callable[[SpanExporter], SpanProcessor], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have every step while the exporter waits, and after the shutdown each span is counted."""
+    exporter, provider = Waiting(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(processor(exporter))
+    folder = tmp_path / "run"
+    with torchotel.instrument(tracer_provider=provider, detail="all", record=folder) as handle:
+        train(50)
+        assert not handle.flush(1)
+        assert exporter.asked.is_set()
+        assert value(scrape(handle.prometheus_port).series, "torch_steps_total") == 50
+        handle.shutdown(1)
+        stats = handle.stats()
+    exporter.go_on.set()
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == stats["steps"] == 50
+    assert stats["spans_recorded"] == stats["spans_dropped"] + stats["spans_exported"] > 50
+    assert any("does not process spans as fast" in message for message in caplog.messages)
+
+
+def test_a_slow_exporter_loses_nothing() -> None:
+    """Traces wait for it, and a flush or a shutdown waits for them."""
+    exporter, provider = Waiting(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(batched(exporter))
+    with torchotel.instrument(tracer_provider=provider, detail="all", prometheus_port=None) as handle:
+        train(50)
+        assert not handle.flush(0.5)
+        exporter.go_on.set()
+        assert handle.flush(30)
+        train(50)
+        handle.shutdown(30)
+        stats = handle.stats()
+    assert exporter.n_spans == stats["spans_recorded"] == stats["spans_exported"] > 500
+    provider.shutdown()
+
+
+def test_the_oldest_traces_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait are bounded by their spans, and the next flush reports the loss."""
+    monkeypatch.setattr(replay_thread, "MAX_BUFFER_SPANS", 350)
+    kept, exporter = Kept(), Waiting()
+    kept.provider.add_span_processor(SimpleSpanProcessor(exporter))
+    thread = ReplayThread(kept.engine, Guard("a test"))
+    thread.export(flat(100, 0))
+    assert exporter.asked.wait(10)
+    for number in range(1, 6):
+        thread.export(flat(100, number))
+    assert kept.engine.stats.read() == ExportCounts(0, 200, {}, dropped_queue=200)
+    exporter.go_on.set()
+    assert not thread.flush(soon())
+    assert thread.flush(soon())
+    thread.shutdown(soon())
+    thread.export(flat(100, 6))
+    assert kept.engine.stats.read() == ExportCounts(400, 300, {}, dropped_queue=200)
+
+
+def test_the_cost_of_a_replay_counts_as_overhead() -> None:
+    """As an estimate from the last trace, since a trace is replayed after its step was counted."""
+    kept = Kept()
+    thread = ReplayThread(kept.engine, Guard("a test"))
+    assert thread.later_ns(100) == 0
+    thread.export(flat(1000))
+    assert thread.flush(soon())
+    assert thread.later_ns(200) > thread.later_ns(100) > 100_000  # 1 µs a span
+    thread.shutdown(soon())
+
+
+def test_a_processor_that_blocks_the_worker_leaves_no_step_uncounted() -> None:
+    """Records behind the one that is blocked are dropped at the shutdown."""
+    blocked, go_on = threading.Event(), threading.Event()
+
+    class Blocking(SpanProcessor):
+        def on_start(self, span: ReadableSpan, parent_context: object = None) -> None:
+            if threading.current_thread().name == "torchotel-worker":
+                blocked.set()
+                go_on.wait(30)
+
+    kept = Kept()
+    kept.provider.add_span_processor(Blocking())
+    with torchotel.instrument(tracer_provider=kept.provider, prometheus_port=None) as handle:
+        train(2)
+        assert not handle.flush(0.1)
+        assert blocked.wait(10)
+        train(20)
+        handle.shutdown(0.1)
+        stats = handle.stats()
+        go_on.set()
+    assert stats["steps"] == 22
+    assert stats["spans_recorded"] == stats["spans_dropped"] + stats["spans_exported"] > 22

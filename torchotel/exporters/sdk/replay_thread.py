@@ -1,0 +1,147 @@
+"""Replay traces on a separate thread, so that a slow provider delays neither metrics nor the run file."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+
+from torchotel._limits import MAX_BUFFER_SPANS
+from torchotel._records import Baggage, SpanReference
+from torchotel._utils.faults import Guard, Warn
+from torchotel.exporters.base import TraceExporter
+from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
+from torchotel.tracing.span import Attributes, SpanContextSource, Trace
+
+INTERVAL_S = 0.5
+"""Time between two pushes."""
+LATE = (
+    "the TracerProvider does not process spans as fast as steps end: %d spans were dropped (`spans_dropped` in stats() "
+    "counts all). Check its span processors and its exporter"
+)
+
+
+class ReplayThread(TraceExporter, SpanContextSource):
+    """Pass traces to the exporter of a TracerProvider; if too many wait, the oldest are dropped.
+
+    Args:
+        exporter: Replays traces; it is called on this thread only, except for `start` and `abandon`.
+        guard: Counts internal errors.
+    """
+
+    def __init__(self, exporter: TracerProviderExporter, guard: Guard) -> None:
+        self._exporter, self._stats = exporter, exporter.stats
+        self.keeps_late, self.off = exporter.keeps_late, exporter.off
+        self._replay, self._push = guard.guarded(self._measure), guard.guarded(exporter.push)
+        self._flush_exporter, self._shut_down = guard.guarded(exporter.flush), guard.guarded(exporter.shutdown)
+        self._changed = threading.Condition()
+        self._waiting: deque[Trace] = deque()
+        self._waiting_spans = 0
+        self._flushes: deque[tuple[float, queue.SimpleQueue[bool]]] = deque()
+        """The deadline of each requested flush, and where its answer goes."""
+        self._has_dropped = False
+        """Whether spans were dropped since the last flush."""
+        self._end_by_s: float | None = None
+        """Deadline of the shutdown; None: there was none."""
+        self._thread: threading.Thread | None = None
+        self._span_ns = 0.0
+        """CPU time of a span in the last trace that was replayed."""
+        self._warn = Warn()
+
+    def start(
+        self,
+        name: str,
+        parent: SpanReference | None,
+        start_ns: int,
+        attributes: Attributes | None = None,
+        baggage: Baggage | None = None,
+    ) -> SpanReference:
+        """Start a span with the provider; from any thread."""
+        return self._exporter.start(name, parent, start_ns, attributes, baggage)
+
+    def export(self, trace: Trace) -> None:
+        """Hand a trace to the thread."""
+        with self._changed:
+            if self._end_by_s is not None:
+                self._stats.dropped(len(trace.spans))
+                return
+            self._waiting.append(trace)
+            self._waiting_spans += len(trace.spans)
+            while self._waiting_spans > MAX_BUFFER_SPANS and len(self._waiting) > 1:
+                self._drop(self._next())
+            self._changed.notify()
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="torchotel-replay", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def later_ns(self, spans: int) -> int:
+        """Estimate the CPU time that the thread will spend on a trace."""
+        return int(spans * self._span_ns)
+
+    def flush(self, deadline_s: float) -> bool:
+        """Replay all traces and flush the provider. Return False on timeout or if spans were dropped."""
+        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        with self._changed:
+            dropped, self._has_dropped = self._has_dropped, False
+            self._flushes.append((deadline_s, answers))
+            self._changed.notify()
+        if self._thread is None:
+            self._answer()
+        try:
+            return answers.get(timeout=max(0.0, deadline_s - time.monotonic())) and not dropped
+        except queue.Empty:
+            return False
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Replay all traces by the deadline, drop the others, and flush the provider."""
+        with self._changed:
+            self._end_by_s = deadline_s
+            self._changed.notify()
+        if self._thread is None:
+            self._exporter.shutdown(deadline_s)
+            return
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        with self._changed:
+            while self._waiting:
+                self._drop(self._next())
+        self._exporter.abandon()
+
+    def _next(self) -> Trace:
+        trace = self._waiting.popleft()
+        self._waiting_spans -= len(trace.spans)
+        return trace
+
+    def _drop(self, trace: Trace) -> None:
+        self._stats.dropped(len(trace.spans), queue=True)
+        self._has_dropped = True
+        self._exporter.forget(trace)
+        self._warn(LATE, len(trace.spans))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_work, INTERVAL_S)
+                trace = self._next() if self._waiting else None
+            if trace is not None:
+                self._replay(trace)
+            elif self._flushes:
+                self._answer()
+            elif self._end_by_s is not None:
+                self._shut_down(self._end_by_s)
+                return
+            else:
+                self._push()
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._flushes) or self._end_by_s is not None
+
+    def _measure(self, trace: Trace) -> None:
+        started_ns = time.thread_time_ns()
+        self._exporter.export(trace)
+        self._span_ns = (time.thread_time_ns() - started_ns) / len(trace.spans)
+
+    def _answer(self) -> None:
+        deadline_s, answers = self._flushes.popleft()
+        answers.put(bool(self._flush_exporter(deadline_s)))
