@@ -18,10 +18,11 @@ class Starts(SpanProcessor):
     """Remember the baggage at the start of each torchotel span."""
 
     def __init__(self) -> None:
-        self.seen: Seen = []
+        self.traces: dict[int, Seen] = {}
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        self.seen.append((span.name, dict(baggage.get_all(parent_context or Context()))))
+        found = dict(baggage.get_all(parent_context or Context()))
+        self.traces.setdefault(span.get_span_context().trace_id, []).append((span.name, found))
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def _starts(program: Callable[[trace.Tracer], None]) -> Seen:
         program(provider.get_tracer("user"))
         handle.flush()
         assert handle.stats()["internal_errors"] == 0
-    return [(name, found) for name, found in starts.seen if name != "torch.run"]
+    return [(name, found) for seen in starts.traces.values() for name, found in seen if name != "torch.run"]
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -35,9 +35,9 @@ def _audited() -> Iterator[list[str]]:
     thread = threading.get_ident()
 
     def hook(event: str, args: tuple[object, ...]) -> None:
-        if args[:1] == ("/proc/self/status",):  # with a companion, read once a second for the signal of stalls
+        if not state["on"] or threading.get_ident() != thread or not event.startswith(("socket.", "open", "os.")):
             return
-        if state["on"] and threading.get_ident() == thread and event.startswith(("socket.", "open", "os.")):
+        if args[:1] != ("/proc/self/status",):  # with a companion, read once a second for the signal of stalls
             events.append(f"{event} {args}")
 
     sys.addaudithook(hook)

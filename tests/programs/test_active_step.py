@@ -431,4 +431,4 @@ def test_the_callers_trace_flags_are_in_links_to_it() -> None:
         token = attach(extract({"traceparent": f"00-{1:032x}-{2:016x}-0b"}))
         _train(nn.Linear(4, 4))
         detach(token)
-    assert look.flags == {0x01, 0x0B}
+    assert look.flags == {0x03, 0x0B}
