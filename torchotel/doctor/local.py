@@ -149,15 +149,10 @@ def check_stack(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]
 
 def _check_traces(stack: Stack, config: Config) -> Iterator[Finding]:
     """Warn if the traces go to a port of this machine that is not the stack's; a remote server is left alone."""
-    grpc = config.protocol == "grpc"
-    address = address_of(config.traces_endpoint, insecure=True)
-    if (
-        address is None
-        or not is_loopback(address.host)
-        or address.port in {stack.ports.otlp_grpc, stack.ports.otlp_http}
-    ):
+    address, ports = address_of(config.traces_endpoint, insecure=True), stack.ports
+    if address is None or not is_loopback(address.host) or address.port in {ports.otlp_grpc, ports.otlp_http}:
         return
-    port = stack.ports.otlp_grpc if grpc else stack.ports.otlp_http
+    port = ports.otlp_grpc if config.protocol == "grpc" else ports.otlp_http
     advice = f"To send them to its Jaeger, run: export OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:{port}"
     yield warning(_STACK, f"up {stack.kind}, but traces go to {address}", advice)
 

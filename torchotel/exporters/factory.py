@@ -23,6 +23,7 @@ from torchotel.exporters.run_file import ClaimedFolder, RunFile, claim_folder
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
 from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
+from torchotel.exporters.sdk.replay_thread import ReplayThread
 from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.resource import ProcessResource
@@ -246,7 +247,6 @@ def _make_trace_exporter(
     config: Config, resource: Attributes, stats: ExportStats, provider: TracerProvider | None, guard: Guard
 ) -> TraceExporter:
     if provider is not None:
-        from torchotel.exporters.sdk.replay_thread import ReplayThread  # noqa: PLC0415  # loads the SDK's traces
         from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter  # noqa: PLC0415  # loads the SDK's traces
 
         exporter = TracerProviderExporter(provider, version=package_version(), resource=resource, stats=stats)

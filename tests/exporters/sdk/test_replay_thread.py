@@ -1,7 +1,7 @@
 """A provider that is slow, or whose endpoint is down, delays neither the worker nor the other exporters."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,10 +27,10 @@ class Waiting(SpanExporter):
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.n_spans = 0
 
-    def export(self, spans: object) -> SpanExportResult:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.asked.set()
         self.go_on.wait(30)
-        self.n_spans += len(spans)  # type: ignore[arg-type]  # a sequence of spans
+        self.n_spans += len(spans)
         return SpanExportResult.SUCCESS
 
 

@@ -127,7 +127,9 @@ def _own(span: Span) -> bytes:
     if span.events or span.error is not None:
         pieces += [protobuf.length_field(protobuf.SPAN_EVENTS, _event(event)) for event in own_events(span)]
     for link in span.links:
-        pieces.append(_link(link) if link.attributes or link.dropped or link.state else _known_link(*_link_key(link)))
+        flags = protobuf.flags(sampled=link.sampled, remote=link.remote, others=link.other_flags)
+        plain = not (link.attributes or link.dropped or link.state)
+        pieces.append(_plain_link(link.trace_id, link.span_id, flags) if plain else _link(link, flags))
     if span.error is not None:
         status = protobuf.string_field(protobuf.STATUS_MESSAGE, span.error.message)
         status += protobuf.varint_field(protobuf.STATUS_CODE, protobuf.STATUS_ERROR)
@@ -148,8 +150,7 @@ def _event(event: SpanEvent) -> bytes:
     )
 
 
-def _link(link: SpanLink) -> bytes:
-    flags = protobuf.flags(sampled=link.sampled, remote=link.remote, others=link.other_flags)
+def _link(link: SpanLink, flags: int) -> bytes:
     return protobuf.length_field(
         protobuf.SPAN_LINKS,
         protobuf.length_field(protobuf.LINK_TRACE_ID, link.trace_id.to_bytes(16, "big"))
@@ -161,14 +162,10 @@ def _link(link: SpanLink) -> bytes:
     )
 
 
-def _link_key(link: SpanLink) -> tuple[int, int, bool, bool, int]:
-    return link.trace_id, link.span_id, link.sampled, link.remote, link.other_flags
-
-
 @lru_cache(16)
-def _known_link(trace_id: int, span_id: int, sampled: bool, remote: bool, others: int) -> bytes:  # noqa: FBT001  # keys of a cache
-    """Encode a link; each step has the same link to its run."""
-    return _link(SpanLink(trace_id, span_id, {}, 0, sampled, remote, other_flags=others))
+def _plain_link(trace_id: int, span_id: int, flags: int) -> bytes:
+    """Encode a link without attributes; each step has the same link to its run."""
+    return _link(SpanLink(trace_id, span_id, {}), flags)
 
 
 def _count(field: int, count: int) -> bytes:

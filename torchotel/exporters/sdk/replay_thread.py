@@ -6,13 +6,16 @@ import queue
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from torchotel._limits import MAX_BUFFER_SPANS
 from torchotel._records import Baggage, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel.exporters.base import TraceExporter
-from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 from torchotel.tracing.span import Attributes, SpanContextSource, Trace
+
+if TYPE_CHECKING:
+    from torchotel.exporters.sdk.tracer_provider import TracerProviderExporter
 
 INTERVAL_S = 0.5
 """Time between two pushes."""
@@ -33,7 +36,7 @@ class ReplayThread(TraceExporter, SpanContextSource):
     def __init__(self, exporter: TracerProviderExporter, guard: Guard) -> None:
         self._exporter, self._stats = exporter, exporter.stats
         self.keeps_late, self.off = exporter.keeps_late, exporter.off
-        self._replay, self._push = guard.guarded(self._measure), guard.guarded(exporter.push)
+        self._replay, self._push = guard.guarded(self._replay_measured), guard.guarded(exporter.push)
         self._flush_exporter, self._shut_down = guard.guarded(exporter.flush), guard.guarded(exporter.shutdown)
         self._changed = threading.Condition()
         self._waiting: deque[Trace] = deque()
@@ -137,7 +140,7 @@ class ReplayThread(TraceExporter, SpanContextSource):
     def _has_work(self) -> bool:
         return bool(self._waiting or self._flushes) or self._end_by_s is not None
 
-    def _measure(self, trace: Trace) -> None:
+    def _replay_measured(self, trace: Trace) -> None:
         started_ns = time.thread_time_ns()
         self._exporter.export(trace)
         self._span_ns = (time.thread_time_ns() - started_ns) / len(trace.spans)
