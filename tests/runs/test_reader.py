@@ -59,6 +59,20 @@ def test_reads_files_cut_short_up_to_their_last_whole_line(tmp_path: Path) -> No
     assert (list(cut.spans()), list(cut.records()), cut.info) == (spans, units, {})
 
 
+def test_warns_of_missing_and_unreadable_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run without its settings or its steps is shown, with a line that names what is not shown."""
+    folder = folders.net(tmp_path / "run")
+    open_run(folder)
+    assert caplog.messages == []
+    (folder / "run.json").write_text("garbage")
+    (folder / "metrics.jsonl").unlink()
+    assert list(open_run(folder).records()) == []
+    assert caplog.messages == [
+        f"{folder / 'run.json'} is missing or holds no JSON object. Settings and model of the run are not shown.",
+        f"{folder} has no file metrics.jsonl. Steps and evaluations are not shown.",
+    ]
+
+
 @pytest.mark.parametrize("rest", ["\x00\x00\x00", "[1, 2]", '"text"', "\n\n"])
 def test_takes_any_rest_of_a_crash(tmp_path: Path, rest: str) -> None:
     folder = folders.net(tmp_path / "run")

@@ -262,7 +262,12 @@ def open_run(folder: Path) -> Run:
     if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
         missing = "run.json, metrics.jsonl and trace-*.jsonl are missing"
         raise RunError(f"{folder}: no run in it ({missing}); name a run folder")
-    return Run(folder, read_info(path))
+    info = read_info(path)
+    if not info:
+        _logger.warning("%s is missing or holds no JSON object. Settings and model of the run are not shown.", path)
+    if not (folder / "metrics.jsonl").is_file():
+        _logger.warning("%s has no file metrics.jsonl. Steps and evaluations are not shown.", folder)
+    return Run(folder, info)
 
 
 def _name_another(folder: Path) -> str:
