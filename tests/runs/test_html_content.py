@@ -349,7 +349,10 @@ PHASES = {"data": 0.02, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "oth
         ("The optimizer takes 50% of the time", {"phases": {**PHASES, "optimizer": 0.5}}),
         ("40% of the time is in no phase", {"phases": {**PHASES, "other": 0.4}}),
         ("The run has not ended", {"info": {"finished": False}}),
-        ("One module takes 40% of the backward", {"phases": PHASES, "rename": lambda name: name.replace(*_MERGED)}),
+        (
+            "One module takes 40% of the backward phase",
+            {"phases": PHASES, "rename": lambda name: name.replace(*_MERGED)},
+        ),
         ("Only 2 steps recorded in detail", {"phases": dict.fromkeys(PHASES, 0.0), "detail": 20}),
         ("Gradients vanish in 1 layer", {"phases": PHASES, "gradient_norms": {"Net": {"a": 1e-9, "b": 1.0}}}),
     ],

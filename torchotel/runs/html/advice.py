@@ -305,7 +305,7 @@ def _dominating(
     name = escaped(layer.name(several=has_several_models(layers)))
     return Advice(
         weight,
-        f"One module takes {percent(share)} of the {direction}",
+        f"One module takes {percent(share)} of the {direction} phase",
         f"<code>{name}</code> ({escaped(layer.type)}): {duration(layer.self_s)} of its own in "
         f"{count(layer.calls, 'call')}. {_remedy(layer.type, container=_is_container(layer, layers))}",
     )

@@ -262,7 +262,7 @@ def _table(name: str, layers: Sequence[LayerTime]) -> str:
     heads = "".join(
         f"<th><button>{head}</button></th>" for head in ("module", "type", "share", "own", "total", "calls")
     )
-    caption = f'<i class="phase {name}"></i>{name}, by own time'
+    caption = f'<i class="phase {name}"></i>{name}, by own time; shares of the time in modules'
     if len(layers) > _MAX_TABLE_ROWS:
         caption += f": the first {_MAX_TABLE_ROWS} of {len(layers):,}"
     return (
