@@ -129,6 +129,16 @@ def test_black_hole(caplog: pytest.LogCaptureFixture) -> None:
         assert stats.read() == ExportCounts(0, 9, {"ReadTimeout": 1})
 
 
+def test_advises_on_a_server_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """The message is not to start a Collector there: the port is taken."""
+    with black_hole() as url, sending(url, timeout_s=0.1) as (sender, _):
+        sender.put(b"x", 5)
+        assert not sender.flush(soon())
+    (message,) = caplog.messages
+    assert "A server accepted the connection and did not answer" in message
+    assert "Start a Collector" not in message
+
+
 class Late(HttpTransport):
     """Does not come to its attempt before it is told to."""
 

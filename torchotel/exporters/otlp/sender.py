@@ -108,6 +108,11 @@ _ADVICE_ON_WORDS = {
     # gRPC's, while connecting.
     "Failed to create security handshaker": _FILES,
     "Socket closed": _CLOSED,
+    # urllib3's, after the connection was accepted.
+    "ReadTimeout": (
+        "A server accepted the connection and did not answer: check that it receives OTLP at this port, or set a "
+        "longer OTEL_EXPORTER_OTLP_TIMEOUT."
+    ),
     # Python's, for a response that is not HTTP.
     "BadStatusLine": "gRPC may be spoken there: set OTEL_EXPORTER_OTLP_PROTOCOL=grpc, or name the port of HTTP, 4318.",
 }
