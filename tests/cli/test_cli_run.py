@@ -123,6 +123,17 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
     assert re.search(r"ended with +SystemExit after step 2\n +5\n", commands.torchotel("summary", cwd=folder).stdout)
 
 
+def test_says_that_a_program_failed_before_its_first_step(folder: Path) -> None:
+    """The next `torchotel summary` shows an older run, so the message says that there is no new one."""
+    (folder / "early.py").write_text("import torch\n1 / 0\n")
+    done = commands.forked_python(*TORCHOTEL, "run", "early.py", cwd=folder, **commands.SILENT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(
+        "ZeroDivisionError: division by zero\n"
+        "torchotel: no training step and no evaluation was seen, so nothing was recorded.\n"
+    )
+
+
 def test_says_only_what_went_wrong_where_it_is_to_be_quiet(folder: Path) -> None:
     """With --quiet the run is recorded, and spans that were not accepted are reported on standard error."""
     quiet = ["run", "--quiet", "--record"]

@@ -162,10 +162,14 @@ class _Recording:
         if not folder.is_dir():
             if stats["spans_recorded"]:
                 _note(f"{shown}: the recording no longer exists")
-            elif self.finished:
+            else:
+                advice = (
+                    "If the program starts processes that train, set TORCHOTEL_RECORD and run it as "
+                    "opentelemetry-instrument python …"
+                )
                 _note(
-                    "no training step and no evaluation was seen, so nothing was recorded. If the program starts "
-                    "processes that train, set TORCHOTEL_RECORD and run it as opentelemetry-instrument python …"
+                    "no training step and no evaluation was seen, so nothing was recorded."
+                    f"{' ' + advice if self.finished else ''}"
                 )
             return
         if not self._quiet:
