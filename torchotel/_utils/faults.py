@@ -113,7 +113,7 @@ class Warn:
         self._quiet_s = quiet_s
         self._quiet_until_s: dict[object, float] = {}
 
-    def __call__(self, text: str, *values: object, key: object = None, error: Exception | None = None) -> bool:
+    def __call__(self, text: str, *values: object, key: object = None, error: BaseException | None = None) -> bool:
         """Log a problem and return True, or return False if it was logged before.
 
         Args:

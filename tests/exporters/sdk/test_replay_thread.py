@@ -94,6 +94,61 @@ def test_the_oldest_traces_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.engine.stats.read() == ExportCounts(400, 300, {}, dropped_queue=200)
 
 
+def test_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts no thread at its end: the caller replays, and each span is counted."""
+    kept = Kept()
+    thread = ReplayThread(kept.engine, Guard("a test"))
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for number in range(3):
+        thread.export(flat(10, number))
+    assert thread.flush(soon())
+    thread.export(flat(10, 3))
+    thread.shutdown(soon())
+    thread.export(flat(10, 4))
+    assert kept.engine.stats.read() == ExportCounts(40, 10, {})
+
+
+class Leaving(SpanProcessor):
+    """Ends its thread at the third call of one of its methods, as a library that calls `sys.exit()` does."""
+
+    def __init__(self, moment: str, error: type[BaseException]) -> None:
+        self.moment, self.error, self.n_calls = moment, error, 0
+
+    def called(self, moment: str) -> None:
+        if moment == self.moment:
+            self.n_calls += 1
+            if self.n_calls == 3:
+                raise self.error
+
+    def on_start(self, span: ReadableSpan, parent_context: object = None) -> None:
+        self.called("start")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.called("end")
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        self.called("flush")
+        return True
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize(("moment", "dropped"), [("start", 1), ("end", 1), ("flush", 10)])
+def test_a_processor_that_ends_its_thread(moment: str, dropped: int, error: type[BaseException]) -> None:
+    """It costs the spans of one call; the thread replays the others."""
+    kept = Kept()
+    kept.provider.add_span_processor(Leaving(moment, error))
+    thread = ReplayThread(kept.engine, Guard("a test"))
+    for number in range(5):
+        thread.export(flat(10, number))
+        thread.flush(soon())
+    assert kept.engine.stats.read() == ExportCounts(50 - dropped, dropped, {error.__name__: 1})
+    thread.shutdown(soon())
+
+
 def test_the_cost_of_a_replay_counts_as_overhead() -> None:
     """As an estimate from the last trace, since a trace is replayed after its step was counted."""
     kept = Kept()

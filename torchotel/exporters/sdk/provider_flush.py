@@ -39,7 +39,7 @@ class ProviderFlush:
         try:
             with suppressed():
                 return flush(max(1, int(timeout_s * 1000))) is not False
-        except Exception as error:  # noqa: BLE001  # a provider of the program may raise anything
+        except BaseException as error:  # noqa: BLE001  # a provider of the program may raise anything, as SystemExit
             self._stats.error(type(error).__name__)
             provider = type(self._provider).__name__
             self._warn("%s could not be flushed; further failures are only counted", provider, error=error)

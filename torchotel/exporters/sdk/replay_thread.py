@@ -64,7 +64,10 @@ class ReplayThread(TraceExporter, SpanContextSource):
         return self._exporter.start(name, parent, start_ns, attributes, baggage)
 
     def export(self, trace: Trace) -> None:
-        """Hand a trace to the thread."""
+        """Hand a trace to the thread; if no thread can be started, replay it at once."""
+        if self._thread is None and self._end_by_s is None and not self._start_thread():
+            self._replay(trace)
+            return
         with self._changed:
             if self._end_by_s is not None:
                 self._stats.dropped(len(trace.spans))
@@ -74,10 +77,6 @@ class ReplayThread(TraceExporter, SpanContextSource):
             while self._waiting_spans > MAX_BUFFER_SPANS and len(self._waiting) > 1:
                 self._drop(self._next())
             self._changed.notify()
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="torchotel-replay", daemon=True)
-            thread.start()
-            self._thread = thread
 
     def later_ns(self, spans: int) -> int:
         """Estimate the CPU time that the thread will spend on a trace."""
@@ -110,6 +109,15 @@ class ReplayThread(TraceExporter, SpanContextSource):
             while self._waiting:
                 self._drop(self._next())
         self._exporter.abandon()
+
+    def _start_thread(self) -> bool:
+        thread = threading.Thread(target=self._run, name="torchotel-replay", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending, or the process has too many threads
+            return False
+        self._thread = thread
+        return True
 
     def _next(self) -> Trace:
         trace = self._waiting.popleft()

@@ -74,7 +74,7 @@ class StartedSpans:
             ids = list(self._spans)
             oldest = [self._spans.pop(key) for key in ids[: max(0, len(ids) - keep)]]
         for span, _ in oldest:  # without the lock: the program's processors run here, and may raise
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 span.set_attribute(names.ESTIMATED, "end")
                 span.end()
 
@@ -255,7 +255,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
                 return live, context
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
             live = self._begin(span.template.name, context, attributes, links, span.start_ns)
-        except Exception as error:  # noqa: BLE001  # the program's sampler or processors
+        except BaseException as error:  # noqa: BLE001  # the program's sampler or processors may end this thread
             self._failed(error)
             return live or _Dropped(get_current_span(context).get_span_context()), context
         if span is trace.root:
@@ -277,7 +277,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             if span.error is not None:
                 live.set_status(StatusCode.ERROR, otlp_safe_text(span.error.message))
             live.end(span.end_ns)
-        except Exception as error:  # noqa: BLE001  # the program's processors
+        except BaseException as error:  # noqa: BLE001  # the program's processors may end this thread
             self._failed(error)
             self._delivery.dropped()
             return
@@ -301,7 +301,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         context = self._renamed.get((link.trace_id, link.span_id)) or span_context_of(reference)
         return context, otlp_safe(link.attributes)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         self.stats.error(type(error).__name__)
         self._warn("The tracer provider raised at a span; further failures are only counted", error=error)
 
