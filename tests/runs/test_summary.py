@@ -211,6 +211,14 @@ def test_says_what_is_missing(tmp_path: Path) -> None:
     assert "1,200 of the oldest spans" in text
 
 
+def test_a_failed_run_has_ended(tmp_path: Path) -> None:
+    """A run whose failure is known is not said to go on."""
+    summary = _summary(folders.write(tmp_path / "run", units=[folders.step(0, 0.1, detailed=False)]))
+    text = render(summary, {"finished": False, "error": {"type": "process_ended", "message": "killed"}})
+    assert "process_ended after step 0" in text
+    assert "has not ended" not in text
+
+
 def test_summarises_an_empty_run(tmp_path: Path) -> None:
     summary = _summary(folders.write(tmp_path / "run", info={}))
     assert (summary.steps, summary.phases, summary.forward) == (0, (), [])

@@ -144,7 +144,7 @@ def _head(summary: Summary, info: Mapping[str, Any], output: Output) -> str:
         rows.append(
             ("left out", f"{summary.folded_calls:,} module calls beyond max_spans; callers' self time includes them")
         )
-    if info.get("finished") is False:
+    if info.get("finished") is False and run_failure(summary, info) is None:
         rows.append(("end", "the run has not ended, or was cut short"))
     return "\n".join(_entries(rows, 12, output))
 

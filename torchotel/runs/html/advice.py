@@ -199,7 +199,7 @@ def _stalled(content: Content) -> Iterator[Advice]:
 
 
 def _unfinished(content: Content) -> Iterator[Advice]:
-    if content.info.get("finished") is False:
+    if content.info.get("finished") is False and run_failure(content.summary, content.info) is None:
         yield Advice(
             BROKEN,
             "The run has not ended",
