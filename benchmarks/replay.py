@@ -48,4 +48,5 @@ def complete_exports(units: Sequence[StepRecord], endpoint: str) -> Iterator[dic
 def _send(exporter: TraceExporter, builder: Builder, units: Sequence[StepRecord]) -> None:
     for unit in units:
         exporter.export(builder.build(unit))
+    exporter.push()
     assert exporter.flush(time.monotonic() + FLUSH_S)

@@ -19,17 +19,14 @@ class Interrupted(InMemoryExporter):
     def __init__(self) -> None:
         super().__init__()
         self.meanwhile: Callable[[], object] | None = None
-        self.flushed: list[int] = []
-        """How many traces had come by each flush."""
+        self.pushed: list[int] = []
+        """How many traces had come by each push."""
 
     def push(self) -> None:
+        self.pushed.append(len(self.traces))
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-
-    def flush(self, deadline_s: float) -> bool:
-        self.flushed.append(len(self.traces))
-        return True
 
 
 def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
@@ -52,8 +49,10 @@ def test_a_step_that_ends_just_before_a_flush_is_in_it() -> None:
 
         before = len(exporter.traces)
         exporter.meanwhile = step_and_flush
+        pushes = len(exporter.pushed)
         assert session.flush(10)
         assert session.flush(10)  # behind the one that was asked for meanwhile
-        assert exporter.flushed[-2] == before + 1
+        # The push that was interrupted, and the one before the first answer.
+        assert exporter.pushed[pushes : pushes + 2] == [before, before + 1]
     finally:
         session.stop(10)

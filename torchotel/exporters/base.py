@@ -12,17 +12,21 @@ from torchotel.tracing.span import SpanTemplate, Trace
 class TraceExporter:
     """Export finished traces. Unless a subclass overrides it, a method does nothing.
 
-    Every method is called on the worker thread, except for `shutdown`. Deadlines are those of `time.monotonic()`.
+    `flush` and `shutdown` are called on threads of the program, every other method on the worker thread. Deadlines are
+    those of `time.monotonic()`.
     """
 
     def export(self, trace: Trace) -> None:
-        """Export a trace, or keep it until the next `push`, `flush` or `shutdown`."""
+        """Export a trace, or keep it until the next `push` or `shutdown`."""
 
     def push(self) -> None:
         """Start to send the traces that are kept, without waiting."""
 
     def flush(self, deadline_s: float) -> bool:
-        """Export all traces by the deadline. Return False on timeout or if spans were dropped since the last flush."""
+        """Wait until all traces from before the last `push` are exported.
+
+        Return False on timeout or if spans were dropped since the last flush.
+        """
         return True
 
     def shutdown(self, deadline_s: float) -> None:

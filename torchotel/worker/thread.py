@@ -27,7 +27,6 @@ BEHIND = (
 
 @dataclass(slots=True, eq=False)
 class _Flush:
-    deadline_s: float
     done: threading.Event = field(default_factory=threading.Event)
     complete: bool = False
 
@@ -87,13 +86,19 @@ class Worker:
         self._thread.start()
 
     def flush(self, timeout_s: float) -> bool:
-        """Drain the buffer and flush; return False on timeout, or if spans were dropped since the last flush."""
+        """Drain the buffer and flush; return False on timeout, or if spans were dropped since the last flush.
+
+        The calling thread waits for the exporters, so that the worker goes on.
+        """
         if not self._thread.is_alive():
             return False
-        request = _Flush(time.monotonic() + timeout_s)
+        deadline_s, request = time.monotonic() + timeout_s, _Flush()
         self._flushes.put(request)
         self._buffer.bell.ring()
-        return request.done.wait(timeout_s) and request.complete
+        if not request.done.wait(timeout_s):
+            return False
+        exported = [self.guard.guarded(exporter.flush)(deadline_s) for exporter in self._exporters]
+        return request.complete and all(exported)
 
     def stop(self, timeout_s: float) -> None:
         """Drain the buffer and end the thread; records that are left at the timeout are dropped."""
@@ -119,8 +124,8 @@ class Worker:
             request = self._flushes.get()
             self.guard.guarded(self._drain)()  # records from before the flush
             self.guard.guarded(self._pipeline.export_folded)()
-            complete = [self.guard.guarded(exporter.flush)(request.deadline_s) for exporter in self._exporters]
-            request.complete = all(complete) and self.spans_dropped == self._dropped_by_flush
+            self._push()
+            request.complete = self.spans_dropped == self._dropped_by_flush
             self._dropped_by_flush = self.spans_dropped
             request.done.set()  # also after an error: flush() waits for it
 
@@ -136,6 +141,9 @@ class Worker:
         if dropped:
             self._pipeline.drop(dropped)
             self._warn(BEHIND, dropped)
+        self._push()
+
+    def _push(self) -> None:
         for exporter in self._exporters:
             self.guard.guarded(exporter.push)()
 

@@ -68,6 +68,7 @@ def test_delivers(peer: GrpcReceiver, compression: OtlpCompression) -> None:
     """The request arrives as it was encoded, under our name and the user's headers, whose names are lower-case."""
     exporter = RequestExporter(transport(peer.endpoint, compression=compression), resource=RESOURCE, version="1.2")
     exporter.export(rich())
+    exporter.push()
     assert exporter.flush(soon())
     exporter.shutdown(soon())
     (call,) = peer.calls

@@ -26,6 +26,7 @@ def test_delivers(server: Receiver, compression: OtlpCompression) -> None:
     exporter = RequestExporter(transport, resource=RESOURCE, version="1.2")
     exporter.export(flat(100))
     exporter.export(rich())
+    exporter.push()
     assert exporter.flush(soon())
     exporter.shutdown(soon())
     (request,) = server.requests

@@ -131,8 +131,7 @@ class RequestExporter(TraceExporter):
             self._sender.put(body, batch.count, batch.traces)
 
     def flush(self, deadline_s: float) -> bool:
-        """Send all spans; return False on timeout or if spans were dropped since the last flush."""
-        self.push()
+        """Wait for the sender; return False on timeout or if spans were dropped since the last flush."""
         dropped, self._has_dropped = self._has_dropped, False
         return self._sender.flush(deadline_s) and not dropped
 
