@@ -55,8 +55,8 @@ MAX_AGE_S = 5.0
 class Delivery:
     """Count ended spans, and flush the provider before its queues overflow.
 
-    A span counts as exported if the next flush succeeds, else as dropped. All methods but `abandon` are called
-    on one thread.
+    A span counts as exported if the next flush succeeds, and as dropped if the flush fails. After a timeout, the span
+    waits for another flush. All methods but `abandon` are called on one thread.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
@@ -115,13 +115,13 @@ class Delivery:
 
     def flush(self, deadline_s: float) -> bool:
         """Flush. Return False on timeout or if spans were dropped since the last flush."""
-        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
+        flushed = self._flush_by(deadline_s)
         dropped, self._has_dropped = self._has_dropped, False
-        return not dropped
+        return flushed and not dropped
 
     def close(self, deadline_s: float) -> None:
-        """Flush a last time by the deadline; spans that a busy worker has not ended by then are dropped."""
-        self._count_flushed(flushed=self._provider_flush.flush_by(deadline_s))
+        """Flush a last time by the deadline; spans that are not flushed or not ended by then are dropped."""
+        self._flush_by(deadline_s)
         self.abandon()
 
     def abandon(self) -> None:
@@ -130,6 +130,12 @@ class Delivery:
             self.closed = True
             self._stats.dropped(self._open)
             self._open = 0
+
+    def _flush_by(self, deadline_s: float) -> bool:
+        flushed = self._provider_flush.flush_by(deadline_s)
+        if flushed is not None:
+            self._count_flushed(flushed=flushed)
+        return bool(flushed)
 
     def _count_flushed(self, *, flushed: bool) -> None:
         with self._lock:

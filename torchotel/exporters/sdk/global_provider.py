@@ -130,7 +130,7 @@ class GlobalProviderExporter(TraceExporter):
 
     def flush(self, deadline_s: float) -> bool:
         """Flush the program's spans."""
-        return self._provider_flush.flush_by(deadline_s)
+        return bool(self._provider_flush.flush_by(deadline_s))
 
     def shutdown(self, deadline_s: float) -> None:
         """Flush the program's spans a last time."""

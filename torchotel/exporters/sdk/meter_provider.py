@@ -139,7 +139,7 @@ class MeterProviderExporter(MetricExporter):
 
     def flush(self, deadline_s: float) -> bool:
         """Flush the provider's readers."""
-        return self._provider_flush.flush_by(deadline_s)
+        return bool(self._provider_flush.flush_by(deadline_s))
 
     def shutdown(self, deadline_s: float) -> None:
         """Flush the provider's readers and keep the last values for later reads."""

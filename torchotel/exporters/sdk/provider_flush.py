@@ -45,12 +45,12 @@ class ProviderFlush:
             self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
             return False
 
-    def flush_by(self, deadline_s: float) -> bool:
-        """Flush; return False on failure or if this takes beyond `deadline_s` of `time.monotonic()`."""
+    def flush_by(self, deadline_s: float) -> bool | None:
+        """Flush by `deadline_s` of `time.monotonic()`; return False on failure, and None on timeout."""
         if self._thread is not None:  # an earlier flush has timed out; only one may run
             self._thread.join(_until(deadline_s))
             if self._thread.is_alive():
-                return False
+                return None
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         left_s = _until(deadline_s)
         thread = threading.Thread(target=lambda: answers.put(self.flush(left_s)), name="torchotel-flush", daemon=True)
@@ -62,7 +62,7 @@ class ProviderFlush:
         try:
             return answers.get(timeout=_until(deadline_s))
         except queue.Empty:
-            return False
+            return None
 
 
 def _until(deadline_s: float) -> float:

@@ -12,6 +12,7 @@ from torchotel._limits import MAX_BUFFER_SPANS
 from torchotel._records import Baggage, SpanReference
 from torchotel._utils.faults import Guard, Warn
 from torchotel.exporters.base import TraceExporter
+from torchotel.tracing.context import suppressed
 from torchotel.tracing.span import Attributes, SpanContextSource, Trace
 
 if TYPE_CHECKING:
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 0.5
 """Time between two pushes."""
+MAX_WAITING_TRACES = 25_000
+"""Traces that may wait; their roots are among the `MAX_WAITING` spans that are started."""
 LATE = (
-    "the TracerProvider does not process spans as fast as steps end: %d spans were dropped (`spans_dropped` in stats() "
-    "counts all). Check its span processors and its exporter"
+    "the TracerProvider does not process spans as fast as steps end, so spans are dropped (`spans_dropped` in stats() "
+    "counts them). Check its span processors and its exporter"
+)
+UNSENT = (
+    "the TracerProvider did not process %d spans before the deadline of shutdown; they are dropped. Check its span "
+    "processors and its exporter, or call shutdown() with a longer timeout_s"
 )
 
 
@@ -74,8 +81,9 @@ class ReplayThread(TraceExporter, SpanContextSource):
                 return
             self._waiting.append(trace)
             self._waiting_spans += len(trace.spans)
-            while self._waiting_spans > MAX_BUFFER_SPANS and len(self._waiting) > 1:
+            while self._is_too_long():
                 self._drop(self._next())
+                self._warn(LATE)
             self._changed.notify()
 
     def later_ns(self, spans: int) -> int:
@@ -106,6 +114,8 @@ class ReplayThread(TraceExporter, SpanContextSource):
             return
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         with self._changed:
+            if self._waiting:
+                self._warn(UNSENT, self._waiting_spans)
             while self._waiting:
                 self._drop(self._next())
         self._exporter.abandon()
@@ -119,6 +129,10 @@ class ReplayThread(TraceExporter, SpanContextSource):
         self._thread = thread
         return True
 
+    def _is_too_long(self) -> bool:
+        n_traces = len(self._waiting)
+        return n_traces > MAX_WAITING_TRACES or (self._waiting_spans > MAX_BUFFER_SPANS and n_traces > 1)
+
     def _next(self) -> Trace:
         trace = self._waiting.popleft()
         self._waiting_spans -= len(trace.spans)
@@ -128,9 +142,12 @@ class ReplayThread(TraceExporter, SpanContextSource):
         self._stats.dropped(len(trace.spans), queue=True)
         self._has_dropped = True
         self._exporter.forget(trace)
-        self._warn(LATE, len(trace.spans))
 
     def _run(self) -> None:
+        with suppressed():  # a processor that runs a model is not recorded
+            self._replay_all()
+
+    def _replay_all(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work, INTERVAL_S)

@@ -32,7 +32,7 @@ from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats, TemplateCache, TraceExporter
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
-from torchotel.tracing.context import baggage_context
+from torchotel.tracing.context import baggage_context, suppressed
 from torchotel.tracing.ids import OTHER_FLAGS, context_of, own_random, random_span_id, random_trace_id, span_context_of
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace
 
@@ -177,7 +177,8 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         above = None if parent is None else self._started.get(parent.trace_id, parent.span_id)
         try:
             outer = _outer(parent, baggage) if above is None else set_span_in_context(*above)
-            live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
+            with suppressed():  # a sampler or a processor that runs a model is not recorded
+                live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
         except Exception as error:  # noqa: BLE001  # the program's sampler or processors, on the training thread
