@@ -1,5 +1,6 @@
 """Test how summary and page report an exception that ended the run: step, layer and message."""
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -362,6 +363,21 @@ def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:
     found = advice(content, "2 failures, the first at step 2")
     assert found is not None
     assert "Failures in all: 2 RuntimeError" in found.text
+
+
+def test_a_handler_that_calls_exit(tmp_path: Path) -> None:
+    """The failure is what the program handled, not the `SystemExit`."""
+
+    def program() -> None:
+        train(nn.Linear(8, 1), 2)
+        try:
+            int("bad file")
+        except ValueError:
+            sys.exit(1)
+
+    recorded(tmp_path, program, raises=SystemExit)
+    error = open_run(tmp_path / "run").info["error"]
+    assert (error["type"], error["message"]) == ("ValueError", "invalid literal for int() with base 10: 'bad file'")
 
 
 def test_a_run_without_a_failure(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from support import report_runs
 from support.recorded_runs import advice, recorded, train
 from support.run_folders import step, write
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchotel
 from torchotel.runs import StepValue, open_run, render, summarise
@@ -51,12 +52,36 @@ def test_a_bad_batch_is_found(tmp_path: Path) -> None:
     found = advice(content, TITLE)
     assert found is not None
     assert found.title.endswith(f"began at step {BAD}")
-    assert f"<b>2, 0</b> (by the gradients of step {BAD + 1})" in found.text
+    assert f"Layers with such gradients at step {BAD + 1}: <b>2, 0</b>." in found.text
     assert f"a loss of {onset.loss_before}." in found.text
-    assert f"check the batches of steps {BAD - 1} and {BAD} first" in found.text
+    assert f"The gradients of step {BAD - 1} were not read" in found.text
+    assert f"Check the batches of steps {BAD - 1} and {BAD} first" in found.text
     assert 'href="#norms"' in found.text
     assert 'id="norms"' in document(content)
     assert "<dt>last loss</dt><dd>NaN or Inf</dd>" in report_runs.head(content)
+
+
+def test_an_evaluation_is_named_with_the_step_before(tmp_path: Path) -> None:
+    """A batch that the program skips before its backward is an evaluation. A negative loss that falls has not grown."""
+
+    def program() -> None:
+        net = _net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        for number, batch in enumerate(DataLoader(TensorDataset(torch.rand(40, 8)))):
+            loss = net(batch[0] * math.nan if number == 20 else batch[0]).mean()
+            torchotel.log(loss=loss)
+            if loss.isfinite():
+                loss.backward()
+                optimizer.step()
+
+    content = recorded(tmp_path, program, detail="off")
+    found = advice(content, TITLE)
+    assert found is not None
+    assert found.title.endswith("began at evaluation 0, after step 19")
+    assert "Check the batch of evaluation 0, after step 19 first" in found.text
+    run = open_run(tmp_path / "run")
+    text = render(summarise(run.records(), run.spans()), run.info)
+    assert "NaN or infinite first at evaluation 0, after step 19\n" in text
 
 
 def test_the_summary_says_so_too(tmp_path: Path) -> None:
@@ -73,7 +98,7 @@ def test_the_summary_says_so_too(tmp_path: Path) -> None:
     )
     found = advice(content, TITLE)
     assert found is not None
-    assert f"check the batch of step {BAD} first" in found.text  # the previous step had finite gradients
+    assert f"Check the batch of step {BAD} first" in found.text  # the previous step had finite gradients
     assert re.search(r"\nloss +[\d.e-]+ +NaN or Inf ", text)
 
 

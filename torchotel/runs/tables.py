@@ -206,9 +206,7 @@ def _onset(onset: Onset, partly_checked: str, output: Output) -> str:
         rows.append(("norm before", f"{onset.gradient_norm_before}, of all gradients"))
     if partly_checked:
         rows.append(("checked", f"{partly_checked}; it may have begun earlier"))
-    title = output.colour(
-        f"NaN or infinite first {'seen ' if partly_checked else ''}at {onset.kind} {onset.number:,}", RED
-    )
+    title = output.colour(f"NaN or infinite first {'seen ' if partly_checked else ''}at {onset.place}", RED)
     return "\n".join([title, *_entries([(f"  {name}", text) for name, text in rows], 16, output)])
 
 

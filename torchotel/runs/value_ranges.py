@@ -78,12 +78,20 @@ class Onset:
     """The last finite loss of an earlier step."""
     gradient_norm_before: StepValue | None
     """The last finite norm of all gradients of an earlier step."""
+    last_step: int | None = None
+    """The last step before."""
     layers: Sequence[str] = ()
     """Paths of the first layers with NaN or infinite gradients, in backward order."""
     layers_step: int = 0
     """The step of `layers`: not every step has gradient norms."""
     finite_norm_steps: int = 0
     """Steps from this one on whose gradient norms were read and are finite."""
+
+    @property
+    def place(self) -> str:
+        """Return the step, or the evaluation with the step before it."""
+        after = f", after step {self.last_step:,}" if self.kind == "evaluation" and self.last_step is not None else ""
+        return f"{self.kind} {self.number:,}{after}"
 
     def first_layers(self) -> str:
         """Return the first layers as one line; empty if no gradient was NaN or infinite."""
@@ -130,6 +138,7 @@ class ValueRangeCollector:
     _onset: Onset | None = None
     _finite_norm_steps: int = 0
     """Steps from the onset on whose gradient norms are finite."""
+    _last_step: int | None = None
     _finite: dict[str, StepValue] = field(default_factory=dict)
     """The last finite value of each name."""
     _values: dict[str, ValueRange] = field(default_factory=dict)
@@ -141,6 +150,8 @@ class ValueRangeCollector:
         nonfinite = line.nonfinite or ((_LOSS,) if line.values.get(_LOSS, "") is None else ())
         if nonfinite:
             self._add_nonfinite(line, nonfinite)
+        if line.kind == "step":
+            self._last_step = line.number
         self._add_values(line)
         if line.gradient_norm is not None:
             _extend(self._gradient, _ALL, line.gradient_norm)
@@ -199,6 +210,7 @@ class ValueRangeCollector:
                 loss_here=loss if isinstance(loss, int | float) else None,
                 loss_before=self._finite.get(_LOSS),
                 gradient_norm_before=self._finite.get(_ALL),
+                last_step=self._last_step,
             )
         layers = [name.removeprefix(_GRADIENT) for name in names if name.startswith(_GRADIENT)]
         if layers and not self._onset.layers:

@@ -94,7 +94,7 @@ def _nonfinite(content: Content) -> Iterator[Advice]:
         return
     sentences = ["The loss was NaN or infinite." if onset.loss else "A gradient was NaN or infinite."]
     if onset.layers:
-        sentences.append(f"The first layers: <b>{escaped(onset.first_layers(), 300)}</b>{_of_step(onset)}.")
+        sentences.append(_nonfinite_layers(onset))
     elif onset.finite_norm_steps:
         sentences.append(f"The gradient norms read from then on ({count(onset.finite_norm_steps, 'step')}) are finite.")
     elif content.info.get("finished") is not False:
@@ -108,7 +108,7 @@ def _nonfinite(content: Content) -> Iterator[Advice]:
         sentences.append('Red cells in the <a href="#norms">gradient norms by layer</a> are such gradients.')
     # Without a logged loss, NaN is seen on steps with gradient norms only.
     verb = "began" if onset.loss or onset.loss_here is not None else "was first seen"
-    yield Advice(4, f"NaN or infinity {verb} at {onset.kind} {onset.number:,}", " ".join(sentences))
+    yield Advice(4, f"NaN or infinity {verb} at {onset.place}", " ".join(sentences))
 
 
 def _nonfinite_values(content: Content) -> Iterator[Advice]:
@@ -124,8 +124,12 @@ def _nonfinite_values(content: Content) -> Iterator[Advice]:
     )
 
 
-def _of_step(onset: Onset) -> str:
-    return "" if onset.layers_step == onset.number else f" (by the gradients of step {onset.layers_step:,})"
+def _nonfinite_layers(onset: Onset) -> str:
+    """Return the layers as a sentence. If the gradients are of a later step, NaN has spread to layers meanwhile."""
+    layers = f"<b>{escaped(onset.first_layers(), 300)}</b>"
+    if onset.layers_step == onset.number:
+        return f"The first layers: {layers}."
+    return f"Layers with such gradients at step {onset.layers_step:,}: {layers}."
 
 
 def _cause(content: Content, onset: Onset) -> str:
@@ -141,10 +145,11 @@ def _cause(content: Content, onset: Onset) -> str:
     if onset.loss and onset.loss_before is None:
         return "No loss before it was finite: check the inputs, the labels and the initial parameters."
     numbers, losses = content.series.logged.get(_LOSS, ((), ()))
-    before = [loss for number, loss in zip(numbers, losses, strict=True) if number < onset.number]
+    last_step = -1 if onset.last_step is None else onset.last_step
+    before = [loss for number, loss in zip(numbers, losses, strict=True) if number <= last_step]
     typical = median(before) if before else math.inf
     last = onset.loss_here if onset.loss_here is not None else onset.loss_before.value if onset.loss_before else 0.0
-    if last > GROWN * typical:
+    if last > GROWN * typical > 0:  # a negative loss that falls is progress
         return (
             f"The loss had grown to {last / typical:,.0f} times its median ({typical:.3g}): lower "
             "the learning rate, or clip gradients (<code>clip_grad_norm_</code>)."
@@ -158,9 +163,13 @@ def _cause(content: Content, onset: Onset) -> str:
     # Gradients that are not finite make the parameters NaN in the optimizer's step, and then the next loss.
     norm = onset.gradient_norm_before
     seen = onset.kind == "evaluation" or (norm is not None and norm.step == onset.number - 1)
-    batches = f"batch of {onset.kind}" if seen else f"batches of steps {onset.number - 1:,} and"
+    batches = f"batch of {onset.place}" if seen else f"batches of steps {onset.number - 1:,} and {onset.number:,}"
+    unseen = (
+        f" The gradients of step {onset.number - 1:,} were not read, so its backward or its update may be the cause: "
+        "<code>gradient_norms=True</code> names the step and the layers."
+    )
     return (
-        f"The loss before was usual for this run, so check the {batches} {onset.number:,} first "
+        f"The loss before was usual for this run.{'' if seen else unseen} Check the {batches} first "
         "(<code>torch.isfinite(batch).all()</code>, labels out of range). If it is sound, "
         "<code>torch.autograd.set_detect_anomaly(True)</code> names the operation."
     )
