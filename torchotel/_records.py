@@ -294,7 +294,7 @@ class StepRecord:
 
     def span_estimate(self) -> int:
         """Estimate the number of spans of this record before they are built."""
-        return 1 + len(self.phases) + len(self.calls) + len(self.timestamps) // 2
+        return 1 + len(self.phases) + len(self.calls) + (len(self.timestamps) + 1) // 2  # the first layer has no end
 
     def record(self) -> "StepRecord":
         """Return itself."""

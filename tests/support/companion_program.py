@@ -68,6 +68,8 @@ def is_open(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:
         return False
+    except ConnectionResetError:  # it closes now
+        return True
     return True
 
 
@@ -89,7 +91,9 @@ class Program:
             "exec": self._become_another_program,
             "kill the companion": self._kill_the_companion,
             "kill a companion that has reported": self._kill_a_companion_that_has_reported,
+            "kill a companion that is behind": self._kill_a_companion_that_is_behind,
             "kill both companions": self._kill_both_companions,
+            "shut down with a stopped companion": self._shut_down_with_a_stopped_companion,
             "stop the companion": self._stop_the_companion,
             "shut down amid a restart": self._shut_down_amid_a_restart,
             "fill the channel": self._fill_the_channel,
@@ -115,6 +119,29 @@ class Program:
     def _become_another_program(self) -> None:
         words = [sys.executable, "-c", "print('another program')"]
         os.execv(sys.executable, words)  # noqa: S606  # no shell is wanted: this interpreter replaces the training
+
+    def _kill_a_companion_that_is_behind(self) -> None:
+        """Print the spans of twenty steps, and the spans that are dropped with twenty steps after many others."""
+        self.handle.flush()
+        before = self.handle.stats()["spans_recorded"]
+        self.train()
+        self.handle.flush()
+        spans = self.handle.stats()["spans_recorded"] - before
+        for _ in range(20):  # an error of a span a step would be four hundred
+            self.train()
+        self.handle.flush()
+        os.kill(companion(), signal.SIGSTOP)
+        self.train()
+        kill_companion(companion())
+        self.handle.flush()
+        say(spans, self.handle.stats()["spans_dropped"])
+
+    def _shut_down_with_a_stopped_companion(self) -> None:
+        self.handle.flush()
+        os.kill(companion(), signal.SIGSTOP)
+        self.train()
+        self.handle.shutdown(0.5)
+        say(self.handle.stats()["spans_dropped"])
 
     def _kill_the_companion(self) -> None:
         self.handle.flush()

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -114,6 +115,21 @@ def test_a_companion_that_dies_is_started_again(tmp_path: Path) -> None:
     assert len({span.span_id for span in received.spans if span.name.startswith("torch.step")}) == 3 * STEPS
     assert sum(one.name == "torch.step" for one in open_run(tmp_path / "run").spans()) == 3 * STEPS
     assert run.info()["finished"]
+
+
+def test_the_loss_of_a_companion_that_dies_is_counted(tmp_path: Path) -> None:
+    """Records that it had not read are in `spans_dropped`, within the accuracy of the estimate."""
+    with receiver() as received:
+        run = Run("kill a companion that is behind", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+    spans, dropped = map(int, run.lines[0].split())
+    assert 0.8 * spans < dropped < 1.2 * spans, run.errors
+
+
+def test_a_companion_that_is_killed_at_the_shutdown_is_warned_of(tmp_path: Path) -> None:
+    run = Run("shut down with a stopped companion", tmp_path / "run")
+    (dropped,) = re.findall(r"before the deadline of shutdown and was killed; up to (\d+) spans are lost", run.errors)
+    assert int(dropped) > 0
+    assert run.lines[0] == dropped
 
 
 def test_the_counts_of_a_companion_that_dies_are_those_of_the_last_second(tmp_path: Path) -> None:

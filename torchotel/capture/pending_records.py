@@ -105,7 +105,7 @@ class PendingRecord:
         first = self._segments[0]
         spans = 1 + (self.kind == "step" and first.step_start_ns < first.start_ns)
         for segment in self._segments:
-            spans += len(segment.phases) + len(segment.calls) + len(segment.timestamps) // 2
+            spans += len(segment.phases) + len(segment.calls) + (len(segment.timestamps) + 1) // 2
         return spans
 
     def record(self) -> StepRecord:

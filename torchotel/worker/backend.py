@@ -239,6 +239,11 @@ class ThreadBackend(Backend):
         undo.callback(self._worker.stop, 0.0)
 
     @property
+    def spans_estimated(self) -> int:
+        """The sum of the estimates of all processed records."""
+        return self._pipeline.spans_estimated
+
+    @property
     def prometheus_port(self) -> int | None:
         """The port that the scrape endpoint is bound to; None without a scrape endpoint."""
         return self._metric_exporters.port

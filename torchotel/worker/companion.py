@@ -159,7 +159,8 @@ class CompanionProcess:
         self._capture_stats = self._page.counts
         self._check_at_s, counts = now_s + CHECK_S, self._counts()
         self._end_cause.refresh()
-        if counts != self._reported and self._connection.send(counts=counts):
+        estimated = self._backend.spans_estimated
+        if counts != self._reported and self._connection.send(counts=counts, spans_estimated=estimated):
             self._reported = counts
         was_stalled = self._stall_watch.is_stalled
         if (stall := self._stall_watch.check(now_s)) is not None:
@@ -218,7 +219,8 @@ class CompanionProcess:
 
     def _reply(self, request: dict[str, Any], **details: object) -> None:
         about = {"ask": request["ask"], "number": request["number"], "worker": self._backend.worker_state()}
-        self._connection.send(**about, counts=self._counts(), **details)
+        about |= {"counts": self._counts(), "spans_estimated": self._backend.spans_estimated}
+        self._connection.send(**about, **details)
 
     def _counts(self) -> Stats:
         """Return the counts of this process; the training process adds those of capture."""

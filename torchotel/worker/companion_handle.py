@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import marshal
@@ -70,6 +69,8 @@ class Companion:
         self._has_stopped = False
         self.counts = no_stats()
         """The last counts that the process sent."""
+        self.spans_estimated = 0
+        """The sum of the estimates of the records in these counts."""
         flags = "-PSE" if sys.flags.ignore_environment else "-PS"  # without `site`: its work is in `sys.path`
         command = [sys.executable, flags, "-c", PROGRAM, str(channel_fd), str(theirs.fileno())]
         optional = (settings.metrics_fd, settings.listener_fd, settings.signals_fd, settings.stacks_fd)
@@ -116,12 +117,16 @@ class Companion:
         """Let the companion empty the ring now."""
         self._connection.wake()
 
-    def end(self, deadline_s: float) -> None:
-        """Wait for the process until the deadline, then kill it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+    def end(self, deadline_s: float) -> bool:
+        """Wait for the process until the deadline, then kill it; return whether it had to be killed."""
+        try:
             self._process.wait(max(0.0, deadline_s - time.monotonic()))
-            self._thread.join(EXIT_S)  # it reads the last messages, and logs if the process has ended by itself
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return True
+        self._thread.join(EXIT_S)  # it reads the last messages, and logs if the process has ended by itself
         self.kill()
+        return False
 
     def kill(self) -> None:
         """End the process at once, if it has not ended."""
@@ -160,7 +165,7 @@ class Companion:
         if "log" in message:
             _logger.log(message["log"], "%s", message["text"])
             return
-        self.counts = message["counts"]
+        self.counts, self.spans_estimated = message["counts"], message["spans_estimated"]
         self._has_stopped = self._has_stopped or message.get("ask") == "stop"
         if (answers := self._answers.get(message.get("number", -1))) is not None:
             answers.put(message)

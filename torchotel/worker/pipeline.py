@@ -77,6 +77,8 @@ class Pipeline:
         self.spans_sampled_out = 0
         self.spans_dropped = 0
         """Spans of records that were dropped before an exporter got them; `spans_recorded` does not include them."""
+        self.spans_estimated = 0
+        """The sum of the estimates of all records so far, which the training process compares with what it has sent."""
 
     def record_to(self, run_file: RunFile) -> None:
         """Export to a run file, too, which was opened with the first record."""
@@ -85,6 +87,8 @@ class Pipeline:
 
     def process(self, record: Record) -> None:
         """Add a record to the metrics and the run file, and export its trace."""
+        if record.kind != "stall":  # the companion makes it
+            self.spans_estimated += record.span_estimate()
         self._announce(record)
         if isinstance(record, Log):
             self._add_log_metrics(record)
@@ -108,6 +112,7 @@ class Pipeline:
 
     def drop(self, spans: int) -> None:
         """Count the spans of a record that was dropped; without an exporter there are none."""
+        self.spans_estimated += spans
         if self._exports:
             self.spans_dropped += spans
 
@@ -150,6 +155,7 @@ class Pipeline:
             trace = self._builder.build(record, tree, root, attributes)
             self._export(trace)
             return len(trace.spans)
+        self._id_source.end_unsampled(root, record.end_ns + record.unix_offset_ns)
         if self._exports:
             self.spans_recorded += record.span_estimate()
             self.spans_sampled_out += record.span_estimate()

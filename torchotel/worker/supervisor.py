@@ -51,6 +51,11 @@ ENDED = (
     "TORCHOTEL_WORKER=thread to work without it."
 )
 
+KILLED = (
+    "The companion process did not end before the deadline of shutdown and was killed; up to %d spans are lost. Call "
+    "shutdown() with a longer timeout_s."
+)
+
 _logger = logging.getLogger("torchotel")
 
 
@@ -166,9 +171,12 @@ class CompanionBackend(Backend):
         error = None if end.error is None else tuple(end.error)
         self._guard.guarded(self._write_counts)()
         left_s, end_s = deadline_s - time.monotonic(), max(deadline_s, time.monotonic()) + EXIT_S
-        companion.ask("stop", left_s, EXIT_S, finished=end.finished, error=error)
-        companion.end(end_s)
-        self._close()
+        try:
+            companion.ask("stop", left_s, EXIT_S, finished=end.finished, error=error)
+            if companion.end(end_s):
+                _logger.warning(KILLED, self._companion_counts()["spans_dropped"])
+        finally:  # after Ctrl-C the companion ends by itself, at the deadline
+            self._close()
 
     def discard(self) -> None:
         """Kill the companion, and remove the run file and the target of the scrape endpoint."""
@@ -242,9 +250,10 @@ class CompanionBackend(Backend):
         elif self._stopped:
             self._late_spans += item.span_estimate()
         else:
-            self._spans += item.span_estimate()
+            spans = item.span_estimate()
             if not self._guard.guarded(self._send)(item):
-                self._channel.count_dropped(item.span_estimate())
+                self._spans += spans
+                self._channel.count_dropped(spans)
 
     def _send(self, pending: Recordable) -> bool:
         record = pending.record()
@@ -259,6 +268,7 @@ class CompanionBackend(Backend):
         waited = self._channel.waiting
         if not self._channel.send(self._encoder.encode(record)):
             return False
+        self._spans += record.span_estimate()
         self._encoder.confirm()
         if waited <= WAKE_BYTES < self._channel.waiting:
             companion.wake()
@@ -275,7 +285,7 @@ class CompanionBackend(Backend):
         companion = self._companion
         counts = companion.counts.copy()
         if companion.ended_early:
-            counts["spans_recorded"] = max(counts["spans_recorded"], self._spans)
+            counts["spans_recorded"] += max(0, self._spans - companion.spans_estimated)
             counts["spans_dropped"] = counts["spans_recorded"] - counts["spans_exported"] - counts["spans_sampled_out"]
         return counts
 
