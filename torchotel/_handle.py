@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -104,11 +105,13 @@ class Handle:
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
-                self._guard.guarded(session.stop)(timeout_s, finished=finished, error=error)
-                if self._zero_code:
-                    self._guard.guarded(session.discard_empty)()
-                self._stats = self._guard.guarded(session.stats)() or no_stats()
-                self._folder = session.record_folder
+                try:
+                    self._guard.guarded(session.stop)(timeout_s, finished=finished, error=_cause(error))
+                finally:  # Ctrl-C may have ended the waiting
+                    if self._zero_code:
+                        self._guard.guarded(session.discard_empty)()
+                    self._stats = self._guard.guarded(session.stats)() or no_stats()
+                    self._folder = session.record_folder
         atexit.unregister(self._exit)
 
     def stats(self) -> HandleStats:
@@ -206,7 +209,8 @@ class Handle:
         if printed is not None and session is not None and not session.has_ended_with(printed):
             printed = None
         error = next((one for one in (printed, sys.exc_info()[1]) if not _is_normal(one)), None)
-        self.end(finished=error is None, error=error)
+        with suppress(KeyboardInterrupt):  # it has ended the waiting, and the program has ended already
+            self.end(finished=error is None, error=error)
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +226,12 @@ class Handle:
         session, self._session = self._session, None
         if session is not None:
             session.disable_after_fork()
+
+
+def _cause(error: BaseException | None) -> BaseException | None:
+    """Return the exception whose handler called `sys.exit`, as in a process of `torch.multiprocessing.spawn`."""
+    handled = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
+    return handled or error
 
 
 def _is_normal(error: BaseException | None) -> bool:

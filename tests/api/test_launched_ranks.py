@@ -147,6 +147,19 @@ def test_ranks_that_multiprocessing_spawns(folder: Path) -> None:
     assert first == second
 
 
+def test_an_exception_in_a_rank_that_multiprocessing_spawns(folder: Path) -> None:
+    """PyTorch catches the exception and ends the process by `sys.exit(1)`; the run has the exception."""
+    (folder / "spawn.py").write_text(
+        (folder / "spawn.py")
+        .read_text()
+        .replace("\n    torch.distributed.destroy", "\n    1 / 0\n    torch.distributed.destroy")
+    )
+    done = commands.forked_python("spawn.py", str(folder), cwd=folder, **commands.SILENT)
+    assert done.returncode == 1
+    errors = [open_run(path).info["error"] for path in folder.glob("run-rank*")]
+    assert ("ZeroDivisionError", "division by zero") in [(error["type"], error["message"]) for error in errors]
+
+
 def test_workers_of_a_data_loader_that_are_spawned(folder: Path) -> None:
     """They run the script's `instrument()` again, and make no folder."""
     done = commands.forked_python("loader.py", cwd=folder, **commands.SILENT)

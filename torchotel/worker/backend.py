@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
     from torchotel.exporters.run_file import ClaimedFolder
 
+METRICS_SHARE = 0.1
+"""Share of the time of a shutdown that is kept for the last export of metrics, if traces take all the rest."""
 _logger = logging.getLogger("torchotel")
 
 
@@ -265,17 +268,38 @@ class ThreadBackend(Backend):
         Args:
             deadline_s: When this ends, in time of `time.monotonic()`.
             end: How the run ended, for the run file.
+
+        Raises:
+            KeyboardInterrupt: The user ended the waiting. All parts have ended nevertheless.
         """
-        guarded = self.guard.guarded
+        interrupt: KeyboardInterrupt | None = None
+        metrics_s = (deadline_s - time.monotonic()) * METRICS_SHARE
         if not end.shut_down:
             self._metric_exporters.close_endpoint()
-        guarded(self._worker.stop)(deadline_s - time.monotonic())
+        parts = [self.guard.guarded(part) for part in self._shutdown_parts(end, metrics_s)]
+        while parts:
+            try:
+                parts[0](deadline_s)
+            except KeyboardInterrupt as error:
+                deadline_s, interrupt = time.monotonic(), error
+            else:
+                del parts[0]
+        if interrupt is not None:
+            raise interrupt
+
+    def _shutdown_parts(self, end: RunEnd, metrics_s: float) -> Iterator[Callable[[float], object]]:
+        """Yield the functions that end the parts by a deadline; each may be called again after an interrupt."""
+
+        def late(shutdown: Callable[[float], object], before_s: float) -> Callable[[float], object]:
+            return lambda deadline_s: shutdown(max(deadline_s - before_s, time.monotonic() + 0.1))
+
+        yield lambda deadline_s: self._worker.stop(deadline_s - metrics_s - time.monotonic())
         for exporter in self._exporters:  # the run file last: it records how many spans were exported
             if exporter is self._run_file:
-                guarded(self._write_run_info)(end)
-            guarded(exporter.shutdown)(max(deadline_s, time.monotonic() + 0.1))
+                yield lambda _: self._write_run_info(end)
+            yield late(exporter.shutdown, metrics_s)
         # After the trace exporters, whose counts it exports.
-        guarded(self._metric_exporters.shutdown)(max(deadline_s, time.monotonic() + 0.1), finished=end.finished)
+        yield late(partial(self._metric_exporters.shutdown, finished=end.finished), 0.0)
 
     def discard(self) -> None:
         """Stop at once, and remove the run file."""
