@@ -106,6 +106,9 @@ class IdGenerator(SpanContextSource):
         flags = parent.other_flags & _RANDOM_TRACE_ID
         return SpanReference(trace_id, random_span_id(), sampled, state=parent.state, other_flags=flags)
 
+    def end_unsampled(self, span: SpanReference, end_ns: int) -> None:
+        """Do nothing: there is no span, only its ids."""
+
 
 def run_reference(identity: Identity) -> SpanReference:
     """Return the ids of `torch.run`: a hash if there may be several ranks, so that all of them link to the same span.

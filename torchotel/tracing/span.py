@@ -122,3 +122,11 @@ class SpanContextSource(Protocol):
             attributes: Attributes for the sampler.
             baggage: The program's baggage, for span processors.
         """
+
+    def end_unsampled(self, span: SpanReference, end_ns: int) -> None:
+        """End a root that is not sampled, and so is in no trace; called on the worker thread.
+
+        Args:
+            span: The root.
+            end_ns: The end of the span, in unix time.
+        """

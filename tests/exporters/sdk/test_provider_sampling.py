@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import (
     ALWAYS_OFF,
     ALWAYS_ON,
@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.sampling import (
 )
 from opentelemetry.util.types import Attributes
 from support.otlp_traces import CONV, STEP, T0, flat
+from support.recorded_training import train
 from support.sdk_provider import Answering, Kept, begun
 from support.senders import soon
 from torch import nn
@@ -84,6 +85,27 @@ def test_a_sampler_that_answers_by_the_span(decision: Decision) -> None:
     kept.engine.flush(soon())
     assert [span.name for span in kept.spans] == ["torch.step"]
     assert kept.engine.stats.read() == ExportCounts(1, 0, {}, sampled_out=9)
+
+
+def test_a_step_that_is_only_recorded() -> None:
+    """The processors get the span of each step with its true end; nothing is exported."""
+    ended: list[ReadableSpan] = []
+
+    class Noting(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            ended.append(span)
+
+    provider = TracerProvider(sampler=Answering(lambda *_: Decision.RECORD_ONLY))
+    provider.add_span_processor(Noting())
+    with torchotel.instrument(tracer_provider=provider, prometheus_port=None) as handle:
+        train(3)
+        handle.flush()
+        steps = [span for span in ended if span.name == "torch.step"]
+        handle.shutdown()
+    assert all("torch.estimated" not in (span.attributes or {}) for span in steps)
+    ends_ns = [span.end_time or 0 for span in steps]
+    assert 0 < ends_ns[0] < ends_ns[1] < ends_ns[2]
+    assert handle.stats()["spans_recorded"] == handle.stats()["spans_sampled_out"]
 
 
 def test_a_started_span_that_is_left_out() -> None:

@@ -1,5 +1,6 @@
 """A provider that is slow, or whose endpoint is down, delays neither the worker nor the other exporters."""
 
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ import pytest
 import torch
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from support.otlp_traces import flat
 from support.prometheus_server import until
 from support.recorded_training import train
@@ -172,6 +174,42 @@ def test_many_small_traces_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exporter.n_spans == 5
 
 
+def test_spans_without_a_queue_are_counted_while_steps_go_on() -> None:
+    """A SimpleSpanProcessor has delivered them, though no flush was asked for."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
+    with torchotel.instrument(tracer_provider=provider, detail="all", prometheus_port=None) as handle:
+        train(50)
+        assert until(lambda: handle.stats()["spans_exported"], lambda spans: spans > 500) > 500
+
+
+class Locked(SpanProcessor):
+    """Holds a lock while a span ends, which a child that is forked meanwhile cannot take."""
+
+    def __init__(self) -> None:
+        self.lock, self.entered = threading.Lock(), threading.Event()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        with self.lock:
+            self.entered.set()
+            for _ in range(100):
+                os.sched_yield()
+
+
+def test_a_fork_waits_for_a_processor() -> None:
+    """A child that uses the program's provider does not hang, as it does not without torchotel."""
+    kept, locked = Kept(), Locked()
+    kept.provider.add_span_processor(locked)
+    with torchotel.instrument(tracer_provider=kept.provider, detail="all", prometheus_port=None):
+        for _ in range(10):
+            train(20)
+            assert locked.entered.wait(10)
+            child = os.fork()
+            if not child:
+                os._exit(not locked.lock.acquire(timeout=10))
+            assert os.waitpid(child, 0)[1] == 0
+
+
 class Scoring(SpanProcessor):
     """Runs a model for each span, without gradients."""
 
@@ -203,6 +241,30 @@ def test_a_processor_that_runs_a_model_is_not_recorded() -> None:
         assert handle.flush(10)
         assert handle.stats()["evaluations"] == 0
     assert scoring.threads >= {"torchotel-worker", "torchotel-replay"}
+
+
+@pytest.mark.parametrize("call", ["flush", "shutdown"])
+def test_a_processor_that_calls_the_handle(call: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It cannot wait for itself: each span is counted, and nothing fails."""
+    answers = list[object]()
+
+    class Calling(SpanProcessor):
+        def on_end(self, span: ReadableSpan) -> None:
+            if span.name == "torch.step" and not answers:
+                answers.append(getattr(handle, call)(30))
+
+        def force_flush(self, timeout_millis: int = 30_000) -> bool:
+            return True
+
+    kept = Kept()
+    kept.provider.add_span_processor(Calling())
+    with torchotel.instrument(tracer_provider=kept.provider, detail="all", prometheus_port=None) as handle:
+        train(5)
+        handle.flush(30)
+    stats = handle.stats()
+    assert answers == [False if call == "flush" else None]
+    assert stats["internal_errors"] == 0, caplog.text
+    assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_dropped"] > 0
 
 
 def test_metrics_go_on_while_another_thread_flushes() -> None:

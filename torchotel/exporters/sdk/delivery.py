@@ -15,7 +15,9 @@ from torchotel.exporters.sdk.provider_flush import ProviderFlush
 UNKNOWN_ROOM = 512
 """Free queue entries that are assumed for unknown processors; the SDK's queue has 2,048 entries."""
 MAX_ROOM = 8192
-"""Spans between two flushes if there is no queue: spans are counted when they are flushed."""
+"""Free queue entries that are used at most: spans are counted when they are flushed."""
+NO_QUEUE_ROOM = 64
+"""The same without any queue, where a flush takes no time."""
 
 
 def slice_spans(provider: TracerProvider) -> int:
@@ -25,7 +27,8 @@ def slice_spans(provider: TracerProvider) -> int:
     a full queue of the SDK drops its oldest spans.
     """
     active = getattr(provider, "_active_span_processor", None)
-    return max(1, min((_room(processor) for processor in _flat(active)), default=MAX_ROOM) // 2)
+    rooms = (_room(one) for one in _flat(active) if not isinstance(one, SimpleSpanProcessor))
+    return max(1, min(rooms, default=NO_QUEUE_ROOM) // 2)
 
 
 def _flat(processor: object) -> Iterator[object]:
@@ -39,8 +42,6 @@ def _flat(processor: object) -> Iterator[object]:
 
 
 def _room(processor: object) -> int:
-    if isinstance(processor, SimpleSpanProcessor):
-        return MAX_ROOM
     batch = getattr(processor, "_batch_processor", processor)
     size, queue = getattr(batch, "_max_queue_size", None), getattr(batch, "_queue", None)
     if not isinstance(size, int) or not isinstance(queue, Sized):

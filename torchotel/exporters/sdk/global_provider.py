@@ -64,7 +64,7 @@ def warn_of_late_provider() -> None:
     provider = find_provider(None)
     if provider is not None:
         warn_once(
-            "The program set a TracerProvider, a %s, after instrument(): torchotel's spans do not go through it. "
+            "The program set a TracerProvider (%s) after instrument(): torchotel's spans do not go through it. "
             "Set it before instrument(), or give it as tracer_provider.",
             type(provider).__qualname__,
         )

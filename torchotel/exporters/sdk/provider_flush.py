@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 SLICE_TIMEOUT_S = 30.0
 """Timeout that a flush without a deadline passes to the SDK, whose default it is."""
 
+REFUSED = (
+    "force_flush of %s returned False, so what waits in it counts as dropped. Do not shut the provider down before "
+    "torchotel, and check its processors and readers"
+)
+
 
 class ProviderFlush:
     """Call `force_flush` of a provider; without this method all ended spans count as exported.
@@ -38,12 +43,15 @@ class ProviderFlush:
             return True
         try:
             with suppressed():
-                return flush(max(1, int(timeout_s * 1000))) is not False
+                flushed = flush(max(1, int(timeout_s * 1000))) is not False
         except BaseException as error:  # noqa: BLE001  # a provider of the program may raise anything, as SystemExit
             self._stats.error(type(error).__name__)
             provider = type(self._provider).__name__
             self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
             return False
+        if not flushed:
+            self._warn(REFUSED, type(self._provider).__name__)
+        return flushed
 
     def flush_by(self, deadline_s: float) -> bool | None:
         """Flush by `deadline_s` of `time.monotonic()`; return False on failure, and None on timeout."""

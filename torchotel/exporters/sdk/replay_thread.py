@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchotel._limits import MAX_BUFFER_SPANS
@@ -70,6 +71,10 @@ class ReplayThread(TraceExporter, SpanContextSource):
         """Start a span with the provider; from any thread."""
         return self._exporter.start(name, parent, start_ns, attributes, baggage)
 
+    def end_unsampled(self, span: SpanReference, end_ns: int) -> None:
+        """End a root that the provider's sampler only records."""
+        self._exporter.end_unsampled(span, end_ns)
+
     def export(self, trace: Trace) -> None:
         """Hand a trace to the thread; if no thread can be started, replay it at once."""
         if self._thread is None and self._end_by_s is None and not self._start_thread():
@@ -81,10 +86,13 @@ class ReplayThread(TraceExporter, SpanContextSource):
                 return
             self._waiting.append(trace)
             self._waiting_spans += len(trace.spans)
+            dropped = []
             while self._is_too_long():
-                self._drop(self._next())
-                self._warn(LATE)
+                dropped.append(self._next())
             self._changed.notify()
+        if dropped:  # without the lock: a log handler of the program may block
+            self._drop(dropped)
+            self._warn(LATE)
 
     def later_ns(self, spans: int) -> int:
         """Estimate the CPU time that the thread will spend on a trace."""
@@ -92,6 +100,8 @@ class ReplayThread(TraceExporter, SpanContextSource):
 
     def flush(self, deadline_s: float) -> bool:
         """Replay all traces and flush the provider. Return False on timeout or if spans were dropped."""
+        if self._is_current():
+            return False
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with self._changed:
             dropped, self._has_dropped = self._has_dropped, False
@@ -112,13 +122,18 @@ class ReplayThread(TraceExporter, SpanContextSource):
         if self._thread is None:
             self._exporter.shutdown(deadline_s)
             return
-        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        if not self._is_current():
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
         with self._changed:
-            if self._waiting:
-                self._warn(UNSENT, self._waiting_spans)
-            while self._waiting:
-                self._drop(self._next())
+            spans, dropped = self._waiting_spans, [self._next() for _ in range(len(self._waiting))]
+        self._drop(dropped)
         self._exporter.abandon()
+        if dropped:
+            self._warn(UNSENT, spans)
+
+    def _is_current(self) -> bool:
+        """Return whether a processor of the program calls this, which cannot wait for itself."""
+        return threading.current_thread() is self._thread
 
     def _start_thread(self) -> bool:
         thread = threading.Thread(target=self._run, name="torchotel-replay", daemon=True)
@@ -138,16 +153,18 @@ class ReplayThread(TraceExporter, SpanContextSource):
         self._waiting_spans -= len(trace.spans)
         return trace
 
-    def _drop(self, trace: Trace) -> None:
-        self._stats.dropped(len(trace.spans), queue=True)
-        self._has_dropped = True
-        self._exporter.forget(trace)
+    def _drop(self, traces: Sequence[Trace]) -> None:
+        for trace in traces:
+            self._has_dropped = True
+            self._stats.dropped(len(trace.spans), queue=True)
+            self._exporter.forget(trace)
 
     def _run(self) -> None:
         with suppressed():  # a processor that runs a model is not recorded
             self._replay_all()
 
     def _replay_all(self) -> None:
+        push_at_s = 0.0
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work, INTERVAL_S)
@@ -159,7 +176,8 @@ class ReplayThread(TraceExporter, SpanContextSource):
             elif self._end_by_s is not None:
                 self._shut_down(self._end_by_s)
                 return
-            else:
+            if (now_s := time.monotonic()) >= push_at_s:
+                push_at_s = now_s + INTERVAL_S
                 self._push()
 
     def _has_work(self) -> bool:
