@@ -17,7 +17,7 @@ class ForkGate:
     """
 
     def __init__(self) -> None:
-        self._reset()
+        self.reset()
         _gates.add(self)
 
     def __enter__(self) -> None:
@@ -43,7 +43,8 @@ class ForkGate:
             self._forking -= 1
             self._changed.notify_all()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Set the counts to 0 in a forked child, which has no other thread."""
         self._changed = threading.Condition()
         self._inside = self._forking = 0
 
@@ -61,9 +62,9 @@ def _end_fork() -> None:
         gate.end_fork()
 
 
-def _reset_in_child() -> None:
+def _reset() -> None:
     for gate in tuple(_gates):
-        gate._reset()  # noqa: SLF001  # the threads that were inside are not in the child
+        gate.reset()
 
 
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_reset_in_child)
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_reset)

@@ -37,7 +37,8 @@ class ReplayThread(TraceExporter, SpanContextSource):
     """Pass traces to the exporter of a TracerProvider; if too many wait, the oldest are dropped.
 
     Args:
-        exporter: Replays traces; it is called on this thread only, except for `start` and `abandon`.
+        exporter: Replays traces; it is called on this thread only, except for `start`, `end_unsampled`
+            and `abandon`.
         guard: Counts internal errors.
     """
 
