@@ -124,7 +124,8 @@ class Worker:
             request = self._flushes.get()
             self.guard.guarded(self._drain)()  # records from before the flush
             self.guard.guarded(self._pipeline.export_folded)()
-            self._push()
+            for exporter in self._exporters:
+                self.guard.guarded(exporter.push)()
             request.complete = self.spans_dropped == self._dropped_by_flush
             self._dropped_by_flush = self.spans_dropped
             request.done.set()  # also after an error: flush() waits for it
@@ -141,11 +142,8 @@ class Worker:
         if dropped:
             self._pipeline.drop(dropped)
             self._warn(BEHIND, dropped)
-        self._push()
-
-    def _push(self) -> None:
         for exporter in self._exporters:
-            self.guard.guarded(exporter.push)()
+            self.guard.guarded(exporter.push_due)()
 
     def _drop(self, pending: Recordable) -> None:
         self._count(pending)

@@ -63,10 +63,10 @@ def test_no_pause_asked_for_is_a_pause_of_our_own() -> None:
 
 def test_gives_up_in_time() -> None:
     with receiver() as server:
-        server.answers.extend([Answer(503)] * 2)
-        found, whole, pauses = _retried(server, retry=RetryPolicy(max_elapsed_s=1.5))
+        server.answers.append(Answer(503))
+        found, whole, pauses = _retried(server, retry=RetryPolicy(max_elapsed_s=0.0))
         assert (whole, found.arrived, found.failure) == (False, 0, "it answered 503 Service Unavailable")
-        assert pauses == [1.0]  # the clock did not move while it slept; two more seconds would be too late
+        assert pauses == []
 
 
 def test_stops_where_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

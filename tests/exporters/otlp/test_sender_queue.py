@@ -49,12 +49,16 @@ def queued(**limits: Any) -> tuple[Sender, Held, ExportStats]:
 @pytest.mark.parametrize(
     "make", [lambda: queued(max_requests=2), lambda: queued(max_bytes=3)], ids=["requests", "bytes"]
 )
-def test_queue_is_bounded(make: Callable[[], tuple[Sender, Held, ExportStats]]) -> None:
-    """Where too much waits the oldest goes, and is counted."""
+def test_queue_is_bounded(
+    make: Callable[[], tuple[Sender, Held, ExportStats]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where too much waits the oldest goes, is counted, and is warned of once."""
     sender, held, stats = make()
     for body in (b"1a", b"2b", b"3"):
         sender.put(body, 10)
     assert stats.read().dropped == 10
+    (warning,) = caplog.messages
+    assert "does not accept spans as fast as they are produced" in warning
     held.opened.set()
     sender.shutdown(soon())
     assert held.sent == [b"0", b"2b", b"3"]

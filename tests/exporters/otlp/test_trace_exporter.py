@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import requests
+from support.misbehaving_servers import closed_port
 from support.otlp_http_receiver import Answer, Receiver, receiver
 from support.otlp_traces import RESOURCE, T0, flat, proto, rich
 from support.senders import http, soon
 
+from torchotel._limits import MAX_WAITING_REQUESTS
 from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.config.otlp_endpoint import OtlpCompression
 from torchotel.exporters.base import ExportCounts
+from torchotel.exporters.otlp import trace_exporter
 from torchotel.exporters.otlp.encoder import Envelope, SpanEncoder
 from torchotel.exporters.otlp.trace_exporter import SPANS_PER_ITEM, Batch, RequestExporter
 from torchotel.tracing.span import Span, SpanTemplate, Trace
@@ -156,3 +159,15 @@ def test_import_is_cheap() -> None:
         "assert not {'requests', 'urllib3', 'google.protobuf', 'grpc', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # our own words
+
+
+def test_requests_grow_while_the_endpoint_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of a second would fill the queue in a minute, with a hundredth of the bytes that may wait."""
+    monkeypatch.setattr(trace_exporter, "MAX_AGE_S", 0.0)
+    exporter = RequestExporter(http(f"http://127.0.0.1:{closed_port()}"), resource=RESOURCE, version="1.2")
+    for number in range(5 * MAX_WAITING_REQUESTS):
+        exporter.export(flat(10, number))
+        exporter.push_due()
+    assert exporter.stats.read().dropped == 0
+    exporter.shutdown(soon(0.1))
+    assert exporter.stats.read().dropped == 50 * MAX_WAITING_REQUESTS

@@ -55,8 +55,10 @@ class RetryPolicy(NamedTuple):
         backoff_s = min(self.first_backoff_s * 2.0 ** min(attempts - 1, 64), MAX_BACKOFF_S)
         spread_s = backoff_s * (1 + _SPREAD * (2 * chance - 1))
         # An endpoint may ask for a pause of 0, or until a time in the past.
-        pause_s = max(spread_s, reply.retry_after_s or 0.0)
-        return pause_s if elapsed_s + pause_s <= self.max_elapsed_s else None
+        asked_s, left_s = reply.retry_after_s or 0.0, self.max_elapsed_s - elapsed_s
+        if left_s <= 0 or asked_s > left_s:
+            return None
+        return min(max(spread_s, asked_s), left_s)  # the last attempt is at the end of the time limit
 
 
 DEFAULT_RETRY = RetryPolicy()
@@ -164,6 +166,15 @@ class FailureLog:
         """Log the warning of an endpoint that accepted a request."""
         self._warn("%s accepted the %s with a warning: %s", self._endpoint, self._signal.items, text)
 
+    def overflowed(self) -> None:
+        """Warn that requests are dropped because too many wait; from any thread."""
+        self._warn(
+            "%s does not accept %s as fast as they are produced, so the oldest are dropped (`spans_dropped` in stats() "
+            "counts them). Read the log of that server, or record less detail.",
+            self._endpoint,
+            self._signal.items,
+        )
+
     def unsent(self, requests: int, spans: int) -> None:
         """Warn that requests were dropped at the deadline of `shutdown`."""
         lost = f"{spans} spans" if spans else f"{requests} requests of {self._signal.items}"
@@ -246,15 +257,19 @@ class Sender:
             if self._deadline_s is not None:
                 self._drop(spans)
                 return
+            is_full = False
             while self._waiting and (
                 len(self._waiting) >= self._max_requests or self._waiting_bytes + len(body) > self._max_bytes
             ):
+                is_full = True
                 self._stats.error("queue_full")
                 self._drop(self._pop().spans, queue=True)
             self._waiting.append(_Request(body, spans, traces))
             self._waiting_bytes += len(body)
             self._start()
             self._changed.notify_all()
+        if is_full:
+            self._failure_log.overflowed()
 
     def discard_waiting(self) -> None:
         """Discard the waiting requests because newer requests replace them; not counted as dropped."""
@@ -262,6 +277,11 @@ class Sender:
             self._waiting.clear()
             self._waiting_bytes = 0
             self._changed.notify_all()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being sent or waits."""
+        return not self._is_idle()
 
     def flush(self, deadline_s: float) -> bool:
         """Wait until all requests are sent. Return False on timeout or if items were dropped since the last flush."""

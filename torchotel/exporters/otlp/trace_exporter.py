@@ -59,7 +59,7 @@ class Batch:
 
 
 MAX_AGE_S = 1.0
-"""Age of a batch that is sent with the next trace, even if it is not full."""
+"""Age of a batch that is sent even if it is not full."""
 
 
 class RequestExporter(TraceExporter):
@@ -113,7 +113,11 @@ class RequestExporter(TraceExporter):
                 added += len(spans)
         except Exception as error:  # noqa: BLE001  # the next trace may succeed
             self._failed(error, len(trace.spans) - added)
-        if self._batch.count and time.monotonic() - self._since_s > MAX_AGE_S:
+        self.push_due()
+
+    def push_due(self) -> None:
+        """Push a batch that is old enough. While another request is being sent, it grows up to a full request."""
+        if self._batch.count and time.monotonic() - self._since_s > MAX_AGE_S and not self._sender.is_busy:
             self.push()
 
     def push(self) -> None:
