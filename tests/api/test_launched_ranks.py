@@ -160,6 +160,32 @@ def test_an_exception_in_a_rank_that_multiprocessing_spawns(folder: Path) -> Non
     assert ("ZeroDivisionError", "division by zero") in [(error["type"], error["message"]) for error in errors]
 
 
+SHORT = """
+import multiprocessing, sys, torch, torchotel
+def rank(ends):
+    torchotel.instrument(record="run", prometheus_port=None, traces_exporter="none")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for width in (4, 4, 4) if ends else (5,):
+        model(torch.ones(2, width)).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=rank, args=(sys.argv[2] == "ends",))
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize(("end", "error"), [("ends", None), ("fails", "RuntimeError")])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_short_child(folder: Path, method: str, end: str, error: str | None) -> None:
+    """The end is recorded if the worker opens the run file during the shutdown, with the first record."""
+    (folder / "short.py").write_text(SHORT)
+    done = commands.forked_python("short.py", method, end, cwd=folder, **commands.SILENT)
+    info = open_run(folder / "run").info
+    assert (info["finished"], info.get("error", {}).get("type")) == (True, error), done.stderr
+
+
 def test_workers_of_a_data_loader_that_are_spawned(folder: Path) -> None:
     """They run the script's `instrument()` again, and make no folder."""
     done = commands.forked_python("loader.py", cwd=folder, **commands.SILENT)

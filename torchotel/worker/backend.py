@@ -276,14 +276,14 @@ class ThreadBackend(Backend):
         metrics_s = (deadline_s - time.monotonic()) * METRICS_SHARE
         if not end.shut_down:
             self._metric_exporters.close_endpoint()
-        parts = [self.guard.guarded(part) for part in self._shutdown_parts(end, metrics_s)]
-        while parts:
-            try:
-                parts[0](deadline_s)
-            except KeyboardInterrupt as error:
-                deadline_s, interrupt = time.monotonic(), error
-            else:
-                del parts[0]
+        for part in self._shutdown_parts(end, metrics_s):
+            is_done = False
+            while not is_done:
+                try:
+                    self.guard.guarded(part)(deadline_s)
+                    is_done = True
+                except KeyboardInterrupt as error:
+                    deadline_s, interrupt = time.monotonic(), error
         if interrupt is not None:
             raise interrupt
 
@@ -294,6 +294,7 @@ class ThreadBackend(Backend):
             return lambda deadline_s: shutdown(max(deadline_s - before_s, time.monotonic() + 0.1))
 
         yield lambda deadline_s: self._worker.stop(deadline_s - metrics_s - time.monotonic())
+        # The worker may have opened the run file of a child of multiprocessing meanwhile.
         for exporter in self._exporters:  # the run file last: it records how many spans were exported
             if exporter is self._run_file:
                 yield lambda _: self._write_run_info(end)
