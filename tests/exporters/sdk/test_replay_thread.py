@@ -1,6 +1,5 @@
 """A provider that is slow, or whose endpoint is down, delays neither the worker nor the other exporters."""
 
-import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -181,33 +180,6 @@ def test_spans_without_a_queue_are_counted_while_steps_go_on() -> None:
     with torchotel.instrument(tracer_provider=provider, detail="all", prometheus_port=None) as handle:
         train(50)
         assert until(lambda: handle.stats()["spans_exported"], lambda spans: spans > 500) > 500
-
-
-class Locked(SpanProcessor):
-    """Holds a lock while a span ends, which a child that is forked meanwhile cannot take."""
-
-    def __init__(self) -> None:
-        self.lock, self.entered = threading.Lock(), threading.Event()
-
-    def on_end(self, span: ReadableSpan) -> None:
-        with self.lock:
-            self.entered.set()
-            for _ in range(100):
-                os.sched_yield()
-
-
-def test_a_fork_waits_for_a_processor() -> None:
-    """A child that uses the program's provider does not hang, as it does not without torchotel."""
-    kept, locked = Kept(), Locked()
-    kept.provider.add_span_processor(locked)
-    with torchotel.instrument(tracer_provider=kept.provider, detail="all", prometheus_port=None):
-        for _ in range(10):
-            train(20)
-            assert locked.entered.wait(10)
-            child = os.fork()
-            if not child:
-                os._exit(not locked.lock.acquire(timeout=10))
-            assert os.waitpid(child, 0)[1] == 0
 
 
 class Scoring(SpanProcessor):

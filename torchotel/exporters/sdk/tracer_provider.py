@@ -32,7 +32,6 @@ from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats, TemplateCache, TraceExporter
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
-from torchotel.exporters.sdk.fork_gate import ForkGate
 from torchotel.tracing.context import baggage_context, suppressed
 from torchotel.tracing.ids import OTHER_FLAGS, context_of, own_random, random_span_id, random_trace_id, span_context_of
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace
@@ -157,7 +156,6 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         self._tracer = self._get_tracer()
         self._delivery = Delivery(provider, self.stats)
         self._started = StartedSpans()
-        self._fork_gate = ForkGate()
         self._templates = TemplateCache(lambda template: otlp_safe(template.attributes))
         self._renamed: dict[tuple[int, int], SpanContext] = {}
         """Contexts of roots that `start` did not create, by the ids in links to them: `torch.run`."""
@@ -179,7 +177,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         above = None if parent is None else self._started.get(parent.trace_id, parent.span_id)
         try:
             outer = _outer(parent, baggage) if above is None else set_span_in_context(*above)
-            with suppressed(), self._fork_gate:  # a sampler or a processor that runs a model is not recorded
+            with suppressed():  # a sampler or a processor that runs a model is not recorded
                 live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
@@ -200,7 +198,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         if started is None:
             return
         try:
-            with suppressed(), self._fork_gate:
+            with suppressed():
                 started[0].end(end_ns)
         except BaseException as error:  # noqa: BLE001  # the program's processors may end this thread
             self._failed(error)
@@ -270,8 +268,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
                     live.add_link(*self._linked(link))
                 return live, context
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
-            with self._fork_gate:
-                live = self._begin(span.template.name, context, attributes, links, span.start_ns)
+            live = self._begin(span.template.name, context, attributes, links, span.start_ns)
         except BaseException as error:  # noqa: BLE001  # the program's sampler or processors may end this thread
             self._failed(error)
             return live or _Dropped(get_current_span(context).get_span_context()), context
@@ -293,8 +290,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
                     live.add_event(event.name, otlp_safe(event.attributes), event.time_ns)
             if span.error is not None:
                 live.set_status(StatusCode.ERROR, otlp_safe_text(span.error.message))
-            with self._fork_gate:
-                live.end(span.end_ns)
+            live.end(span.end_ns)
         except BaseException as error:  # noqa: BLE001  # the program's processors may end this thread
             self._failed(error)
             self._delivery.dropped()
