@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from torchotel._lifecycle import LIFECYCLE, PAUSED, RUNNING, SHUT_DOWN
 from torchotel._session import Session
 from torchotel._types import ConfigError
-from torchotel._utils.faults import Guard
+from torchotel._utils.faults import Guard, exit_cause
 from torchotel.config.config import Config
 from torchotel.worker.stats import HandleStats, no_stats
 
@@ -106,7 +106,7 @@ class Handle:
             session, self._session = self._session, None
             if session is not None:
                 try:
-                    self._guard.guarded(session.stop)(timeout_s, finished=finished, error=_cause(error))
+                    self._guard.guarded(session.stop)(timeout_s, finished=finished, error=error and exit_cause(error))
                 finally:  # Ctrl-C may have ended the waiting
                     if self._zero_code:
                         self._guard.guarded(session.discard_empty)()
@@ -226,12 +226,6 @@ class Handle:
         session, self._session = self._session, None
         if session is not None:
             session.disable_after_fork()
-
-
-def _cause(error: BaseException | None) -> BaseException | None:
-    """Return the exception whose handler called `sys.exit`, as in a process of `torch.multiprocessing.spawn`."""
-    handled = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
-    return handled or error
 
 
 def _is_normal(error: BaseException | None) -> bool:

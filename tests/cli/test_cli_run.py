@@ -123,6 +123,15 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
     assert re.search(r"ended with +SystemExit after step 2\n +5\n", commands.torchotel("summary", cwd=folder).stdout)
 
 
+def test_names_the_exception_behind_an_exit(folder: Path) -> None:
+    """A program that handles an exception, and exits, has failed of that exception."""
+    text = SCRIPT + "\ntry:\n    int('bad')\nexcept ValueError:\n    sys.exit(3)\n"
+    (folder / "handles.py").write_text(text)
+    done = commands.forked_python(*TORCHOTEL, "run", "handles.py", "plain", cwd=folder, **commands.SILENT)
+    assert done.returncode == 3
+    assert "the program ended with ValueError after step 2" in done.stdout
+
+
 def test_says_that_a_program_failed_before_its_first_step(folder: Path) -> None:
     """The next `torchotel summary` shows an older run, so the message says that there is no new one."""
     (folder / "early.py").write_text("import torch\n1 / 0\n")

@@ -1,4 +1,4 @@
-"""Guard hooks against errors of torchotel, and warn of a problem once."""
+"""Guard hooks against errors of torchotel, warn of a problem once, and find what a program failed of."""
 
 import functools
 import logging
@@ -145,3 +145,9 @@ process_warnings = Warn()
 def warn_once(text: str, *values: object) -> None:
     """Warn of a setting once for each set of values: each `instrument()` reads the variables again."""
     process_warnings(text, *values, key=(text, values))
+
+
+def exit_cause(error: BaseException) -> BaseException:
+    """Return the exception whose handler called `sys.exit`, as in a process of `torch.multiprocessing.spawn`."""
+    handled = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
+    return handled or error

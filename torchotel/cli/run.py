@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torchotel._auto_instrument import start_with_torch
 from torchotel._limits import MAX_MESSAGE
 from torchotel._types import ConfigError
+from torchotel._utils.faults import exit_cause
 from torchotel._utils.text import cut
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
@@ -87,7 +88,7 @@ def run_recorded(
         code = program.run()
     except SystemExit as error:
         recording.finished = error.code in (None, 0)
-        recording.error = SystemExit(error.code)  # a new one: the traceback of the other keeps the program's tensors
+        recording.error = exit_cause(error).with_traceback(None)  # a traceback keeps the program's tensors
         raise
     recording.finished = code == 0
     return code
@@ -103,7 +104,7 @@ class _Recording:
         self.finished = False
         """Whether the program ended normally."""
         self.error: BaseException | None = None
-        """The `sys.exit()` that ended the program."""
+        """The `sys.exit()` that ended the program, or the exception whose handler called it."""
         self._explicit = explicit
         self._started = started
         self._quiet = quiet
