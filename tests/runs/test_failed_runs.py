@@ -380,6 +380,21 @@ def test_a_handler_that_calls_exit(tmp_path: Path) -> None:
     assert (error["type"], error["message"]) == ("ValueError", "invalid literal for int() with base 10: 'bad file'")
 
 
+def test_an_exit_below_a_handler(tmp_path: Path) -> None:
+    """A program that trains in a handler, for example of a failed import, has not failed of what it handles."""
+
+    def program() -> None:
+        train(nn.Linear(8, 1), 2)
+        sys.exit("too inaccurate")
+
+    try:
+        int("bad file")
+    except ValueError:
+        recorded(tmp_path, program, raises=SystemExit)
+    error = open_run(tmp_path / "run").info["error"]
+    assert (error["type"], error["message"]) == ("SystemExit", "too inaccurate")
+
+
 def test_a_run_without_a_failure(tmp_path: Path) -> None:
     content = recorded(tmp_path, lambda: train(_net(), 3))
     assert (run_failure(content.summary, content.info), content.summary.first_failure) == (None, None)

@@ -148,6 +148,13 @@ def warn_once(text: str, *values: object) -> None:
 
 
 def exit_cause(error: BaseException) -> BaseException:
-    """Return the exception whose handler called `sys.exit`, as in a process of `torch.multiprocessing.spawn`."""
-    handled = error.__context__ if isinstance(error, SystemExit) and not error.__suppress_context__ else None
-    return handled or error
+    """Return the exception whose handler called `sys.exit`, as in a process of `torch.multiprocessing.spawn`.
+
+    The handler must be in the function that called `sys.exit`: a program may train while it handles a failed import.
+    """
+    handled = error.__context__
+    if not isinstance(error, SystemExit) or handled is None or error.__suppress_context__:
+        return error
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    handlers = [frame for frame, _ in traceback.walk_tb(handled.__traceback__)]
+    return handled if frames and frames[-1] in handlers else error
