@@ -182,6 +182,39 @@ def test_spans_without_a_queue_are_counted_while_steps_go_on() -> None:
         assert until(lambda: handle.stats()["spans_exported"], lambda spans: spans > 500) > 500
 
 
+class Refilling(SpanExporter):
+    """Ends a span of the program during each export, so that a flush of the SDK's processor does not return."""
+
+    def __init__(self) -> None:
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(BatchSpanProcessor(self))
+        self.n_spans, self.goes_on = 0, True
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.n_spans += sum(span.name != "own" for span in spans)
+        if self.goes_on:
+            self.provider.get_tracer("own").start_span("own").end()
+        return SpanExportResult.SUCCESS
+
+
+def test_a_busy_program_delays_nothing() -> None:
+    """Spans are replayed and counted without a flush, which would not end."""
+    exporter = Refilling()
+    with torchotel.instrument(tracer_provider=exporter.provider, detail="all", prometheus_port=None) as handle:
+        flushing = threading.Thread(target=exporter.provider.force_flush)
+        exporter.provider.get_tracer("own").start_span("own").end()
+        flushing.start()
+        train(300)
+        assert until(lambda: handle.stats()["spans_exported"], lambda spans: spans > 3000) > 3000
+        assert flushing.is_alive()
+        exporter.goes_on = False
+        flushing.join()
+        assert handle.flush(30)
+    assert handle.stats()["spans_dropped"] == 0
+    assert exporter.n_spans == handle.stats()["spans_recorded"] == handle.stats()["spans_exported"]
+    exporter.provider.shutdown()
+
+
 class Scoring(SpanProcessor):
     """Runs a model for each span, without gradients."""
 

@@ -1,78 +1,54 @@
-"""Flush a provider before the queues of its span processors overflow."""
+"""Count the spans that a provider has exported, and wait while its queues are full."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sized
+from collections import deque
 
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import TracerProvider
 
 from torchotel.exporters.base import ExportStats
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
+from torchotel.exporters.sdk.span_queues import SpanQueues, find_queues
 
-UNKNOWN_ROOM = 512
-"""Free queue entries that are assumed for unknown processors; the SDK's queue has 2,048 entries."""
-MAX_ROOM = 8192
-"""Free queue entries that are used at most: spans are counted when they are flushed."""
-NO_QUEUE_ROOM = 64
-"""The same without any queue, where a flush takes no time."""
-
-
-def slice_spans(provider: TracerProvider) -> int:
-    """Return the number of spans that may be ended before the next flush.
-
-    This is half of the free entries of the fullest queue. The other half is for spans that the program ends meanwhile:
-    a full queue of the SDK drops its oldest spans.
-    """
-    active = getattr(provider, "_active_span_processor", None)
-    rooms = (_room(one) for one in _flat(active) if not isinstance(one, SimpleSpanProcessor))
-    return max(1, min(rooms, default=NO_QUEUE_ROOM) // 2)
-
-
-def _flat(processor: object) -> Iterator[object]:
-    """Yield the processors inside of composite processors."""
-    inner = getattr(processor, "_span_processors", None)
-    if not isinstance(inner, tuple | list):
-        yield processor
-        return
-    for one in inner:
-        yield from _flat(one)
-
-
-def _room(processor: object) -> int:
-    batch = getattr(processor, "_batch_processor", processor)
-    size, queue = getattr(batch, "_max_queue_size", None), getattr(batch, "_queue", None)
-    if not isinstance(size, int) or not isinstance(queue, Sized):
-        return UNKNOWN_ROOM
-    return min(MAX_ROOM, size - len(queue))
-
-
+POLL_S = 0.01
+"""Time between two looks at a full queue."""
+DRAIN_S = 0.2
+"""Time after which a full queue is flushed."""
 MAX_AGE_S = 5.0
-"""Age of an ended span at which it is flushed; the SDK exports batches at the same age."""
+"""Age at which spans of an unknown processor are flushed; the SDK exports batches at the same age."""
 
 
 class Delivery:
-    """Count ended spans, and flush the provider before its queues overflow.
+    """Count ended spans, and wait while the provider's queues are full.
 
-    A span counts as exported if the next flush succeeds, and as dropped if the flush fails. After a timeout, the span
-    waits for another flush. All methods but `abandon` are called on one thread.
+    A span counts as exported when it has left the queues, or when a flush succeeds, and as dropped if a flush fails.
+    The provider is flushed only if it has to be: the flush of a `BatchSpanProcessor` does not return while the program
+    ends further spans. All methods but `abandon` are called on one thread.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
         self._provider, self._stats = provider, stats
         self._provider_flush = ProviderFlush(provider, stats)
         self._lock = threading.RLock()  # reentrant: a signal handler may shut down while this thread holds it
-        self.closed = False
+        self._closing = threading.Event()
         self._open = 0
-        """Spans that are not counted yet, including the pending ones."""
-        self._pending = 0
-        self._traces: list[int] = []
-        """Ids of the traces whose roots are pending."""
-        self._room = 0
+        """Spans that are not counted yet, including those that have not ended."""
+        self._ended = self._counted = 0
+        """All spans that were added to the queues, and those of them that are counted."""
+        self._roots: deque[tuple[int, int]] = deque()
+        """Numbers of the ended roots that are not counted, with the ids of their traces."""
+        self._left: int | None = None
+        """Spans that may be ended before the queues are looked at again; None: they have not been."""
         self._since_s = 0.0
+        """When the oldest span that is not counted was ended."""
         self._has_dropped = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether no further span is counted."""
+        return self._closing.is_set()
 
     def accept(self, spans: int) -> bool:
         """Accept spans, each of which is later ended, sampled out or dropped; return False after `close`."""
@@ -84,15 +60,21 @@ class Delivery:
             return True
 
     def ended(self, root_of: int | None = None) -> None:
-        """Count a span that was added to the queues, and flush if necessary; `root_of`: the trace whose root it is."""
-        if not self._pending:
-            self._room = slice_spans(self._provider)
+        """Count a span that was added to the queues, and wait if they are full.
+
+        Args:
+            root_of: The id of the trace whose root it is.
+        """
+        if self._ended == self._counted:
             self._since_s = time.monotonic()
-        self._pending += 1
+        self._ended += 1
         if root_of is not None:
-            self._traces.append(root_of)
-        if self._pending >= self._room:
-            self._count_flushed(flushed=self._provider_flush.flush())
+            self._roots.append((self._ended, root_of))
+        if self._left is None:
+            self._left = find_queues(self._provider).room
+        self._left -= 1
+        if self._left <= 0:
+            self._make_room()
 
     def sampled_out(self) -> None:
         """Count a span that the sampler did not sample."""
@@ -110,8 +92,11 @@ class Delivery:
                 self._stats.dropped(1)
 
     def push(self) -> None:
-        """Flush if the oldest pending span is too old."""
-        if self._pending and time.monotonic() - self._since_s > MAX_AGE_S:
+        """Count the spans that have left the queues; flush if there is an unknown processor and spans are too old."""
+        queues = find_queues(self._provider)
+        if queues.all_known:
+            self._count_exported(queues)
+        elif self._ended > self._counted and time.monotonic() - self._since_s > MAX_AGE_S:
             self._count_flushed(flushed=self._provider_flush.flush())
 
     def flush(self, deadline_s: float) -> bool:
@@ -121,32 +106,57 @@ class Delivery:
         return flushed and not dropped
 
     def close(self, deadline_s: float) -> None:
-        """Flush a last time by the deadline; spans that are not flushed or not ended by then are dropped."""
+        """Flush a last time by the deadline; spans that are not exported or not ended by then are dropped."""
         self._flush_by(deadline_s)
         self.abandon()
 
     def abandon(self) -> None:
-        """Count the spans that are not flushed as dropped."""
+        """Count the spans that are not exported as dropped."""
         with self._lock:
-            self.closed = True
+            self._closing.set()
             self._stats.dropped(self._open)
             self._open = 0
+
+    def _make_room(self) -> None:
+        """Wait until the queues are less than half full, or flush."""
+        queues = find_queues(self._provider)
+        if not queues.all_known:
+            self._count_flushed(flushed=self._provider_flush.flush())
+        flush_at_s = time.monotonic() + (DRAIN_S if queues.drain_themselves else 0.0)
+        while queues.room <= 0 and not self._closing.wait(POLL_S):
+            if time.monotonic() >= flush_at_s:
+                self._flush_by(time.monotonic() + DRAIN_S)
+                flush_at_s = time.monotonic() + DRAIN_S
+        self._left = max(1, queues.room)
+        if queues.all_known:
+            self._count_exported(queues)
 
     def _flush_by(self, deadline_s: float) -> bool:
         flushed = self._provider_flush.flush_by(deadline_s)
         if flushed is not None:
             self._count_flushed(flushed=flushed)
+        elif (queues := find_queues(self._provider)).all_known:
+            self._count_exported(queues)
         return bool(flushed)
 
+    def _count_exported(self, queues: SpanQueues) -> None:
+        self._count(self._ended - self._counted - queues.waiting_spans(), exported=True)
+
     def _count_flushed(self, *, flushed: bool) -> None:
+        self._count(self._ended - self._counted, exported=flushed)
+
+    def _count(self, spans: int, *, exported: bool) -> None:
+        """Count the oldest spans of the queues."""
         with self._lock:
-            if self.closed:
+            if self.closed or spans <= 0:
                 return
-            spans, self._pending = self._pending, 0
-            traces, self._traces = self._traces, []
+            self._counted += spans
             self._open -= spans
-            self._has_dropped = self._has_dropped or not flushed
-        if flushed:
+            self._has_dropped = self._has_dropped or not exported
+            traces = []
+            while self._roots and self._roots[0][0] <= self._counted:
+                traces.append(self._roots.popleft()[1])
+        if exported:
             self._stats.exported(spans, traces)
         else:
             self._stats.dropped(spans)
