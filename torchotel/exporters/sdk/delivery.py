@@ -16,6 +16,8 @@ POLL_S = 0.01
 """Time between two looks at a full queue."""
 DRAIN_S = 0.2
 """Time after which a full queue is flushed."""
+UNKNOWN_FLUSH_S = 2.0
+"""Time after which the replay goes on during the flush of an unknown processor."""
 MAX_AGE_S = 5.0
 """Age at which spans of an unknown processor are flushed; the SDK exports batches at the same age."""
 
@@ -97,7 +99,8 @@ class Delivery:
         if queues.all_known:
             self._count_exported(queues)
         elif self._ended > self._counted and time.monotonic() - self._since_s > MAX_AGE_S:
-            self._count_flushed(flushed=self._provider_flush.flush())
+            self._since_s = time.monotonic()
+            self._flush_by(self._since_s + UNKNOWN_FLUSH_S)
 
     def flush(self, deadline_s: float) -> bool:
         """Flush. Return False on timeout or if spans were dropped since the last flush."""
@@ -121,7 +124,7 @@ class Delivery:
         """Wait until the queues are less than half full, or flush."""
         queues = find_queues(self._provider)
         if not queues.all_known:
-            self._count_flushed(flushed=self._provider_flush.flush())
+            self._flush_by(time.monotonic() + UNKNOWN_FLUSH_S)
         flush_at_s = time.monotonic() + (DRAIN_S if queues.drain_themselves else 0.0)
         while queues.room <= 0 and not self._closing.wait(POLL_S):
             if time.monotonic() >= flush_at_s:

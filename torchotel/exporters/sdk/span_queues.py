@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import TracerProvider
 
@@ -77,10 +78,17 @@ def find_queues(provider: TracerProvider) -> SpanQueues:
     found = [
         _queue(processor)
         for processor in _flat(getattr(provider, "_active_span_processor", None))
-        if not isinstance(processor, SimpleSpanProcessor)
+        if not _has_no_queue(processor)
     ]
     known = [queue for queue in found if queue is not None]
     return SpanQueues(known, len(known) == len(found))
+
+
+def _has_no_queue(processor: object) -> bool:
+    """Return whether a processor is the SDK's simple one, or has nothing to flush, as one that only adds attributes."""
+    return isinstance(processor, SimpleSpanProcessor) or (
+        isinstance(processor, SpanProcessor) and type(processor).force_flush is SpanProcessor.force_flush
+    )
 
 
 def _queue(processor: object) -> SpanQueue | None:
