@@ -154,11 +154,11 @@ def test_export_interval(variable: str, program: Program, monkeypatch: pytest.Mo
 
 @proves("OTEL_METRIC_EXPORT_TIMEOUT")
 def test_export_timeout(variable: str, program: Program) -> None:
-    """The flush's push is refused once, and tried again where there is time for that; the end has a push of its own."""
-    for environ, requests in (({variable: "100"}, 2), ({}, 3)):
+    """The flush's push is refused twice, and tried again while there is time; the end has a push of its own."""
+    for environ, requests in (({variable: "100"}, 3), ({}, 4)):
         program.server.pushed.clear()
-        program.server.push_answers.append(Answer(503))
-        assert program.run(environ)["export_errors"] == 1
+        program.server.push_answers.extend([Answer(503)] * 2)
+        assert program.run(environ)["export_errors"] == 2
         assert len(program.server.pushed) == requests
 
 

@@ -91,7 +91,7 @@ def test_end(end: End, worker: str, tmp_path: Path) -> None:
         variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "2", "TORCHOTEL_WORKER": worker}
         code, said, errors = run(end, f"http://127.0.0.1:{port}", folder, **variables)
     assert (code, said) == run_plain(end), errors
-    assert "Exception ignored" not in errors
+    assert "_handle.py" not in errors  # a further interrupt may hit the end of another library
     warnings = [line for line in errors.splitlines() if line.startswith("Could not")]
     assert len(warnings) == len(set(warnings)) <= 2
     lines = [line for path in sorted(folder.glob("trace-*")) for line in path.read_bytes().splitlines(keepends=True)]
