@@ -124,7 +124,7 @@ def test_passes_the_exit_code_on_and_still_sums_up(folder: Path) -> None:
 
 
 def test_names_the_exception_behind_an_exit(folder: Path) -> None:
-    """A program that handles an exception, and exits, has failed of that exception."""
+    """The summary names the exception if its handler in the program calls `sys.exit`."""
     text = SCRIPT + "\ntry:\n    int('bad')\nexcept ValueError:\n    sys.exit(3)\n"
     (folder / "handles.py").write_text(text)
     done = commands.forked_python(*TORCHOTEL, "run", "handles.py", "plain", cwd=folder, **commands.SILENT)

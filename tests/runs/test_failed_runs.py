@@ -366,7 +366,7 @@ def test_an_exception_that_the_program_catches(tmp_path: Path) -> None:
 
 
 def test_a_handler_that_calls_exit(tmp_path: Path) -> None:
-    """The failure is what the program handled, not the `SystemExit`."""
+    """The run file names the handled exception, not the `SystemExit`."""
 
     def program() -> None:
         train(nn.Linear(8, 1), 2)
@@ -381,7 +381,7 @@ def test_a_handler_that_calls_exit(tmp_path: Path) -> None:
 
 
 def test_an_exit_below_a_handler(tmp_path: Path) -> None:
-    """A program that trains in a handler, for example of a failed import, has not failed of what it handles."""
+    """The cause is `SystemExit` if the program trains inside a handler, for example of a failed import."""
 
     def program() -> None:
         train(nn.Linear(8, 1), 2)

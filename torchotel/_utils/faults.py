@@ -1,4 +1,4 @@
-"""Guard hooks against errors of torchotel, warn of a problem once, and find what a program failed of."""
+"""Guard hooks against errors of torchotel, warn of a problem once, and find the cause of an exit."""
 
 import functools
 import logging

@@ -52,7 +52,7 @@ def queued(**limits: Any) -> tuple[Sender, Held, ExportStats]:
 def test_queue_is_bounded(
     make: Callable[[], tuple[Sender, Held, ExportStats]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where too much waits the oldest goes, is counted, and is warned of once."""
+    """A full queue drops the oldest request, counts its spans, and logs one warning."""
     sender, held, stats = make()
     for body in (b"1a", b"2b", b"3"):
         sender.put(body, 10)

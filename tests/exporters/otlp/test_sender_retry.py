@@ -27,7 +27,7 @@ def test_an_endpoint_can_only_lengthen_a_pause(asked_s: float, pause_s: float | 
 
 
 def test_ends() -> None:
-    """There is no further attempt after the limit, nor where none can help; the last one is at the limit."""
+    """The last attempt is at the time limit. A refused request is not sent again."""
     assert POLICY.pause_s(FAILED, 1, 63.0, 0.5) == 1.0
     assert POLICY.pause_s(FAILED, 1, 63.5, 0.5) == 0.5
     assert POLICY.pause_s(FAILED, 1, 64.0, 0.5) is None

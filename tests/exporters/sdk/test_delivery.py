@@ -120,7 +120,7 @@ class Hanging(SpanProcessor):
 
 
 def test_a_flush_that_hangs() -> None:
-    """Nobody waits beyond the deadline for an exporter that answers late; the next flush counts its spans."""
+    """A flush ends at its deadline if the exporter is slow; the next flush counts the spans."""
     kept, hanging = Kept(), Hanging()
     kept.provider.add_span_processor(hanging)
     kept.engine.export(flat(10))

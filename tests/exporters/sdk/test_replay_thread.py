@@ -144,7 +144,7 @@ class Leaving(SpanProcessor):
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize(("moment", "dropped"), [("start", 1), ("end", 1), ("flush", 10)])
 def test_a_processor_that_ends_its_thread(moment: str, dropped: int, error: type[BaseException]) -> None:
-    """It costs the spans of one call; the thread replays the others."""
+    """The spans of one call are dropped; the thread replays the other spans."""
     kept = Kept()
     kept.provider.add_span_processor(Leaving(moment, error))
     thread = ReplayThread(kept.engine, Guard("a test"))
@@ -239,7 +239,7 @@ class Scoring(SpanProcessor):
 
 
 def test_a_processor_that_runs_a_model_is_not_recorded() -> None:
-    """Its evaluations would be traces, which it would evaluate again, without an end."""
+    """Recorded evaluations of a processor would cause further evaluations without end."""
     kept, scoring = Kept(), Scoring()
     kept.provider.add_span_processor(scoring)
     with torchotel.instrument(tracer_provider=kept.provider, detail="all", prometheus_port=None) as handle:
@@ -252,7 +252,7 @@ def test_a_processor_that_runs_a_model_is_not_recorded() -> None:
 
 @pytest.mark.parametrize("call", ["flush", "shutdown"])
 def test_a_processor_that_calls_the_handle(call: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It cannot wait for itself: each span is counted, and nothing fails."""
+    """The replay thread does not wait for itself, and each span is counted."""
     answers = list[object]()
 
     class Calling(SpanProcessor):

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-SLICE_TIMEOUT_S = 30.0
-"""Timeout that a flush without a deadline passes to the SDK, whose default it is."""
-
+PROVIDER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a provider of the program may raise. A `SystemExit` would end the calling thread of torchotel."""
 REFUSED = (
     "force_flush of %s returned False, so what waits in it counts as dropped. Do not shut the provider down before "
     "torchotel, and check its processors and readers"
@@ -36,15 +35,15 @@ class ProviderFlush:
         self._thread: threading.Thread | None = None
         self._warn = Warn()
 
-    def flush(self, timeout_s: float = SLICE_TIMEOUT_S) -> bool:
-        """Flush on this thread, without a deadline."""
+    def _flush(self, timeout_s: float) -> bool:
+        """Flush on this thread; the SDK's processors ignore the timeout."""
         flush = getattr(self._provider, "force_flush", None)
         if flush is None:
             return True
         try:
             with suppressed():
                 flushed = flush(max(1, int(timeout_s * 1000))) is not False
-        except BaseException as error:  # noqa: BLE001  # a provider of the program may raise anything, as SystemExit
+        except PROVIDER_ERRORS as error:
             self._stats.error(type(error).__name__)
             provider = type(self._provider).__name__
             self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
@@ -61,11 +60,11 @@ class ProviderFlush:
                 return None
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
         left_s = _until(deadline_s)
-        thread = threading.Thread(target=lambda: answers.put(self.flush(left_s)), name="torchotel-flush", daemon=True)
+        thread = threading.Thread(target=lambda: answers.put(self._flush(left_s)), name="torchotel-flush", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # the interpreter is ending and starts no threads
-            return self.flush(left_s)
+            return self._flush(left_s)
         self._thread = thread
         try:
             return answers.get(timeout=_until(deadline_s))

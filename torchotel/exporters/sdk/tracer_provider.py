@@ -32,6 +32,7 @@ from torchotel._utils.gil import SLICE_ITEMS, GilYielder
 from torchotel.exporters.base import ExportStats, TemplateCache, TraceExporter
 from torchotel.exporters.sanitize import otlp_safe, otlp_safe_text, own_attributes, own_events
 from torchotel.exporters.sdk.delivery import Delivery
+from torchotel.exporters.sdk.provider_flush import PROVIDER_ERRORS
 from torchotel.tracing.context import baggage_context, suppressed
 from torchotel.tracing.ids import OTHER_FLAGS, context_of, own_random, random_span_id, random_trace_id, span_context_of
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanLink, Trace
@@ -74,7 +75,7 @@ class StartedSpans:
             ids = list(self._spans)
             oldest = [self._spans.pop(key) for key in ids[: max(0, len(ids) - keep)]]
         for span, _ in oldest:  # without the lock: the program's processors run here, and may raise
-            with contextlib.suppress(Exception, SystemExit):
+            with contextlib.suppress(*PROVIDER_ERRORS):
                 span.set_attribute(names.ESTIMATED, "end")
                 span.end()
 
@@ -200,11 +201,11 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         try:
             with suppressed():
                 started[0].end(end_ns)
-        except BaseException as error:  # noqa: BLE001  # the program's processors may end this thread
+        except PROVIDER_ERRORS as error:
             self._failed(error)
 
     def export(self, trace: Trace) -> None:
-        """Replay a trace; waits for a flush if the provider's queues would overflow."""
+        """Replay a trace; wait while the provider's queues are full."""
         if not self._delivery.accept(len(trace.spans)):
             return
         below = _below(trace.spans)
@@ -269,7 +270,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
                 return live, context
             links = [LiveLink(*self._linked(link)) for link in span.links] if span.links else None
             live = self._begin(span.template.name, context, attributes, links, span.start_ns)
-        except BaseException as error:  # noqa: BLE001  # the program's sampler or processors may end this thread
+        except PROVIDER_ERRORS as error:
             self._failed(error)
             return live or _Dropped(get_current_span(context).get_span_context()), context
         if span is trace.root:
@@ -291,7 +292,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
             if span.error is not None:
                 live.set_status(StatusCode.ERROR, otlp_safe_text(span.error.message))
             live.end(span.end_ns)
-        except BaseException as error:  # noqa: BLE001  # the program's processors may end this thread
+        except PROVIDER_ERRORS as error:
             self._failed(error)
             self._delivery.dropped()
             return
