@@ -42,6 +42,16 @@ def batched(exporter: SpanExporter) -> SpanProcessor:
     return BatchSpanProcessor(exporter, max_queue_size=100, max_export_batch_size=50)
 
 
+def export_to(kept: Kept, exporter: Waiting, *, traces: int, spans: int) -> ReplayThread:
+    """Export traces: the first one is in the exporter, which waits, and the others are in the thread's queue."""
+    kept.provider.add_span_processor(SimpleSpanProcessor(exporter))
+    thread = ReplayThread(kept.engine, Guard("a test"))
+    for number in range(traces):
+        thread.export(flat(spans, number))
+        assert exporter.asked.wait(10)
+    return thread
+
+
 @pytest.mark.parametrize("processor", [batched, SimpleSpanProcessor])
 def test_metrics_and_run_file_go_on(
     processor: Callable[[SpanExporter], SpanProcessor], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -85,12 +95,7 @@ def test_the_oldest_traces_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait are bounded by their spans, and the next flush reports the loss."""
     monkeypatch.setattr(replay_thread, "MAX_BUFFER_SPANS", 350)
     kept, exporter = Kept(), Waiting()
-    kept.provider.add_span_processor(SimpleSpanProcessor(exporter))
-    thread = ReplayThread(kept.engine, Guard("a test"))
-    thread.export(flat(100, 0))
-    assert exporter.asked.wait(10)
-    for number in range(1, 6):
-        thread.export(flat(100, number))
+    thread = export_to(kept, exporter, traces=6, spans=100)
     assert kept.engine.stats.read() == ExportCounts(0, 200, {}, dropped_queue=200)
     exporter.go_on.set()
     assert not thread.flush(soon())
@@ -160,12 +165,7 @@ def test_many_small_traces_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replay_thread.MAX_WAITING_TRACES < tracer_provider.MAX_WAITING
     monkeypatch.setattr(replay_thread, "MAX_WAITING_TRACES", 4)
     kept, exporter = Kept(), Waiting()
-    kept.provider.add_span_processor(SimpleSpanProcessor(exporter))
-    thread = ReplayThread(kept.engine, Guard("a test"))
-    thread.export(flat(1, 0))
-    assert exporter.asked.wait(10)
-    for number in range(1, 11):
-        thread.export(flat(1, number))
+    thread = export_to(kept, exporter, traces=11, spans=1)
     assert kept.engine.stats.read() == ExportCounts(0, 6, {}, dropped_queue=6)
     exporter.go_on.set()
     thread.shutdown(soon())

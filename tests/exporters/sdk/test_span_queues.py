@@ -1,0 +1,140 @@
+"""The queues of a provider's processors, read from the SDK that is installed."""
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import (
+    ConcurrentMultiSpanProcessor,
+    ReadableSpan,
+    SpanProcessor,
+    SynchronousMultiSpanProcessor,
+    TracerProvider,
+)
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NoOpTracerProvider
+
+from torchotel import _semconv as names
+from torchotel.exporters.sdk.span_queues import NO_QUEUE_ROOM, UNKNOWN_ROOM, find_queues
+
+
+class Flushed(SpanProcessor):
+    """A processor with a flush: it may have a queue of its own."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+
+class Held(SpanExporter):
+    """Exports when the test allows it."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.asked.set()
+        self.go_on.wait(30)
+        return SpanExportResult.SUCCESS
+
+
+def batch(queue: int, exporter: SpanExporter | None = None, batch: int = 10) -> BatchSpanProcessor:
+    """Return a processor of the SDK that exports only full batches."""
+    exporter = InMemorySpanExporter() if exporter is None else exporter
+    return BatchSpanProcessor(exporter, queue, schedule_delay_millis=3_600_000, max_export_batch_size=batch)
+
+
+def provider_of(*processors: SpanProcessor) -> TracerProvider:
+    provider = TracerProvider(shutdown_on_exit=False)
+    for processor in processors:
+        provider.add_span_processor(processor)
+    return provider
+
+
+def end_spans(provider: TracerProvider, scope: str, n_spans: int) -> None:
+    for _ in range(n_spans):
+        provider.get_tracer(scope).start_span("span").end()
+
+
+@pytest.mark.parametrize("composite", [SynchronousMultiSpanProcessor, ConcurrentMultiSpanProcessor])
+def test_the_smallest_queue_decides(
+    composite: type[SynchronousMultiSpanProcessor] | type[ConcurrentMultiSpanProcessor],
+) -> None:
+    """Queues are found in nested processors, and half of the smallest one is for spans of torchotel."""
+    inner, outer = composite(), composite()
+    inner.add_span_processor(batch(40))
+    outer.add_span_processor(inner)
+    outer.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
+    provider = provider_of(batch(100), outer)
+    queues = find_queues(provider)
+    assert sorted(queue.max_spans for queue in queues.known) == [40, 100]
+    assert (queues.all_known, queues.room, queues.drain_themselves) == (True, 20, True)
+    end_spans(provider, "own", 7)
+    assert queues.room == 13
+    provider.shutdown()
+
+
+def test_spans_of_the_program_do_not_wait_for_us() -> None:
+    """Only spans of torchotel count as waiting, and one whole batch while a request is sent."""
+    exporter = Held()
+    provider = provider_of(batch(100, exporter))
+    queues = find_queues(provider)
+    end_spans(provider, "own", 3)
+    end_spans(provider, names.SCOPE, 2)
+    assert queues.waiting_spans() == 2
+    end_spans(provider, names.SCOPE, 5)
+    assert exporter.asked.wait(10)
+    assert queues.waiting_spans() == 10
+    end_spans(provider, names.SCOPE, 4)
+    assert queues.waiting_spans() == 14
+    exporter.go_on.set()
+    provider.force_flush()
+    assert queues.waiting_spans() == 0
+    provider.shutdown()
+
+
+def test_a_batch_larger_than_half_of_the_queue() -> None:
+    """The processor would not export before the queue is half full, so it has to be flushed."""
+    provider = provider_of(batch(16, batch=10))
+    assert not find_queues(provider).drain_themselves
+    provider.shutdown()
+
+
+@pytest.mark.parametrize("processors", [[], [SpanProcessor()], [SimpleSpanProcessor(InMemorySpanExporter())]])
+def test_processors_without_a_queue(processors: list[SpanProcessor]) -> None:
+    """A processor that only adds attributes, and one that exports each span at once, need no flush."""
+    queues = find_queues(provider_of(*processors))
+    assert (queues.all_known, queues.room, queues.waiting_spans()) == (True, NO_QUEUE_ROOM, 0)
+
+
+def test_a_processor_of_the_program() -> None:
+    """One with a flush may have a queue of any length: the provider is flushed after 256 spans, or earlier."""
+    queues = find_queues(provider_of(Flushed()))
+    assert (queues.all_known, queues.room, queues.drain_themselves) == (False, UNKNOWN_ROOM, False)
+    provider = provider_of(Flushed(), batch(100))
+    assert find_queues(provider).room == 50
+    provider.shutdown()
+
+
+@pytest.mark.parametrize("field", ["_queue", "_max_queue_size", "_max_export_batch_size", "_export_lock", "_shutdown"])
+def test_another_version_of_the_sdk(field: str) -> None:
+    """Without one of its private fields, a processor counts as unknown."""
+    processor = batch(100)
+    provider = provider_of(processor)
+    assert find_queues(provider).all_known
+    vars(processor._batch_processor)["other"] = vars(processor._batch_processor).pop(field)
+    assert not find_queues(provider).all_known
+    vars(processor._batch_processor)[field] = vars(processor._batch_processor)["other"]
+    provider.shutdown()
+
+
+def test_a_processor_that_was_shut_down() -> None:
+    """It discards spans, so it is not taken for an empty queue."""
+    provider = provider_of(batch(100))
+    provider.shutdown()
+    assert not find_queues(provider).all_known
+
+
+def test_a_provider_of_the_api() -> None:
+    """A provider without the SDK's processors has a queue of unknown length."""
+    assert not find_queues(NoOpTracerProvider()).all_known
