@@ -107,6 +107,31 @@ def test_processors_without_a_queue(processors: list[SpanProcessor]) -> None:
     assert (queues.all_known, queues.room, queues.waiting_spans()) == (True, NO_QUEUE_ROOM, 0)
 
 
+class Wrapper(SpanProcessor):
+    """Passes spans on to other processors, which it does not flush."""
+
+    def __init__(self, *inner: SpanProcessor) -> None:
+        self.inner, self.first = inner, inner[0]
+        self.outer = self
+
+    def on_end(self, span: ReadableSpan) -> None:
+        for processor in self.inner:
+            processor.on_end(span)
+
+    def shutdown(self) -> None:
+        for processor in self.inner:
+            processor.shutdown()
+
+
+def test_a_processor_that_wraps_others() -> None:
+    """Their queues are found, each once, though the wrapper has no flush."""
+    provider = provider_of(Wrapper(Wrapper(batch(40)), batch(100)))
+    queues = find_queues(provider)
+    assert sorted(queue.max_spans for queue in queues.known) == [40, 100]
+    assert (queues.all_known, queues.room) == (True, 20)
+    provider.shutdown()
+
+
 def test_a_processor_of_the_program() -> None:
     """One with a flush may have a queue of any length: the provider is flushed after 256 spans, or earlier."""
     queues = find_queues(provider_of(Flushed()))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SpanProcessor, SynchronousMultiSpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import TracerProvider
 
@@ -48,6 +48,7 @@ NO_QUEUE_ROOM = 64
 _FIELDS = attrgetter("_queue", "_max_queue_size", "_max_export_batch_size", "_export_lock", "_shutdown")
 """Of a `BatchProcessor`; a version of the SDK without one of them counts as unknown."""
 _LOCK = type(threading.Lock())
+_COMPOSITES = SynchronousMultiSpanProcessor, ConcurrentMultiSpanProcessor
 
 
 class SpanQueues(NamedTuple):
@@ -77,15 +78,32 @@ def find_queues(provider: TracerProvider) -> SpanQueues:
     """Find the queues of a provider as it is now: a program may add processors."""
     found = [
         _queue(processor)
-        for processor in _flat(getattr(provider, "_active_span_processor", None))
-        if not _has_no_queue(processor)
+        for processor in _all_processors(getattr(provider, "_active_span_processor", None))
+        if not isinstance(processor, _COMPOSITES) and not _has_no_queue(processor)
     ]
     known = [queue for queue in found if queue is not None]
     return SpanQueues(known, len(known) == len(found))
 
 
+def _all_processors(outermost: object) -> Sequence[object]:
+    """Return a processor and those that it holds: composite processors, and processors that wrap another one."""
+    found: dict[int, object] = {}
+    waiting = [outermost]
+    while waiting:
+        processor = waiting.pop()
+        if id(processor) not in found:
+            found[id(processor)] = processor
+            for value in tuple(getattr(processor, "__dict__", {}).values()):
+                held = value if isinstance(value, tuple | list) else (value,)
+                waiting += [one for one in held if isinstance(one, SpanProcessor)]
+    return tuple(found.values())
+
+
 def _has_no_queue(processor: object) -> bool:
-    """Return whether a processor is the SDK's simple one, or has nothing to flush, as one that only adds attributes."""
+    """Return whether a processor is the SDK's simple one, or has no flush of its own.
+
+    Examples are one that adds attributes, and one that passes some spans to a processor that it holds.
+    """
     return isinstance(processor, SimpleSpanProcessor) or (
         isinstance(processor, SpanProcessor) and type(processor).force_flush is SpanProcessor.force_flush
     )
@@ -100,16 +118,6 @@ def _queue(processor: object) -> SpanQueue | None:
     queue = SpanQueue(*fields)
     is_known = isinstance(queue.spans, deque) and isinstance(queue.exporting, _LOCK) and not is_shut_down
     return queue if is_known else None
-
-
-def _flat(processor: object) -> Iterator[object]:
-    """Yield the processors inside of composite processors."""
-    inner = getattr(processor, "_span_processors", None)
-    if not isinstance(inner, tuple | list):
-        yield processor
-        return
-    for one in inner:
-        yield from _flat(one)
 
 
 def _copied(spans: deque[Any]) -> Sequence[Any]:
