@@ -12,8 +12,8 @@ from torchotel.exporters.base import ExportStats
 from torchotel.exporters.sdk.provider_flush import ProviderFlush
 from torchotel.exporters.sdk.span_queues import SpanQueues, find_queues
 
-POLL_S = 0.01
-"""Time between two looks at a full queue."""
+MIN_POLL_S, MAX_POLL_S = 0.0005, 0.01
+"""Time between two looks at a full queue, which grows: a short queue is empty again after one batch."""
 DRAIN_S = 0.2
 """Time after which a full queue is flushed."""
 UNKNOWN_FLUSH_S = 2.0
@@ -126,7 +126,9 @@ class Delivery:
         if not queues.all_known:
             self._flush_by(time.monotonic() + UNKNOWN_FLUSH_S)
         flush_at_s = time.monotonic() + (DRAIN_S if queues.drain_themselves else 0.0)
-        while queues.room <= 0 and not self._closing.wait(POLL_S):
+        poll_s = MIN_POLL_S
+        while queues.room <= 0 and not self._closing.wait(poll_s):
+            poll_s = min(2 * poll_s, MAX_POLL_S)
             if time.monotonic() >= flush_at_s:
                 self._flush_by(time.monotonic() + DRAIN_S)
                 flush_at_s = time.monotonic() + DRAIN_S
