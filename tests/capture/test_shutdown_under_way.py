@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils.data import DataLoader, Dataset
 
 import torchotel
+from torchotel.capture.gradient_norms import Gradients
 from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.recorder import Capture
 from torchotel.sampling.detail import Detail
@@ -159,3 +161,19 @@ def test_flush_while_threads_come_and_go() -> None:
             for thread in threads:
                 thread.join()
     assert 0 < len(run.evaluations) <= 400  # a forward that begins while another thread's first runs is not seen
+
+
+def test_while_another_thread_reads_norms(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread that reads the norms of its step when the recording ends meets no internal error."""
+    read = Gradients.read
+
+    def ending_read(*arguments: Any) -> Any:
+        ending = threading.Thread(target=torchotel.uninstrument)
+        ending.start()
+        ending.join()
+        return read(*arguments)
+
+    with torchotel.instrument(detail="all", traces_exporter="none", prometheus_port=None):
+        monkeypatch.setattr(Gradients, "read", ending_read)
+        train(nn.Linear(4, 4), ROW)
+    assert not caplog.records

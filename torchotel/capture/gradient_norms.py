@@ -177,12 +177,12 @@ class Gradients:
             thread: The calling thread's state.
             number: How many steps were recorded before.
         """
-        if not self._can_read(thread, number):
+        segment = thread.step_detector.open_segment
+        if segment is None or not self._can_read(thread, number):  # None: another thread has ended the capture
             return
         scaler = thread.scaling.scaler
         try:
             found = self.read(_models_of(thread), thread.scaling, scaler)
-            segment = thread.step_detector.segments[-1]
             segment.read, thread.read_in_closure = found, bool(thread.step_detector.stepping)
             segment.gradients = {**segment.gradients, AFTER_BACKWARD: _selected(found.values())}
         except Exception:  # noqa: BLE001  # no internal error may reach the user's backward
