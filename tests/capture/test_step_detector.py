@@ -11,7 +11,7 @@ import pytest
 
 from torchotel._limits import MAX_BETWEEN_NS
 from torchotel._records import Error, SpanReference, StepRecord
-from torchotel.capture.step_detector import MAX_FORWARDS, WITHOUT_OPTIMIZER, StepDetector
+from torchotel.capture.step_detector import MAX_FORWARDS, MAX_OPTIMIZERS, WITHOUT_OPTIMIZER, StepDetector
 from torchotel.capture.step_segment import StepSegment, build_record
 
 LETTERS = {"data": "D", "forward": "F", "backward": "B", "optimizer": "O"}
@@ -132,6 +132,14 @@ def _steps(*phases: str) -> list[tuple[str, str]]:
         ("two towers, one loss", "FFBO FFBO", ["FBO", "FBO"]),
         ("two loaders zipped", "DDFBO DDFBO D.", ["DDFBO", "DDFBO"]),
         ("a second training with another optimizer", "FBO FBO FBP FBP FBP", ["FBO"] * 5),
+        ("GAN after another training", "FBQ FBQ FBOFBP FBOFBP FBOFBP", ["FBO"] * 2 + ["FBOFBO"] * 3),
+        ("GAN after a training of its generator", "FBP FBP FBOFBP FBOFBP FBOFBP", ["FBO"] * 2 + ["FBOFBO"] * 3),
+        ("GAN after a training with a loader", "DFBQ DFBQ . FBOFBP FBOFBP", ["DFBO"] * 2 + ["FBOFBO"] * 2),
+        ("GAN that leaves out an update of the critic", "FBOFBP FBOFBP FBP FBOFBP", ["FBOFBO"] * 3 + ["FBO"]),
+        ("critic with two updates a turn", "FBO FBO FBP FBO FBO FBP", ["FBO"] * 6),
+        ("generator with two updates a turn", "FBO FBP FBP FBO FBP FBP", ["FBO"] * 6),
+        ("GAN that accumulates many batches", ("FB" * 40 + "O" + "FB" * 40 + "P") * 3, [("FB" * 40 + "O") * 2] * 3),
+        ("policy that accumulates, and is updated seldom", "FBO FBO FBFBP FBO FBO FBFBP", ["FBO", "FBO", "FBFBO"] * 2),
     ],
 )
 def test_one_step_for_each_step_of_the_program(name: str, events: str, steps: list[str]) -> None:
@@ -340,6 +348,22 @@ def test_parameters_updated_by_hand() -> None:
     program.play("DFB DFB")
     assert program.handed == _steps(*["DFB"] * WITHOUT_OPTIMIZER)
     assert program.end() == _steps(*["DFB"] * (WITHOUT_OPTIMIZER + 1))
+
+
+def test_a_new_optimizer_for_each_update() -> None:
+    """Each update is a step, which is known after more optimizers than a turn has; all steps have ids of their own."""
+    handed: list[list[StepSegment]] = []
+    machine = StepDetector(Listener(lambda _, parts: handed.append(parts)))
+    for now in range(MAX_OPTIMIZERS + 1):
+        machine.forward_begins(now, grad=True)
+        machine.forward_ends(now)
+        for accumulated in range(2):
+            machine.backward_begins(now + accumulated, in_forward=False)
+            machine.backward_ends(now + accumulated)
+        machine.optimizer_begins(now, now, "SGD")
+        machine.optimizer_ends(now, now)
+        assert len(handed) == (MAX_OPTIMIZERS if now == MAX_OPTIMIZERS else 0)
+    assert len({id(parts[0].identity) for parts in handed}) == MAX_OPTIMIZERS
 
 
 def test_tensors_updated_by_hand() -> None:

@@ -52,9 +52,9 @@ class StepAssembler:
         """Capture was paused since that end."""
 
     def has_one_optimizer(self) -> bool:
-        """Return whether one optimizer steps once a step; False in the first step, when that is unknown."""
+        """Return whether one optimizer steps once a step; False in the first step of an optimizer: it is unknown."""
         keys = _keys(self.segments if self.open is None else [*self.segments, self.open])
-        return len(keys) == 1 and len(self.cycle) <= 1 and (bool(self.cycle) or self._repeats())
+        return len(keys) == 1 and len(self.cycle) <= 1 and (keys == self.cycle or self._repeats())
 
     def _repeats(self) -> bool:
         finished = [segment for segment in (*self.segments, self.open) if segment is not None and segment.finished]
@@ -156,6 +156,31 @@ class StepAssembler:
         segments, self.segments = self.segments, []
         for segment in segments:
             self.emit_step([segment])
+
+    def hand_over_before_repeat(self, key: Hashable) -> None:
+        """Hand over the closed segments up to the last optimizer step, since an optimizer steps again.
+
+        They are one step if this optimizer was the first of them, or if all optimizers of the last step have stepped:
+        a turn of a GAN. Otherwise each update is a step, for example if the critic is updated more often.
+        """
+        finished = [index for index, segment in enumerate(self.segments) if segment.finished]
+        end = finished[-1] + 1
+        if key in self.segments[finished[0]].optimizers or _keys(self.segments[:end]) == self.cycle:
+            turn, self.segments = self.segments[:end], self.segments[end:]
+            self.emit_step(turn)
+        else:
+            self.hand_over_updates()
+
+    def hand_over_updates(self) -> None:
+        """Hand over each update of the closed segments as a step."""
+        while self.n_updates():
+            end = next(index for index, segment in enumerate(self.segments) if segment.finished) + 1
+            step, self.segments = self.segments[:end], self.segments[end:]
+            self.emit_step(step)
+
+    def n_updates(self) -> int:
+        """Return how many of the closed segments ended with an optimizer's step."""
+        return sum(segment.finished for segment in self.segments)
 
     def emit_as_evaluations(self) -> None:
         """Hand over the closed segments as evaluations: they ran after the last step, such as `torch.func.jacrev`."""

@@ -11,6 +11,7 @@ from torchotel.capture.step_assembler import StepAssembler, StepListener
 from torchotel.capture.step_segment import Identity, StepSegment, new_phase
 
 WITHOUT_OPTIMIZER = 64  # backwards without an optimizer after which each counts as a step of its own
+MAX_OPTIMIZERS = 64  # that step in turns; if there are more, each update has a new one and is a step
 MAX_FORWARDS = 1 << 16  # of a segment on a thread that never trained: it serves, and an evaluation is handed over
 EPISODE_FORWARDS = 8  # before a backward: after so many, further ones before the next backward are not observed
 MAX_FETCHES = 1024  # kept of a segment that only fetches
@@ -482,9 +483,9 @@ class StepDetector:
         segment.trained = segment.finished = True
         segment.optimizers.append(key)
         if repeats and (self._assembler.has_one_optimizer() or not self._assembler.has_fetch()):
-            last = max(i for i, segment in enumerate(earlier) if segment.finished)
-            step, self._assembler.segments = earlier[: last + 1], earlier[last + 1 :]
-            self._assembler.emit_step(step)
+            self._assembler.hand_over_before_repeat(key)
+        elif self._assembler.n_updates() >= MAX_OPTIMIZERS and not self._assembler.has_fetch():
+            self._assembler.hand_over_updates()
 
     def _inside(self) -> bool:
         """Return whether a backward or an optimizer's step runs, or an explicit step is open."""
