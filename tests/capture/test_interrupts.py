@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from support.recorded_training import recorded
 from support.single_step_training import PHASES_ONLY, Model, only_step, step_tree, train
 from torch import Tensor, nn
 
+from torchotel._handle import Handle
 from torchotel.testing import capture
 
 
@@ -125,8 +126,8 @@ def trace_lines(train_once: Callable[[], None], see: Callable[[tuple[str, int]],
         sys.settrace(None)
 
 
-def test_recording_continues_after_an_interrupt_in_a_hook() -> None:
-    """Ctrl-C may come at any line of the hooks; only the step that it interrupts, or the one before it, is lost."""
+def short_training() -> Callable[[], None]:
+    """Return a function that runs a step."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
 
@@ -135,6 +136,12 @@ def test_recording_continues_after_an_interrupt_in_a_hook() -> None:
         model(ROWS).mean().backward()
         optimizer.step()
 
+    return train_once
+
+
+def test_recording_continues_after_an_interrupt_in_a_hook() -> None:
+    """Ctrl-C may come at any line of the hooks; only the step that it interrupts, or the one before it, is lost."""
+    train_once = short_training()
     with capture(detail="off", gradient_norms=True):
         for _ in range(2):
             train_once()
@@ -153,4 +160,31 @@ def test_recording_continues_after_an_interrupt_in_a_hook() -> None:
             for _ in range(4):
                 train_once()
         assert len(captured.steps) >= 4, chosen
+        assert captured.handle.stats()["internal_errors"] == 0, chosen
+
+
+@pytest.mark.parametrize("detail", ["off", "all"])
+def test_a_flush_in_a_hook(detail: Literal["off", "all"]) -> None:
+    """A signal handler may flush at any line of the hooks: each step is recorded, with its phases."""
+    train_once = short_training()
+    with capture(detail=detail, gradient_norms=True):
+        train_once()
+        lines = lines_of_a_step(train_once)
+    for chosen in lines[::4]:
+        with capture(detail=detail, gradient_norms=True) as captured:
+
+            def flush(
+                line: tuple[str, int], handle: Handle = captured.handle, chosen: tuple[str, int] = chosen
+            ) -> None:
+                if line == chosen:
+                    sys.settrace(None)
+                    handle.flush(10)
+
+            trace_lines(train_once, flush)
+            train_once()
+        phases = [[child.name for child in step.children] for step in captured.steps]
+        assert [names[-3:] for names in phases] == [["torch.forward", "torch.backward", "torch.optimizer.step"]] * 2, (
+            chosen
+        )
+        assert not captured.evaluations, chosen
         assert captured.handle.stats()["internal_errors"] == 0, chosen

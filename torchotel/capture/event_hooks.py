@@ -159,7 +159,7 @@ class EventHooks:
             thread.events.traced_backwards += 1
             return
         if not thread.events.in_backward or torch_internals.graph_task() == -1:
-            self._root_calls.close_interrupted(thread)
+            self._root_calls.close_interrupted(thread, opening_backwards=1)
             thread.scaling.backward_begins(roots)
         thread.events.in_backward += 1
         thread.events.trains = True

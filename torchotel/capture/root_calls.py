@@ -18,6 +18,7 @@ from torchotel.capture.call_signatures import info_of, is_training
 from torchotel.capture.module_registry import ModuleLocation, ModuleRegistry, modules_of, unwrapped
 from torchotel.capture.step_segment import StepSegment
 from torchotel.capture.torch_internals import (
+    backwards_in_progress,
     calls_in_progress,
     graph_task,
     innermost_call,
@@ -162,9 +163,14 @@ class RootCalls:
         self.model: ModelInfo | None = None
         """The model of the first root call."""
 
-    def close_interrupted(self, thread: ThreadState) -> None:
-        """Close the calls and backwards that an interrupt left open, before the next event is recorded."""
-        close_interrupted_backward(thread)
+    def close_interrupted(self, thread: ThreadState, *, opening_backwards: int = 0) -> None:
+        """Close the calls and backwards that an interrupt left open, before the next event is recorded.
+
+        Args:
+            thread: The thread that runs this.
+            opening_backwards: Backwards on the Python stack that are not open yet.
+        """
+        close_interrupted_backward(thread, opening=opening_backwards)
         now_ns = perf_counter_ns()
         if thread.exit_watch.module is not None and not thread.root.in_forward:
             self.remove_exit_hook(thread)
@@ -350,9 +356,13 @@ class RootCalls:
             self._hooks.unwatch_exit(thread, list(self._threads.forwarding))
 
 
-def close_interrupted_backward(thread: ThreadState) -> None:
-    """Close backwards whose end was not seen, because Ctrl-C arrived in a hook: the thread runs no backward now."""
-    if (thread.events.in_backward or thread.step_detector.running) and graph_task() == -1:
+def close_interrupted_backward(thread: ThreadState, *, opening: int = 0) -> None:
+    """Close backwards whose end was not seen, because Ctrl-C arrived in a hook: the thread runs no backward now.
+
+    A signal handler may run in the hook before or after a backward, which is on the Python stack then.
+    """
+    is_open = thread.events.in_backward or thread.step_detector.running
+    if is_open and graph_task() == -1 and backwards_in_progress() <= opening:
         thread.events.in_backward, now_ns = 0, perf_counter_ns()
         if thread.phase_log is not None:
             thread.phase_log.end("backward", now_ns)

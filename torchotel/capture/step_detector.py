@@ -94,8 +94,8 @@ class StepDetector:
             self._ahead = None
             if not segment.explicit:
                 self._assembler.give_own_identity(segment)
+        segment.forwards_with_grad += grad  # first, since a signal handler may flush between the two
         segment.forwards += 1
-        segment.forwards_with_grad += grad
         if segment.forward_start_ns is None:
             segment.forward_start_ns = now_ns
         segment.forward_end_ns = segment.end_ns = now_ns

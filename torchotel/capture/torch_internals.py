@@ -115,6 +115,7 @@ _foreach_norm = getattr(torch, "_foreach_norm", None)
 _call_code = getattr(getattr(nn_module.Module, "_call_impl", None), "__code__", None)
 _wrapped_call_code = getattr(getattr(nn_module.Module, "_wrapped_call_impl", None), "__code__", None)
 _region_codes: list[CodeType] = []
+_backward_codes: set[CodeType] = set()
 _wrap_step = getattr(torch.optim.Optimizer, "profile_hook_step", None)
 _step_code = _wrap_step(lambda: None).__code__ if _wrap_step is not None else None  # one code serves every optimizer
 
@@ -272,6 +273,11 @@ def optimizer_steps_in_progress() -> int | None:
     return _frames_of(_step_code)
 
 
+def backwards_in_progress() -> int:
+    """Count the runs of the autograd engine on this thread's Python stack, from the hook before to the hook after."""
+    return _frames_of(*_backward_codes) or 0
+
+
 def modules_that_raised(traceback: TracebackType | None) -> list[torch.nn.Module]:
     """List the modules whose calls an exception has passed through, outermost first.
 
@@ -287,7 +293,7 @@ def modules_that_raised(traceback: TracebackType | None) -> list[torch.nn.Module
     return found
 
 
-def _frames_of(code: CodeType | None, *others: CodeType) -> int | None:
+def _frames_of(code: CodeType | None = None, *others: CodeType) -> int | None:
     if code is None:
         return None
     codes = {id(code), *map(id, others)}
@@ -401,6 +407,11 @@ def _all_of(undos: Sequence[Undo]) -> Undo:
     return undo_all
 
 
+def _runs_backward(function: F) -> F:
+    _backward_codes.add(function.__code__)
+    return function
+
+
 def around_backward(begin: Callable[[Any], None], end: Callable[..., None]) -> Undo:
     """Call `begin` and `end` around each run of the autograd engine, nested ones included.
 
@@ -412,6 +423,7 @@ def around_backward(begin: Callable[[Any], None], end: Callable[..., None]) -> U
         by_name = getattr(run, "__name__", "") != "grad"
 
         @outside_dynamo
+        @_runs_backward
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             accumulates = kwargs.get("accumulate_grad", by_name)
             begin(args[0] if args else next(iter(kwargs.values()), ()))
