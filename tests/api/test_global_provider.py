@@ -135,7 +135,7 @@ def test_a_provider_that_is_set_too_late_is_warned_of(
     print(json.dumps(said))
     """
     said = run(code, tmp_path, server)
-    assert [text for text in said if "after instrument()" in text] == said
+    assert [text for text in said if "after torchotel had started" in text] == said
     assert len(said) == warnings
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -118,3 +119,22 @@ class Alternating(Sampler):
 
     def get_description(self) -> str:
         return "Alternating"
+
+
+def test_a_provider_without_a_hash() -> None:
+    """A wrapper of the program needs no more than the API's methods."""
+
+    class Wrapper(NoOpMeterProvider):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __init__(self, inner: MeterProvider) -> None:
+            self.get_meter = inner.get_meter  # type: ignore[method-assign]
+
+    reader = InMemoryMetricReader()
+    provider = Wrapper(MeterProvider([reader], shutdown_on_exit=False))
+    with torchotel.instrument(meter_provider=provider, metrics_exporter="none", traces_exporter="none") as handle:
+        train()
+        handle.flush()
+        data = reader.get_metrics_data()
+    assert data is not None
+    assert value(pushed_series(encode_metrics(data)), "torch_steps_total") == STEPS

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.util.types import Attributes
 from support.otlp_traces import flat
 from support.prometheus_server import until
 from support.recorded_training import train
@@ -146,7 +150,7 @@ class Leaving(SpanProcessor):
         return True
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize(("moment", "dropped"), [("start", 1), ("end", 1), ("flush", 10)])
 def test_a_processor_that_ends_its_thread(moment: str, dropped: int, error: type[BaseException]) -> None:
     """The spans of one call are dropped; the thread replays the other spans."""
@@ -158,6 +162,46 @@ def test_a_processor_that_ends_its_thread(moment: str, dropped: int, error: type
         thread.flush(soon())
     assert kept.engine.stats.read() == ExportCounts(50 - dropped, dropped, {error.__name__: 1})
     thread.shutdown(soon())
+
+
+class LeavingSampler(Sampler):
+    """Ends its thread at the fifth step."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error, self.n_steps = error, 0
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        self.n_steps += name == "torch.step"
+        if self.n_steps == 5:
+            self.n_steps += 1
+            raise self.error
+        return SamplingResult(Decision.RECORD_AND_SAMPLE)
+
+    def get_description(self) -> str:
+        return "leaving"
+
+
+@pytest.mark.parametrize(("error", "n_lost"), [(SystemExit, 0), (KeyboardInterrupt, 1)])
+def test_a_sampler_that_ends_its_thread(error: type[BaseException], n_lost: int) -> None:
+    """The worker goes on, without a step that Ctrl-C would have ended, and each span is in a count."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider(LeavingSampler(error), shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    with torchotel.instrument(tracer_provider=provider, detail="all") as handle:
+        train(20)
+        handle.flush(30)
+        assert value(scrape(handle.prometheus_port).series, "torch_steps_total") == 20 - n_lost
+    stats = handle.stats()
+    assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_dropped"]
+    assert stats["spans_exported"] == len(exporter.get_finished_spans()) > 15 * stats["spans_recorded"] // 20
 
 
 def test_many_small_traces_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +237,14 @@ class Refilling(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.n_spans += sum(span.name != "own" for span in spans)
-        self.answered.wait(0.005)  # the time of a request, in which other threads work
         if self.goes_on:
             self.provider.get_tracer("own").start_span("own").end()
+        self.answered.wait(0.005)  # the time of a request, in which other threads work
         return SpanExportResult.SUCCESS
 
 
 def test_a_busy_program_delays_nothing() -> None:
-    """Spans are replayed and counted without a flush, which would not end."""
+    """Spans are replayed and counted without the SDK's flush, which does not end; a flush of torchotel does."""
     exporter = Refilling()
     with torchotel.instrument(tracer_provider=exporter.provider, detail="all", prometheus_port=None) as handle:
         flushing = threading.Thread(target=exporter.provider.force_flush)
@@ -208,10 +252,10 @@ def test_a_busy_program_delays_nothing() -> None:
         flushing.start()
         train(100)
         assert until(lambda: handle.stats()["spans_exported"], lambda spans: spans > 500) > 500
+        assert handle.flush(30)
         assert flushing.is_alive()
         exporter.goes_on = False
         flushing.join()
-        assert handle.flush(30)
     assert handle.stats()["spans_dropped"] == 0
     assert exporter.n_spans == handle.stats()["spans_recorded"] == handle.stats()["spans_exported"]
     exporter.provider.shutdown()

@@ -64,8 +64,8 @@ def warn_of_late_provider() -> None:
     provider = find_provider(None)
     if provider is not None:
         warn_once(
-            "The program set a TracerProvider (%s) after instrument(): torchotel's spans do not go through it. "
-            "Set it before instrument(), or give it as tracer_provider.",
+            "The program set a TracerProvider (%s) after torchotel had started, so torchotel's spans do not go through "
+            "it. Give it to torchotel.instrument(tracer_provider=...) before the first step.",
             type(provider).__qualname__,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from opentelemetry.context import Context
@@ -85,7 +86,9 @@ class ProviderInstruments:
     """
 
     def __init__(self, provider: MeterProvider, metrics: Metrics, version: str) -> None:
-        self._source = _sources.setdefault(provider, _Source())
+        self._source = _Source()
+        with suppress(TypeError):  # a provider that has no hash or no weak references; it has one session
+            self._source = _sources.setdefault(provider, self._source)
         self._source.begin(metrics)
         self._meter = provider.get_meter(names.SCOPE, version, names.SCHEMA_URL)
         self._histograms: dict[Instrument, Histogram] = {}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchotel._utils.faults import Warn
@@ -15,8 +17,12 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-PROVIDER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
-"""What a provider of the program may raise. A `SystemExit` would end the calling thread of torchotel."""
+PROVIDER_ERRORS = BaseException
+"""What a provider of the program may raise. For example, a `SystemExit` would end the calling thread of torchotel."""
+RAISED = (
+    "force_flush of %s raised, so what waits in it counts as dropped. Check that all its processors and readers have "
+    "this method; further failures are only counted"
+)
 REFUSED = (
     "force_flush of %s returned False, so what waits in it counts as dropped. Do not shut the provider down before "
     "torchotel, and check its processors and readers"
@@ -40,13 +46,14 @@ class ProviderFlush:
         flush = getattr(self._provider, "force_flush", None)
         if flush is None:
             return True
+        timeout_ms = max(1, int(timeout_s * 1000))
         try:
             with suppressed():
-                flushed = flush(max(1, int(timeout_s * 1000))) is not False
+                flushed = (flush(timeout_ms) if _accepts(flush, timeout_ms) else flush()) is not False
         except PROVIDER_ERRORS as error:
             self._stats.error(type(error).__name__)
             provider = type(self._provider).__name__
-            self._warn("%s could not be flushed; further failures are only counted", provider, error=error)
+            self._warn(RAISED, provider, error=error)
             return False
         if not flushed:
             self._warn(REFUSED, type(self._provider).__name__)
@@ -70,6 +77,17 @@ class ProviderFlush:
             return answers.get(timeout=_until(deadline_s))
         except queue.Empty:
             return None
+
+
+def _accepts(function: Callable[..., object], argument: object) -> bool:
+    """Return whether a function has a positional parameter: the API does not define that of `force_flush`."""
+    try:
+        inspect.signature(function).bind(argument)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C may have no signature
+        return True
+    return True
 
 
 def _until(deadline_s: float) -> float:

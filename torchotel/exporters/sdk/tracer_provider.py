@@ -75,7 +75,7 @@ class StartedSpans:
             ids = list(self._spans)
             oldest = [self._spans.pop(key) for key in ids[: max(0, len(ids) - keep)]]
         for span, _ in oldest:  # without the lock: the program's processors run here, and may raise
-            with contextlib.suppress(*PROVIDER_ERRORS):
+            with contextlib.suppress(PROVIDER_ERRORS):
                 span.set_attribute(names.ESTIMATED, "end")
                 span.end()
 
@@ -103,13 +103,17 @@ def get_tracer(provider: TracerProvider, version: str) -> Tracer:
     try:
         tracer = provider.get_tracer(names.SCOPE, version, schema_url=names.SCHEMA_URL)
     except Exception:  # a provider of the program may raise anything
-        _logger.exception("The tracer provider returned no tracer, so no spans are exported")
+        _logger.exception("the TracerProvider returned no tracer, so no spans are exported. Check its get_tracer()")
         return NoOpTracer()
     if isinstance(tracer, SdkTracer) and type(tracer.id_generator) is RandomIdGenerator:
         tracer.id_generator = OwnRandomIds()
     return tracer
 
 
+RAISED = (
+    "the TracerProvider raised at a span, which counts as dropped. Check its sampler and its span processors; further "
+    "failures are only counted"
+)
 SPAN_ITEMS = SLICE_ITEMS // 16
 """Items that a span counts as: the GIL is yielded after 16 spans, about 0.2 ms."""
 MAX_RENAMED = 64
@@ -182,7 +186,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
                 live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
-        except Exception as error:  # noqa: BLE001  # the program's sampler or processors, on the training thread
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # not Ctrl-C: this may be the training thread
             self._failed(error)
             trace_id = random_trace_id() if parent is None else parent.trace_id
             return SpanReference(trace_id, random_span_id(), sampled=parent is None or parent.sampled)
@@ -318,7 +322,7 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
 
     def _failed(self, error: BaseException) -> None:
         self.stats.error(type(error).__name__)
-        self._warn("The tracer provider raised at a span; further failures are only counted", error=error)
+        self._warn(RAISED, error=error)
 
 
 def _outer(parent: SpanReference | None, baggage: Baggage | None) -> Context:
