@@ -153,7 +153,7 @@ def test_shutdown_while_the_worker_waits() -> None:
     worker.join(10)
     assert not worker.is_alive()
     assert kept.engine.stats.read() == ExportCounts(0, 600, {})
-    assert len(kept.spans) < 100  # the slice that it waited for
+    assert len(kept.spans) <= 200  # of the first trace, during which it waited
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])
@@ -216,7 +216,11 @@ def _others() -> Iterator[tuple[api.TracerProvider, InMemorySpanExporter]]:
     inner.shutdown()
 
 
-@pytest.mark.parametrize("flush", [None, lambda timeout_millis: None], ids=["no flush", "flush without a word"])
+@pytest.mark.parametrize(
+    "flush",
+    [None, lambda timeout_millis: None, lambda: True, lambda *, timeout_millis=1: True],
+    ids=["no flush", "flush without a word", "flush without a timeout", "flush with a named timeout"],
+)
 def test_a_provider_of_somebody_elses(flush: object) -> None:
     """One whose `force_flush` is not there, or says nothing, gets every span, and they count as exported."""
     with _others() as (provider, exporter):

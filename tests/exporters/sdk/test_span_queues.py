@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NoOpTracerProvider
 
 from torchotel import _semconv as names
-from torchotel.exporters.sdk.span_queues import NO_QUEUE_ROOM, UNKNOWN_ROOM, find_queues
+from torchotel.exporters.sdk.span_queues import find_queues
 
 
 class Flushed(SpanProcessor):
@@ -27,15 +27,21 @@ class Flushed(SpanProcessor):
 
 
 class Held(SpanExporter):
-    """Exports when the test allows it."""
+    """Each request ends when the test allows it."""
 
     def __init__(self) -> None:
-        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.asked, self.permits = threading.Event(), threading.Semaphore(0)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.asked.set()
-        self.go_on.wait(30)
+        self.permits.acquire(timeout=30)
         return SpanExportResult.SUCCESS
+
+    def next_request(self) -> None:
+        """Let a request end, and wait until the next one has begun."""
+        self.asked.clear()
+        self.permits.release()
+        assert self.asked.wait(10)
 
 
 def batch(queue: int, exporter: SpanExporter | None = None, batch: int = 10) -> BatchSpanProcessor:
@@ -60,43 +66,49 @@ def end_spans(provider: TracerProvider, scope: str, n_spans: int) -> None:
 def test_the_smallest_queue_decides(
     composite: type[SynchronousMultiSpanProcessor] | type[ConcurrentMultiSpanProcessor],
 ) -> None:
-    """Queues are found in nested processors, and half of the smallest one is for spans of torchotel."""
+    """Queues are found in nested processors; a batch, and at most half of a queue, is for spans of torchotel."""
     inner, outer = composite(), composite()
-    inner.add_span_processor(batch(40))
+    inner.add_span_processor(batch(40, batch=30))
     outer.add_span_processor(inner)
     outer.add_span_processor(SimpleSpanProcessor(InMemorySpanExporter()))
-    provider = provider_of(batch(100), outer)
+    provider = provider_of(batch(100, batch=30), outer)
     queues = find_queues(provider)
-    assert sorted(queue.max_spans for queue in queues.known) == [40, 100]
-    assert (queues.all_known, queues.room, queues.drain_themselves) == (True, 20, True)
-    end_spans(provider, "own", 7)
-    assert queues.room == 13
+    assert sorted((queue.max_spans, queue.room) for queue in queues.known) == [(40, 20), (100, 30)]
+    assert (queues.all_known, queues.drain_themselves) == (True, False)
+    end_spans(provider, "own", 19)
+    assert not queues.are_full
+    end_spans(provider, "own", 1)
+    assert queues.are_full
     provider.shutdown()
 
 
-def test_spans_of_the_program_do_not_wait_for_us() -> None:
-    """Only spans of torchotel count as waiting, and one whole batch while a request is sent."""
+def test_a_span_is_exported_when_its_request_has_ended() -> None:
+    """Spans of the program in the queue do not matter, even if one request follows another."""
     exporter = Held()
     provider = provider_of(batch(100, exporter))
-    queues = find_queues(provider)
+    (queue,) = find_queues(provider).known
     end_spans(provider, "own", 3)
     end_spans(provider, names.SCOPE, 2)
-    assert queues.waiting_spans() == 2
+    assert queue.exported(2) == 0
     end_spans(provider, names.SCOPE, 5)
     assert exporter.asked.wait(10)
-    assert queues.waiting_spans() == 10
+    assert queue.exported(7) == 0
     end_spans(provider, names.SCOPE, 4)
-    assert queues.waiting_spans() == 14
-    exporter.go_on.set()
-    provider.force_flush()
-    assert queues.waiting_spans() == 0
+    end_spans(provider, "own", 20)
+    assert queue.exported(11) == 0
+    exporter.next_request()
+    assert queue.exported(11) == 7
+    exporter.next_request()
+    assert queue.exported(11) == 11
+    exporter.permits.release(5)
     provider.shutdown()
 
 
 def test_a_batch_larger_than_half_of_the_queue() -> None:
     """The processor would not export before the queue is half full, so it has to be flushed."""
     provider = provider_of(batch(16, batch=10))
-    assert not find_queues(provider).drain_themselves
+    (queue,) = find_queues(provider).known
+    assert (queue.room, queue.drains_itself) == (8, False)
     provider.shutdown()
 
 
@@ -104,7 +116,7 @@ def test_a_batch_larger_than_half_of_the_queue() -> None:
 def test_processors_without_a_queue(processors: list[SpanProcessor]) -> None:
     """A processor that only adds attributes, and one that exports each span at once, need no flush."""
     queues = find_queues(provider_of(*processors))
-    assert (queues.all_known, queues.room, queues.waiting_spans()) == (True, NO_QUEUE_ROOM, 0)
+    assert (queues.all_known, queues.are_full, queues.exported(5)) == (True, False, 5)
 
 
 class Wrapper(SpanProcessor):
@@ -128,16 +140,41 @@ def test_a_processor_that_wraps_others() -> None:
     provider = provider_of(Wrapper(Wrapper(batch(40)), batch(100)))
     queues = find_queues(provider)
     assert sorted(queue.max_spans for queue in queues.known) == [40, 100]
-    assert (queues.all_known, queues.room) == (True, 20)
+    assert queues.all_known
     provider.shutdown()
 
 
-def test_a_processor_of_the_program() -> None:
-    """One with a flush may have a queue of any length: the provider is flushed after 256 spans, or earlier."""
-    queues = find_queues(provider_of(Flushed()))
-    assert (queues.all_known, queues.room, queues.drain_themselves) == (False, UNKNOWN_ROOM, False)
-    provider = provider_of(Flushed(), batch(100))
-    assert find_queues(provider).room == 50
+@pytest.mark.parametrize("processors", [[Flushed()], [Flushed(), SimpleSpanProcessor(InMemorySpanExporter())]])
+def test_a_processor_of_the_program(processors: list[SpanProcessor]) -> None:
+    """One with a flush may have a queue of any length, so the provider has to be flushed."""
+    queues = find_queues(provider_of(*processors))
+    assert (queues.all_known, queues.drain_themselves) == (False, False)
+
+
+def test_a_processor_of_any_class() -> None:
+    """The SDK calls the methods of a processor without asking for its class."""
+
+    class Other:
+        """Has the methods of a processor that the SDK calls."""
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_, **__: None
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Other())  # type: ignore[arg-type]
+    assert not find_queues(provider).all_known
+
+
+def test_a_provider_that_wraps_another_one() -> None:
+    """The queues of the inner provider are found, though the wrapper has no flush."""
+
+    class WrapperProvider(NoOpTracerProvider):
+        def __init__(self, inner: TracerProvider) -> None:
+            self.inner = inner
+
+    provider = provider_of(batch(40))
+    queues = find_queues(WrapperProvider(provider))
+    assert ([queue.max_spans for queue in queues.known], queues.all_known) == ([40], True)
     provider.shutdown()
 
 

@@ -16,6 +16,8 @@ MIN_POLL_S, MAX_POLL_S = 0.0005, 0.01
 """Time between two looks at a full queue, which grows: a short queue is empty again after one batch."""
 DRAIN_S = 0.2
 """Time after which a full queue is flushed."""
+SPANS_PER_COUNT = 256
+"""Spans between two counts; of an unknown processor, those that are at risk between two flushes."""
 UNKNOWN_FLUSH_S = 2.0
 """Time after which the replay goes on during the flush of an unknown processor."""
 MAX_AGE_S = 5.0
@@ -26,8 +28,8 @@ class Delivery:
     """Count ended spans, and wait while the provider's queues are full.
 
     A span counts as exported when it has left the queues, or when a flush succeeds, and as dropped if a flush fails.
-    The provider is flushed only if it has to be: the flush of a `BatchSpanProcessor` does not return while the program
-    ends further spans. All methods but `abandon` are called on one thread.
+    The flush of a `BatchSpanProcessor` does not return while the program ends further spans, so no method waits for its
+    end if the queues show that the spans of torchotel have been exported. All methods but `abandon` are called on one thread.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
@@ -41,8 +43,9 @@ class Delivery:
         """All spans that were added to the queues, and those of them that are counted."""
         self._roots: deque[tuple[int, int]] = deque()
         """Numbers of the ended roots that are not counted, with the ids of their traces."""
-        self._left: int | None = None
-        """Spans that may be ended before the queues are looked at again; None: they have not been."""
+        self._queues = find_queues(provider)
+        self._left = SPANS_PER_COUNT
+        """Spans that may be ended before the next count."""
         self._since_s = 0.0
         """When the oldest span that is not counted was ended."""
         self._has_dropped = False
@@ -72,10 +75,11 @@ class Delivery:
         self._ended += 1
         if root_of is not None:
             self._roots.append((self._ended, root_of))
-        if self._left is None:
-            self._left = find_queues(self._provider).room
         self._left -= 1
         if self._left <= 0:
+            self._left = SPANS_PER_COUNT
+            self._count_or_flush()
+        if self._queues.are_full:
             self._make_room()
 
     def sampled_out(self) -> None:
@@ -95,9 +99,8 @@ class Delivery:
 
     def push(self) -> None:
         """Count the spans that have left the queues; flush if there is an unknown processor and spans are too old."""
-        queues = find_queues(self._provider)
-        if queues.all_known:
-            self._count_exported(queues)
+        if self._find_queues().all_known:
+            self._count_exported()
         elif self._ended > self._counted and time.monotonic() - self._since_s > MAX_AGE_S:
             self._since_s = time.monotonic()
             self._flush_by(self._since_s + UNKNOWN_FLUSH_S)
@@ -120,32 +123,47 @@ class Delivery:
             self._stats.dropped(self._open)
             self._open = 0
 
-    def _make_room(self) -> None:
-        """Wait until the queues are less than half full, or flush."""
-        queues = find_queues(self._provider)
-        if not queues.all_known:
+    def _count_or_flush(self) -> None:
+        if self._find_queues().all_known:
+            self._count_exported()
+        else:
             self._flush_by(time.monotonic() + UNKNOWN_FLUSH_S)
-        flush_at_s = time.monotonic() + (DRAIN_S if queues.drain_themselves else 0.0)
+
+    def _make_room(self) -> None:
+        """Wait until there is room in the queues, and flush if it does not appear."""
+        flush_at_s = time.monotonic() + (DRAIN_S if self._queues.drain_themselves else 0.0)
         poll_s = MIN_POLL_S
-        while queues.room <= 0 and not self._closing.wait(poll_s):
+        while self._find_queues().are_full and not self._closing.wait(poll_s):
             poll_s = min(2 * poll_s, MAX_POLL_S)
             if time.monotonic() >= flush_at_s:
                 self._flush_by(time.monotonic() + DRAIN_S)
                 flush_at_s = time.monotonic() + DRAIN_S
-        self._left = max(1, queues.room)
-        if queues.all_known:
-            self._count_exported(queues)
+        if self._queues.all_known:
+            self._count_exported()
+
+    def _find_queues(self) -> SpanQueues:
+        self._queues = find_queues(self._provider, self._queues.known)
+        return self._queues
 
     def _flush_by(self, deadline_s: float) -> bool:
+        """Flush until all ended spans are counted; of known queues, the flush may go on with spans of the program."""
+        poll_s = MIN_POLL_S
+        while self._find_queues().all_known and not self.closed:
+            flushed = self._provider_flush.flush_by(min(time.monotonic() + poll_s, deadline_s))
+            if flushed is False:
+                self._count_flushed(flushed=False)
+                return False
+            self._count_exported()
+            if self._counted == self._ended or time.monotonic() >= deadline_s:
+                return self._counted == self._ended
+            poll_s = min(2 * poll_s, MAX_POLL_S)
         flushed = self._provider_flush.flush_by(deadline_s)
         if flushed is not None:
             self._count_flushed(flushed=flushed)
-        elif (queues := find_queues(self._provider)).all_known:
-            self._count_exported(queues)
         return bool(flushed)
 
-    def _count_exported(self, queues: SpanQueues) -> None:
-        self._count(self._ended - self._counted - queues.waiting_spans(), exported=True)
+    def _count_exported(self) -> None:
+        self._count(self._queues.exported(self._ended) - self._counted, exported=True)
 
     def _count_flushed(self, *, flushed: bool) -> None:
         self._count(self._ended - self._counted, exported=flushed)

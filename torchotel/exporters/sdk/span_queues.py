@@ -5,50 +5,77 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, SpanProcessor, SynchronousMultiSpanProcessor
+from opentelemetry import trace as api
+from opentelemetry.sdk.trace import (
+    ConcurrentMultiSpanProcessor,
+    SpanProcessor,
+    SynchronousMultiSpanProcessor,
+    TracerProvider,
+)
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.trace import TracerProvider
 
 from torchotel import _semconv as names
 
 
-class SpanQueue(NamedTuple):
-    """The queue of a `BatchSpanProcessor`."""
+@dataclass(eq=False, slots=True)
+class SpanQueue:
+    """The queue of a `BatchSpanProcessor`; used by one thread."""
 
     spans: deque[Any]
+    """The next one to be exported is the last one."""
     max_spans: int
     """Further spans push the oldest ones out."""
     max_batch_spans: int
     exporting: Any
     """Lock that is held while the exporter runs."""
+    _exported: int = 0
+    """The last result of `exported`."""
+    _taken: int = 0
+    """Spans of torchotel that had left the queue when `_next` was the next span."""
+    _next: object = None
+    """When it has left the queue, the request before it has ended."""
 
     @property
     def room(self) -> int:
-        """Spans of torchotel that may be added now. The other half of the queue is for spans of the program."""
-        return max(1, self.max_spans // 2) - len(self.spans)
+        """Spans that may be added now.
+
+        The processor exports when the queue has a batch. The rest of the queue, at least half, is for the program.
+        """
+        return max(1, min(self.max_batch_spans, self.max_spans // 2)) - len(self.spans)
 
     @property
     def drains_itself(self) -> bool:
-        """Whether the processor exports before its queue is half full."""
+        """Whether the processor exports before there is no room."""
         return self.max_batch_spans <= max(1, self.max_spans // 2)
 
-    def waiting_spans(self) -> int:
-        """Return how many spans of torchotel are in the queue, or may be in a request that is being sent."""
-        in_flight = self.max_batch_spans if self.exporting.locked() else 0
-        return in_flight + sum(_is_ours(span) for span in _copied(self.spans))
+    def exported(self, ended: int) -> int:
+        """Return how many spans of torchotel have been exported.
+
+        Args:
+            ended: How many were ended before.
+        """
+        waiting = _copied(self.spans)  # before the lock is read: a request may begin meanwhile
+        taken = ended - sum(map(_is_ours, waiting))
+        if not self.exporting.locked():
+            self._exported, self._next = taken, None
+            return taken
+        if self._next is not None and not (waiting and waiting[-1] is self._next):
+            self._exported, self._next = self._taken, None
+        if self._next is None and waiting:
+            self._taken, self._next = taken, waiting[-1]
+        return self._exported
 
 
-UNKNOWN_ROOM = 256
-"""Spans that may be added between two flushes if a processor is unknown: half of the free entries that are assumed."""
-NO_QUEUE_ROOM = 64
-"""Spans between two counts without any queue."""
 _FIELDS = attrgetter("_queue", "_max_queue_size", "_max_export_batch_size", "_export_lock", "_shutdown")
 """Of a `BatchProcessor`; a version of the SDK without one of them counts as unknown."""
+_HELD = "_active_span_processor", "_span_processors"
+"""Attributes of the SDK's provider and of its composite processors; what they hold may be of any class."""
 _LOCK = type(threading.Lock())
-_COMPOSITES = SynchronousMultiSpanProcessor, ConcurrentMultiSpanProcessor
+_CONTAINERS = TracerProvider, SynchronousMultiSpanProcessor, ConcurrentMultiSpanProcessor
 
 
 class SpanQueues(NamedTuple):
@@ -59,43 +86,51 @@ class SpanQueues(NamedTuple):
     """False: a processor is unknown or was shut down, so spans are counted by the result of a flush."""
 
     @property
-    def room(self) -> int:
-        """Spans that may be added now."""
-        rooms = [queue.room for queue in self.known]
-        return min([*rooms, UNKNOWN_ROOM]) if not self.all_known else min(rooms, default=NO_QUEUE_ROOM)
+    def are_full(self) -> bool:
+        """Whether a queue has no room for spans of torchotel."""
+        return any(queue.room <= 0 for queue in self.known)
 
     @property
     def drain_themselves(self) -> bool:
-        """Whether no flush is needed before they are half full."""
+        """Whether room appears without a flush."""
         return self.all_known and all(queue.drains_itself for queue in self.known)
 
-    def waiting_spans(self) -> int:
-        """Return how many spans of torchotel at most are in a queue, or may be in a request that is being sent."""
-        return max((queue.waiting_spans() for queue in self.known), default=0)
+    def exported(self, ended: int) -> int:
+        """Return how many spans of torchotel have been exported by all queues.
+
+        Args:
+            ended: How many were ended before.
+        """
+        return min((queue.exported(ended) for queue in self.known), default=ended)
 
 
-def find_queues(provider: TracerProvider) -> SpanQueues:
-    """Find the queues of a provider as it is now: a program may add processors."""
-    found = [
-        _queue(processor)
-        for processor in _all_processors(getattr(provider, "_active_span_processor", None))
-        if not isinstance(processor, _COMPOSITES) and not _has_no_queue(processor)
+def find_queues(provider: api.TracerProvider, before: Sequence[SpanQueue] = ()) -> SpanQueues:
+    """Find the queues of a provider as it is now: a program may add processors.
+
+    Args:
+        provider: The provider.
+        before: The queues that were found before, which keep their counts.
+    """
+    holders = _with_held(provider)
+    processors = [
+        one for one in holders if one is not provider and not isinstance(one, _CONTAINERS) and not _has_no_queue(one)
     ]
-    known = [queue for queue in found if queue is not None]
-    return SpanQueues(known, len(known) == len(found))
+    found = [queue for queue in map(_queue, processors) if queue is not None]
+    known = [next((one for one in before if one.spans is queue.spans), queue) for queue in found]
+    return SpanQueues(known, len(known) == len(processors) and len(holders) > 1)
 
 
-def _all_processors(outermost: object) -> Sequence[object]:
-    """Return a processor and those that it holds: composite processors, and processors that wrap another one."""
+def _with_held(provider: api.TracerProvider) -> Sequence[object]:
+    """Return a provider and all that it holds: processors, and the providers and processors that others wrap."""
     found: dict[int, object] = {}
-    waiting = [outermost]
+    waiting: list[object] = [provider]
     while waiting:
-        processor = waiting.pop()
-        if id(processor) not in found:
-            found[id(processor)] = processor
-            for value in tuple(getattr(processor, "__dict__", {}).values()):
+        holder = waiting.pop()
+        if id(holder) not in found:
+            found[id(holder)] = holder
+            for name, value in tuple(getattr(holder, "__dict__", {}).items()):
                 held = value if isinstance(value, tuple | list) else (value,)
-                waiting += [one for one in held if isinstance(one, SpanProcessor)]
+                waiting += [one for one in held if name in _HELD or isinstance(one, SpanProcessor | TracerProvider)]
     return tuple(found.values())
 
 
