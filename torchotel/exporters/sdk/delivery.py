@@ -27,9 +27,10 @@ MAX_AGE_S = 5.0
 class Delivery:
     """Count ended spans, and wait while the provider's queues are full.
 
-    A span counts as exported when it has left the queues, or when a flush succeeds, and as dropped if a flush fails.
-    The flush of a `BatchSpanProcessor` does not return while the program ends further spans, so no method waits for its
-    end if the queues show that the spans of torchotel have been exported. All methods but `abandon` are called on one thread.
+    A span counts as exported when the queues show it, or an unknown processor was flushed, and as dropped if a flush
+    fails. No method waits for the end of a flush if the queues show that the spans of torchotel have been exported: the
+    flush of a `BatchSpanProcessor` does not return while the program ends further spans. All methods but `abandon` are
+    called on one thread.
     """
 
     def __init__(self, provider: TracerProvider, stats: ExportStats) -> None:
@@ -156,6 +157,8 @@ class Delivery:
             self._count_exported()
             if self._counted == self._ended or time.monotonic() >= deadline_s:
                 return self._counted == self._ended
+            if flushed:  # of a provider without this method
+                self._closing.wait(poll_s)
             poll_s = min(2 * poll_s, MAX_POLL_S)
         flushed = self._provider_flush.flush_by(deadline_s)
         if flushed is not None:
