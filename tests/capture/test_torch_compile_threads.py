@@ -1,13 +1,15 @@
 """What is compiled on one thread while another trains: what that one misses, and that it is told."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from support.recorded_training import recorded
 from torch import Tensor, nn
+
+from torchotel.capture.torch_compile import CompileHooks
 
 
 class SlowCompiler:
@@ -70,6 +72,34 @@ def test_backwards_are_seen_while_another_thread_compiles(caplog: pytest.LogCapt
     assert [len(step.find_all("torch.optimizer.step")) for step in run.steps] == [1, 1, 1]
     (told,) = [record.getMessage() for record in caplog.records if record.name == "torchotel"]
     assert "hooks are out meanwhile" in told
+
+
+def test_other_threads_build_tuples_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for compiled modules keeps no reference to a tuple that another thread builds: it could not grow."""
+    began, go_on, built = threading.Event(), threading.Event(), list[object]()
+
+    def numbers() -> Iterator[int]:
+        began.set()
+        go_on.wait(10)
+        yield from range(3)
+
+    thread = threading.Thread(target=lambda: built.append(tuple(numbers())))
+    wrap = CompileHooks._wrap_if_compiled
+
+    def wrap_meanwhile(hooks: CompileHooks, module: nn.Module) -> None:
+        go_on.set()
+        thread.join()
+        wrap(hooks, module)
+
+    monkeypatch.setattr(CompileHooks, "_wrap_if_compiled", wrap_meanwhile)
+    model = nn.Linear(4, 4)
+    model.compile(backend="eager")
+    model(torch.ones(2, 4))
+    thread.start()
+    assert began.wait(10)
+    with recorded():
+        assert go_on.is_set()
+    assert built == [(0, 1, 2)]
 
 
 class Waiting(nn.Linear):

@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import chain
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -31,6 +32,19 @@ BESIDE_A_FORWARD = (
     "something is compiled on one thread while another runs a model: hooks are out meanwhile, so spans of that time "
     "are missing or too long. Call what is compiled once, with each of its shapes, before the other threads begin"
 )
+
+
+def _all_modules() -> list[Module]:
+    """Return all modules of the process.
+
+    `gc.get_objects` also returns the tuples that other threads build, and `tuple(generator)` raises SystemError if its
+    tuple has to grow while it has another reference (https://github.com/python/cpython/issues/59313). So its list lives
+    during one call of functions in C, while no other thread runs, and the modules are found by their classes.
+    """
+    types = set(map(type, chain.from_iterable(map(gc.get_objects, (None,)))))
+    classes = [found for found in types if issubclass(found, Module)]
+    return [found for found in gc.get_referrers(*classes) if issubclass(type(found), Module)]
+
 
 UNTRACED = ("capture", "sampling", "tracing", "metrics", "exporters", "worker", "_utils", "_handle", "_session")
 """Packages that run on training threads and that Dynamo must not trace; `_api` and `_lifecycle` check for it."""
@@ -111,9 +125,8 @@ class CompileHooks:
         if self._searched:
             return
         self._searched = True
-        for one in gc.get_objects():
-            if issubclass(type(one), Module):  # `isinstance` would evaluate lazy objects of other libraries
-                self._wrap_if_compiled(one)
+        for module in _all_modules():
+            self._wrap_if_compiled(module)
 
     def wrap_regions(self, model: Module) -> None:
         """Wrap the regions of a model that were compiled before."""
