@@ -42,8 +42,8 @@ class StepAssembler:
         """The identity of the segment that the running fetch will open."""
         self.cycle: set[Hashable] = set()
         """The optimizers that stepped in the last step."""
-        self._has_several = False
-        """Several optimizers have stepped in one step, so an optimizer's step does not end the step before a fetch."""
+        self.turn: tuple[Hashable, ...] = ()
+        """The optimizers of the last step in which several stepped, in order; empty: there was none."""
         self.by_hand = False
         """Parameters are updated without a torch optimizer: each segment is a step."""
         self.idle_since_ns = 0
@@ -54,7 +54,9 @@ class StepAssembler:
     def has_one_optimizer(self) -> bool:
         """Return whether one optimizer steps once a step; False in the first step of an optimizer: it is unknown."""
         keys = _keys(self.segments if self.open is None else [*self.segments, self.open])
-        return len(keys) == 1 and len(self.cycle) <= 1 and (keys == self.cycle or self._repeats())
+        if len(keys) != 1 or len(self.cycle) > 1:
+            return False
+        return self._repeats() or (keys == self.cycle and not keys < set(self.turn))
 
     def _repeats(self) -> bool:
         finished = [segment for segment in (*self.segments, self.open) if segment is not None and segment.finished]
@@ -77,7 +79,7 @@ class StepAssembler:
 
     def continues_until_fetch(self) -> bool:
         """Return whether the step continues after an optimizer's step until the next fetch, as in a GAN."""
-        return self.has_fetch() and (self._has_several or not self.cycle)
+        return self.has_fetch() and (bool(self.turn) or not self.cycle)
 
     def begin(self, now_ns: int, *, fetched: bool = False) -> StepSegment:
         """Open a segment; if it continues a step, it shares the step's ids."""
@@ -157,26 +159,41 @@ class StepAssembler:
         for segment in segments:
             self.emit_step([segment])
 
-    def hand_over_before_repeat(self, key: Hashable) -> None:
-        """Hand over the closed segments up to the last optimizer step, since an optimizer steps again.
+    def ends_update(self, key: Hashable) -> bool:
+        """Return whether the updates before an optimizer's step are complete, though this optimizer is not in them.
 
-        They are one step if this optimizer was the first of them, or if all optimizers of the last step have stepped:
-        a turn of a GAN. Otherwise each update is a step, for example if the critic is updated more often.
+        That is so if it begins the turns that are known, or if it stepped alone in the last step: the program then
+        updates one optimizer more often, or has trained with it alone before.
+        """
+        if not self.n_updates():
+            return False
+        return key == self.turn[0] if self.turn else self.cycle == {key}
+
+    def hand_over_before(self, key: Hashable) -> None:
+        """Hand over the closed segments up to the last optimizer step, since an optimizer's step ends them.
+
+        They are one step, a turn as of a GAN, if this optimizer was the first of them, or if all optimizers of the last
+        step, or only some of a turn, have stepped. Otherwise each update is a step, after a whole turn.
         """
         finished = [index for index, segment in enumerate(self.segments) if segment.finished]
         end = finished[-1] + 1
-        if key in self.segments[finished[0]].optimizers or _keys(self.segments[:end]) == self.cycle:
-            turn, self.segments = self.segments[:end], self.segments[end:]
-            self.emit_step(turn)
-        else:
-            self.hand_over_updates()
+        keys, turn = _keys(self.segments[:end]), set(self.turn)
+        if key in self.segments[finished[0]].optimizers or keys == self.cycle or keys <= turn:
+            self._hand_over_first(end)
+            return
+        whole = next((index + 1 for index in finished if _keys(self.segments[: index + 1]) == turn), 0)
+        if whole:
+            self._hand_over_first(whole)
+        self.hand_over_updates()
 
     def hand_over_updates(self) -> None:
         """Hand over each update of the closed segments as a step."""
         while self.n_updates():
-            end = next(index for index, segment in enumerate(self.segments) if segment.finished) + 1
-            step, self.segments = self.segments[:end], self.segments[end:]
-            self.emit_step(step)
+            self._hand_over_first(next(index for index, segment in enumerate(self.segments) if segment.finished) + 1)
+
+    def _hand_over_first(self, n_segments: int) -> None:
+        step, self.segments = self.segments[:n_segments], self.segments[n_segments:]
+        self.emit_step(step)
 
     def n_updates(self) -> int:
         """Return how many of the closed segments ended with an optimizer's step."""
@@ -194,7 +211,8 @@ class StepAssembler:
         keys = _keys(segments)
         if keys:
             self.cycle = keys
-            self._has_several = self._has_several or len(keys) > 1
+            if len(keys) > 1:
+                self.turn = tuple(dict.fromkeys(key for segment in segments for key in segment.optimizers))
         if self.segments or self.open is not None:
             self._separate_identity_from(segments)
         self.listener.on_record("step", segments)

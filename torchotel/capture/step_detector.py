@@ -482,9 +482,12 @@ class StepDetector:
         repeats = bool(earlier) and any(key in segment.optimizers for segment in earlier)
         segment.trained = segment.finished = True
         segment.optimizers.append(key)
-        if repeats and (self._assembler.has_one_optimizer() or not self._assembler.has_fetch()):
-            self._assembler.hand_over_before_repeat(key)
-        elif self._assembler.n_updates() >= MAX_OPTIMIZERS and not self._assembler.has_fetch():
+        if self._assembler.has_fetch():
+            if repeats and self._assembler.has_one_optimizer():
+                self._assembler.hand_over_before(key)
+        elif repeats or self._assembler.ends_update(key):
+            self._assembler.hand_over_before(key)
+        elif self._assembler.n_updates() >= MAX_OPTIMIZERS:
             self._assembler.hand_over_updates()
 
     def _inside(self) -> bool:
