@@ -134,7 +134,7 @@ class Worker:
         while (pending := self._buffer.pop_oldest()) is not None:
             try:
                 self._process(pending) if time.monotonic() < self._deadline_s else self._drop(pending)
-            except BaseException:  # noqa: BLE001  # the next record may be good, even if a sampler called sys.exit()
+            except BaseException:  # noqa: BLE001  # the next record may be good; a sampler may call sys.exit()
                 self.guard.fault()
                 self._pipeline.drop(pending.span_estimate())
         self.guard.guarded(self._pipeline.export_quiet)()

@@ -2,14 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 from opentelemetry import trace as api
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ConcurrentMultiSpanProcessor, ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util.types import Attributes
 from support.otlp_traces import CONV, T0, flat, rich
@@ -265,3 +265,23 @@ def test_whose_roots_arrived() -> None:
     assert arrived == []
     kept.engine.flush(soon())
     assert arrived == [root.trace_id]
+
+
+def test_a_flush_of_concurrent_processors() -> None:
+    """They end a flush at its timeout, which is that of the caller."""
+
+    class Slow(InMemorySpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            time.sleep(0.05)  # the time of a request
+            return super().export(spans)
+
+    exporter = Slow()
+    provider = TracerProvider(active_span_processor=ConcurrentMultiSpanProcessor(2), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    engine = TracerProviderExporter(provider, version="1.2")
+    for number in range(3):
+        engine.export(flat(100, number))
+        assert engine.flush(soon())
+    assert engine.stats.read() == ExportCounts(300, 0, {})
+    assert len(exporter.get_finished_spans()) == 300
+    provider.shutdown()

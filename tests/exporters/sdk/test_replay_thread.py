@@ -190,15 +190,15 @@ class LeavingSampler(Sampler):
         return "leaving"
 
 
-@pytest.mark.parametrize(("error", "n_lost"), [(SystemExit, 0), (KeyboardInterrupt, 1)])
-def test_a_sampler_that_ends_its_thread(error: type[BaseException], n_lost: int) -> None:
-    """The worker goes on, without a step that Ctrl-C would have ended, and each span is in a count."""
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_sampler_that_ends_its_thread(error: type[BaseException]) -> None:
+    """The worker goes on with the next step, and each span is in a count."""
     exporter, provider = InMemorySpanExporter(), TracerProvider(LeavingSampler(error), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with torchotel.instrument(tracer_provider=provider, detail="all") as handle:
         train(20)
         handle.flush(30)
-        assert value(scrape(handle.prometheus_port).series, "torch_steps_total") == 20 - n_lost
+        assert value(scrape(handle.prometheus_port).series, "torch_steps_total") == 19
     stats = handle.stats()
     assert stats["spans_recorded"] == stats["spans_exported"] + stats["spans_dropped"]
     assert stats["spans_exported"] == len(exporter.get_finished_spans()) > 15 * stats["spans_recorded"] // 20

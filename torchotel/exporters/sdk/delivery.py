@@ -147,18 +147,13 @@ class Delivery:
         return self._queues
 
     def _flush_by(self, deadline_s: float) -> bool:
-        """Flush until all ended spans are counted; of known queues, the flush may go on with spans of the program."""
+        """Flush until all ended spans are counted; return False on failure or timeout."""
         poll_s = MIN_POLL_S
-        while self._find_queues().all_known and not self.closed:
-            flushed = self._provider_flush.flush_by(min(time.monotonic() + poll_s, deadline_s))
-            if flushed is False:
-                self._count_flushed(flushed=False)
-                return False
+        while self._find_queues().all_known:
+            self._provider_flush.start(deadline_s)  # it may go on with spans of the program
             self._count_exported()
-            if self._counted == self._ended or time.monotonic() >= deadline_s:
+            if self._counted == self._ended or time.monotonic() >= deadline_s or self._closing.wait(poll_s):
                 return self._counted == self._ended
-            if flushed:  # of a provider without this method
-                self._closing.wait(poll_s)
             poll_s = min(2 * poll_s, MAX_POLL_S)
         flushed = self._provider_flush.flush_by(deadline_s)
         if flushed is not None:

@@ -41,24 +41,6 @@ class ProviderFlush:
         self._thread: threading.Thread | None = None
         self._warn = Warn()
 
-    def _flush(self, timeout_s: float) -> bool:
-        """Flush on this thread; the SDK's processors ignore the timeout."""
-        flush = getattr(self._provider, "force_flush", None)
-        if flush is None:
-            return True
-        timeout_ms = max(1, int(timeout_s * 1000))
-        try:
-            with suppressed():
-                flushed = (flush(timeout_ms) if _accepts(flush, timeout_ms) else flush()) is not False
-        except PROVIDER_ERRORS as error:
-            self._stats.error(type(error).__name__)
-            provider = type(self._provider).__name__
-            self._warn(RAISED, provider, error=error)
-            return False
-        if not flushed:
-            self._warn(REFUSED, type(self._provider).__name__)
-        return flushed
-
     def flush_by(self, deadline_s: float) -> bool | None:
         """Flush by `deadline_s` of `time.monotonic()`; return False on failure, and None on timeout."""
         if self._thread is not None:  # an earlier flush has timed out; only one may run
@@ -66,16 +48,45 @@ class ProviderFlush:
             if self._thread.is_alive():
                 return None
         answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        left_s = _until(deadline_s)
-        thread = threading.Thread(target=lambda: answers.put(self._flush(left_s)), name="torchotel-flush", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending and starts no threads
-            return self._flush(left_s)
-        self._thread = thread
+        self._start(deadline_s, answers.put)
         try:
             return answers.get(timeout=_until(deadline_s))
         except queue.Empty:
+            return None
+
+    def start(self, deadline_s: float) -> None:
+        """Start a flush, unless one runs; its result is ignored."""
+        if hasattr(self._provider, "force_flush") and (self._thread is None or not self._thread.is_alive()):
+            self._start(deadline_s, None)
+
+    def _start(self, deadline_s: float, answer: Callable[[bool], None] | None) -> None:
+        def flush() -> None:
+            flushed = self._flush(_until(deadline_s))
+            if answer is not None:
+                answer(bool(flushed))
+                if flushed is False:
+                    self._warn(REFUSED, type(self._provider).__name__)
+
+        thread = threading.Thread(target=flush, name="torchotel-flush", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending and starts no threads
+            flush()
+        else:
+            self._thread = thread
+
+    def _flush(self, timeout_s: float) -> bool | None:
+        """Flush on this thread; the SDK's batch processors ignore the timeout. Return None if the provider raised."""
+        flush = getattr(self._provider, "force_flush", None)
+        if flush is None:
+            return True
+        timeout_ms = max(1, int(timeout_s * 1000))
+        try:
+            with suppressed():
+                return (flush(timeout_ms) if _accepts(flush, timeout_ms) else flush()) is not False
+        except PROVIDER_ERRORS as error:
+            self._stats.error(type(error).__name__)
+            self._warn(RAISED, type(self._provider).__name__, error=error)
             return None
 
 
