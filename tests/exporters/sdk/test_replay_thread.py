@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.util.types import Attributes
 from support.otlp_traces import flat
 from support.prometheus_server import until
 from support.recorded_training import train
 from support.scraped_metrics import scrape, value
-from support.sdk_provider import Kept
+from support.sdk_provider import Answering, Kept
 from support.senders import soon
 
 import torchotel
@@ -164,36 +162,18 @@ def test_a_processor_that_ends_its_thread(moment: str, dropped: int, error: type
     thread.shutdown(soon())
 
 
-class LeavingSampler(Sampler):
-    """Ends its thread at the fifth step."""
-
-    def __init__(self, error: type[BaseException]) -> None:
-        self.error, self.n_steps = error, 0
-
-    def should_sample(
-        self,
-        parent_context: Context | None,
-        trace_id: int,
-        name: str,
-        kind: SpanKind | None = None,
-        attributes: Attributes = None,
-        links: Sequence[Link] | None = None,
-        trace_state: TraceState | None = None,
-    ) -> SamplingResult:
-        self.n_steps += name == "torch.step"
-        if self.n_steps == 5:
-            self.n_steps += 1
-            raise self.error
-        return SamplingResult(Decision.RECORD_AND_SAMPLE)
-
-    def get_description(self) -> str:
-        return "leaving"
-
-
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_sampler_that_ends_its_thread(error: type[BaseException]) -> None:
     """The worker goes on with the next step, and each span is in a count."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider(LeavingSampler(error), shutdown_on_exit=False)
+    seen: list[str] = []
+
+    def answer(name: str, _: Attributes) -> Decision:
+        seen.append(name)
+        if name == "torch.step" and seen.count(name) == 5:
+            raise error
+        return Decision.RECORD_AND_SAMPLE
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider(Answering(answer), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with torchotel.instrument(tracer_provider=provider, detail="all") as handle:
         train(20)

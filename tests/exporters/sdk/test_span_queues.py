@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import (
@@ -161,7 +162,8 @@ def test_a_processor_of_any_class() -> None:
             return lambda *_, **__: None
 
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(Other())  # type: ignore[arg-type]
+    other: Any = Other()
+    provider.add_span_processor(other)
     assert not find_queues(provider).all_known
 
 
