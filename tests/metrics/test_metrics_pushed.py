@@ -49,8 +49,8 @@ def test_an_endpoint_that_refuses_is_counted_and_told_once(protocol: str, caplog
     (series,) = [labels for name, labels in told if name == "torchotel_export_errors_total"]
     assert dict(series)["error_type"] in {"ConnectionError", "UNAVAILABLE"}
     began_s = time.monotonic()
-    handle.shutdown(timeout_s=10)
-    assert time.monotonic() - began_s < 5
+    handle.shutdown(timeout_s=60)
+    assert time.monotonic() - began_s < 30
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert f"Could not send data points to {'http://' if protocol != 'grpc' else ''}127.0.0.1:{port}" in warning
     assert "OTEL_METRICS_EXPORTER=none" in warning

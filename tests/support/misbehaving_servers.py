@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 Behave = Callable[[socket.socket, threading.Event], None]
-DRIPS, DRIP_S = 100, 0.05
+DRIPS, DRIP_S = 200, 0.05
 RESET = struct.pack("ii", 1, 0)
 
 

@@ -1,7 +1,8 @@
 """Which phase holds which, and what they took."""
 
 import random
-import time
+from collections.abc import Iterable
+from typing import Any
 
 from torchotel._records import Phase, enclosing
 
@@ -24,9 +25,21 @@ def test_innermost_phase_that_holds() -> None:
             assert (phases[parent].start_ns if parent >= 0 else None) == max(holding, default=None)
 
 
+class CountedReads(list[Phase]):
+    """Counts how often one of its phases is looked up."""
+
+    def __init__(self, phases: Iterable[Phase]) -> None:
+        super().__init__(phases)
+        self.reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
 def test_a_step_of_very_many_phases() -> None:
-    """One optimizer for each of 20,000 parameters, stepping inside the backward, is no matter of seconds."""
-    phases = [Phase("backward", 0, 100_000), *(Phase("optimizer", 4 * n, 4 * n + 2) for n in range(20_000))]
-    begun_s = time.perf_counter()
-    assert enclosing(phases) == [-1, *[0] * 20_000]
-    assert time.perf_counter() - begun_s < 1
+    """With one optimizer for each of 2,000 parameters, stepping inside the backward, the work is linear."""
+    optimizers = [Phase("optimizer", 4 * n, 4 * n + 2) for n in range(2_000)]
+    phases = CountedReads([Phase("backward", 0, 10_000), *optimizers])
+    assert enclosing(phases) == [-1, *[0] * 2_000]
+    assert phases.reads < 10 * len(phases)
