@@ -92,6 +92,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compare hooks, patches, threads and listening ports with what was there before."""
     monkeypatch.setenv("OTEL_EXPORTER_PROMETHEUS_PORT", "0")  # whoever else runs on this machine
+    monkeypatch.setenv("TORCHOTEL_WORKER", "thread")  # a companion for each test would take minutes; programs have one
     torch.manual_seed(0)
     process_warnings.forget()
     before, ports = _global_state(), _listening()

@@ -108,7 +108,7 @@ def instrument(
             "full". The text can hold values of tensors; `first_line`.
         run_id: TORCHOTEL_RUN_ID; the launcher's job id, else an id that the ranks of a launch agree on, else random.
         worker: TORCHOTEL_WORKER, where spans are built and exported: "process", a companion process without torch
-            (Linux; experimental), "thread", or "auto", which is the thread; `auto`.
+            (Linux), "thread", or "auto": the companion, unless an exporter needs this process; `auto`.
         stall_timeout_s: TORCHOTEL_STALL_TIMEOUT_S, shortest time in a phase without an event that counts as a stall;
             the limit is ten times the 95th percentile of the steps if that is longer. Only with a companion; 60.0.
 

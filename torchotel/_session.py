@@ -31,6 +31,8 @@ from torchotel.worker.backend import Backend, RunEnd, SessionLinks, ThreadBacken
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
 from torchotel.worker.supervisor import CompanionBackend, needs_thread
 
+NO_COMPANION = "There is no companion process: %s. A thread of the training builds and exports the spans and metrics"
+
 _logger = logging.getLogger("torchotel")
 
 
@@ -87,15 +89,15 @@ class Session:
             on_step=self._measure_overhead,
         )
         versions = _torch_versions()
-        if self._config.worker == "process":
+        if self._config.worker != "thread" and exporters is None:
             reason = needs_thread(self._config, deferred=defer_start or is_child())
-            if exporters is None and reason is None:
+            if reason is None:
                 try:
                     return CompanionBackend(self._config, self._resource, versions, ours, undo)
                 except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
-                    reason = f"the companion process cannot be started ({error})"
-            if reason is not None:
-                _logger.warning("worker=process is ignored: %s. A thread builds and exports the spans", reason)
+                    _logger.warning(NO_COMPANION, f"it cannot be started ({error})")
+            elif self._config.worker == "process":
+                _logger.warning(NO_COMPANION, reason)
         return ThreadBackend(
             self._config,
             self._resource,

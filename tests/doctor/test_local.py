@@ -198,7 +198,9 @@ def test_tells_whose_spans_are_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "level", "text"),
     [
-        ({}, Level.OK, "a thread of the training process"),
+        ({}, Level.OK, "a companion process"),
+        ({"traces_exporter": "console"}, Level.OK, "a thread of the training process builds and exports the spans: the c"),
+        ({"worker": "thread"}, Level.OK, "a thread of the training process builds and exports the spans: worker=thread"),
         ({"worker": "process"}, Level.OK, "a companion process"),
         ({"worker": "process", "traces_exporter": "console"}, Level.WARNING, "worker=process is ignored: the console"),
     ],

@@ -212,7 +212,7 @@ def test_an_unusable_setting_takes_the_thread_and_says_why(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", words], env=environment(), capture_output=True, text=True, timeout=120, check=True
     )
-    assert "worker=process is ignored: the console exporter writes to this process's output" in done.stderr
+    assert "There is no companion process: the console exporter writes to this process's output" in done.stderr
 
 
 WORDS = """

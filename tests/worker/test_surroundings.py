@@ -73,7 +73,7 @@ def test_without_a_home_to_write_to(tmp_path: Path) -> None:
 def test_with_few_files_left_the_thread_takes_the_companions_place(tmp_path: Path) -> None:
     done = train(tmp_path / "run", MORE_FILES="4")
     assert (done.returncode, done.stdout) == (0, "False thread 3\n"), done.stderr
-    assert "worker=process is ignored: the companion process cannot be started" in done.stderr
+    assert "There is no companion process: it cannot be started" in done.stderr
 
 
 def test_where_not_even_a_thread_can_be_started_the_training_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Processes: the script of this one, whether it is a child or a fork server, who owns a port, and memory."""
+"""Processes: the script of this one, whether it is a child or traced, who owns a port, and memory."""
 
 import itertools
 import multiprocessing.process
@@ -49,6 +49,14 @@ def when_given_a_task(action: Callable[[], None]) -> None:
 def is_fork_server() -> bool:
     """Return whether this process is a fork server of multiprocessing, which may run the program's `__main__`."""
     return any(word.startswith("from multiprocessing.forkserver import main") for word in sys.orig_argv)
+
+
+def is_traced() -> bool:
+    """Return whether a debugger or a measurement of coverage runs in this process."""
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    if sys.gettrace() is not None:
+        return True
+    return monitoring is not None and any(map(monitoring.get_tool, (monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID)))
 
 
 MAX_PORT = 65_535

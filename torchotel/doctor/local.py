@@ -55,12 +55,12 @@ def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_worker(config: Config) -> Iterator[Finding]:
     """Report where spans are built and exported."""
-    reason = needs_thread(config, deferred=False)
-    if config.worker != "process":
-        yield ok("worker", "a thread of the training process builds and exports the spans")
-    elif reason is None:
+    reason = "worker=thread" if config.worker == "thread" else needs_thread(config, deferred=False)
+    if reason is None:
         text = "a companion process builds and exports the spans; handle.stats() shows its pid, memory and lag"
         yield ok("worker", text)
+    elif config.worker != "process":
+        yield ok("worker", f"a thread of the training process builds and exports the spans: {reason}")
     else:
         advice = "Remove that setting, or set TORCHOTEL_WORKER=thread."
         yield warning("worker", f"worker=process is ignored: {reason}", advice)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord
 from torchotel._utils.faults import Guard
-from torchotel._utils.process import resident_bytes
+from torchotel._utils.process import is_traced, resident_bytes
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
 from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
@@ -377,6 +377,7 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
         "the program has its own registry": config.prometheus_registry is not None,
         "the console exporter writes to this process's output": config.traces_exporter == "console",
         "this process may be a launcher or a child of multiprocessing": deferred,
+        "a debugger or a measurement of coverage traces the program": is_traced(),
         "this interpreter cannot be started again": getattr(sys, "frozen", False) or not sys.executable,
         "this system has no memory files": not hasattr(os, "memfd_create"),
     }
