@@ -1,5 +1,6 @@
 """`shutdown()` while something runs that ends after it, or under what another library has put over our patches."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -163,17 +164,27 @@ def test_flush_while_threads_come_and_go() -> None:
     assert 0 < len(run.evaluations) <= 400  # a forward that begins while another thread's first runs is not seen
 
 
-def test_while_another_thread_reads_norms(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("reads_before", [0, 1], ids=["after the backward", "before clipping"])
+def test_while_another_thread_reads_norms(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reads_before: int
+) -> None:
     """A thread that reads the norms of its step when the recording ends meets no internal error."""
-    read = Gradients.read
+    read, reads = Gradients.read, itertools.count()
 
     def ending_read(*arguments: Any) -> Any:
-        ending = threading.Thread(target=torchotel.uninstrument)
-        ending.start()
-        ending.join()
+        if next(reads) == reads_before:
+            ending = threading.Thread(target=torchotel.uninstrument)
+            ending.start()
+            ending.join()
         return read(*arguments)
 
+    model = nn.Linear(4, 4)
     with torchotel.instrument(detail="all", traces_exporter="none", prometheus_port=None):
         monkeypatch.setattr(Gradients, "read", ending_read)
-        train(nn.Linear(4, 4), ROW)
+        model(ROW).sum().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(2)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert next(reads) > reads_before
     assert not caplog.records

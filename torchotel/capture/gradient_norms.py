@@ -280,11 +280,12 @@ class Gradients:
             gradients: Those to look at.
             scale: The factor by which the optimizer will divide them.
         """
-        read = _read_of(thread)
+        read, segment = _read_of(thread), thread.step_detector.open_segment
         changed = _changed(gradients, read)
         if changed:
             read.update(self.read(_models_of(thread), None, scale, changed))
-            thread.step_detector.segments[-1].read = read
+            if segment is not None:  # else another thread has ended the capture
+                segment.read = read
         return read
 
     @staticmethod
