@@ -69,7 +69,7 @@ class Error(NamedTuple):
     type: str
     message: str
     path: str | None = None
-    """Path of the innermost module whose call raised; None: unknown, or no module call raised."""
+    """Path of the innermost module whose call raised, or ran as the process ended; None: unknown, or there was none."""
 
 
 PROCESS_ENDS = frozenset(("process_ended", "oom_kill", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"))
@@ -337,6 +337,9 @@ class PhaseLog(Protocol):
 
     def end(self, kind: str, now_ns: int) -> None:
         """End the innermost open phase of a kind, and the phases inside of it; never raise."""
+
+    def run_module(self, path: str) -> None:
+        """Note the path of the innermost module call that runs, "" if it is unknown; never raise."""
 
 
 PHASE_SPANS = {

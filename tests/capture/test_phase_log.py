@@ -26,6 +26,11 @@ class Page:
     def __init__(self) -> None:
         self.words = memoryview(bytearray(PAGE_BYTES)).cast("Q")
 
+    @property
+    def module(self) -> str:
+        """Return the path of the innermost module call."""
+        return PageReader(self.words).module
+
     def phases(self) -> list[str]:
         """Name the phases: `forward`; `(forward` if it is open; `evaluation` for a forward without gradients."""
         return [
@@ -79,6 +84,27 @@ def test_each_phase_is_on_the_page_while_it_runs(detail: str) -> None:
         assert seen == ["(data", "(evaluation", "(forward", "(backward", "(optimizer"]
         # The loader's iterator is made, and found at its end.
         assert page.phases() == ["data", "data", "evaluation", "forward", "backward", "optimizer", "data"]
+
+
+@pytest.mark.parametrize(("detail", "paths"), [("all", ["0", "0.0", "0", "1", "Sequential"]), ("off", [""] * 5)])
+def test_the_innermost_module_call_is_on_the_page(detail: str, paths: list[str]) -> None:
+    """On detailed steps; after a call, the call around it runs again. What an interrupt leaves ends with the next call."""
+    seen: list[str] = []
+    with capturing(detail) as page:
+        inner, last = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)
+        net = nn.Sequential(inner, last)
+        net(ROWS).sum().backward()  # the modules get their names with their first calls
+        for module in (inner, inner[0], last):
+            module.register_forward_pre_hook(lambda *_: seen.append(page.module))
+        for module in (inner[0], last):
+            module.register_forward_hook(lambda *_: seen.append(page.module))
+        net(ROWS).sum().backward()
+        assert seen == paths
+        assert page.module == ""
+        with suppress(KeyboardInterrupt):
+            nn.Sequential(inner, FailsOnce(KeyboardInterrupt()))(ROWS)
+        net(ROWS)
+        assert page.module == ""
 
 
 def test_phases_in_a_closure_are_inside_of_the_optimizer() -> None:

@@ -124,13 +124,14 @@ class Program(nn.Module):
     """The model and the training, which ends at its place in the step after the whole ones.
 
     Args:
-        place: forward | backward | fetch | optimizer | evaluation | between.
+        place: layer | forward | backward | fetch | optimizer | evaluation | between.
         end: What happens there.
     """
 
     def __init__(self, place: str, end: Callable[[], object]) -> None:
         super().__init__()
         self._layer, self._place, self._end = nn.Linear(4, 1), place, end
+        self._layer.register_forward_pre_hook(lambda *_: self.happen("layer"))
         self.is_last = False
 
     def happen(self, place: str) -> None:

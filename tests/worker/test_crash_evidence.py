@@ -166,6 +166,15 @@ def test_an_end_that_leaves_no_evidence_has_no_guessed_cause(tmp_path: Path, end
     assert crash.last["error"] == error("process_ended", "forward")
 
 
+@pytest.mark.parametrize(("place", "path"), [("layer", "_layer"), ("forward", "Program"), ("backward", None)])
+def test_a_detailed_step_names_the_module_that_ran(tmp_path: Path, place: str, path: str | None) -> None:
+    """Also if nothing but the memory of the status page is left, as after a kill for lack of memory."""
+    crash = Crash(tmp_path / "run", place, "SIGKILL", TORCHOTEL_DETAIL="all")
+    assert crash.last["error"]["path"] == crash.info["error"]["path"] == path
+    where = "the backward" if path is None else f"the forward, in layer {path}"
+    assert crash.failure() == f"process_ended at step {STEPS}, in {where}"
+
+
 def test_a_fatal_signal_is_the_cause_with_the_innermost_line(tmp_path: Path) -> None:
     """The base name of the file alone: its path may be private."""
     crash = Crash(tmp_path / "run", "forward", "SIGSEGV")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
-from torchotel._records import NO_CLOCK
+from torchotel._records import NO_CLOCK, Error, PhaseLog
 from torchotel.capture.module_registry import ModuleState
 from torchotel.capture.torch_internals import (
     COMPILING,
@@ -105,6 +105,8 @@ class ForwardHooks:
                     return
             elif not self._root_calls.enter(thread, module):
                 return
+            if thread.phase_log is not None:
+                self._note_running(thread.phase_log, module)
             self._calls.open(calls, module, args)
         except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self._fault()
@@ -141,10 +143,21 @@ class ForwardHooks:
                     self._calls.add(calls, frame, args, rest[0], rest[1], end_ns, slot)
             else:
                 self._calls.add(calls, frame, args, rest[0], rest[1], end_ns, slot)
-            if not stack:
-                self._root_calls.leave(thread, end_ns, error)
+            self._leave_call(thread, end_ns, error)
         except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self._fault(iterated=len(rest) == 1)
+
+    def _leave_call(self, thread: ThreadState, end_ns: int, error: Error | None) -> None:
+        """Return to the call around one that has ended, or end the root call."""
+        stack = thread.calls.frames
+        if not stack:
+            self._root_calls.leave(thread, end_ns, error)
+        elif thread.phase_log is not None:
+            self._note_running(thread.phase_log, stack[-1][0])
+
+    def _note_running(self, phase_log: PhaseLog, module: Module) -> None:
+        state = self._states.get(id(module))
+        phase_log.run_module("" if state is None else state.path)
 
     def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
         """Close the calls that an interrupt left open; return whether this call is to be recorded.

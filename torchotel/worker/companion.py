@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunS
 from torchotel.worker.stack_dump import StackReader, describe_frames
 from torchotel.worker.stall_watch import Stall, StallWatch
 from torchotel.worker.stats import Stats, no_stats
-from torchotel.worker.status_page import PageReader
+from torchotel.worker.status_page import PagePhase, PageReader
 from torchotel.worker.unsent_steps import UnsentSteps
 
 INTERVAL_S = 0.2
@@ -145,8 +146,8 @@ class CompanionProcess:
         """Export the records that wait and the steps that were not sent, after the end of the training process."""
         now_ns = time.perf_counter_ns()
         self._guard.guarded(self._empty_channel)()  # again: the process may have sent a record before it ended
-        cause = self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED
         phases = self._page.phases(now_ns)
+        cause = self._with_module(self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED, phases)
         for record in self._guard.guarded(self._unsent_steps.records)(phases, now_ns, cause) or ():
             self._backend.append(record)
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
@@ -178,12 +179,20 @@ class CompanionProcess:
                 self._unsent_file = UnsentFile(folder)
         if self._unsent_file is not None:
             phases = self._page.phases(now_ns)
-            self._unsent_file.write(self._unsent_steps.records(phases, now_ns, PROCESS_ENDED))
+            error = self._with_module(PROCESS_ENDED, phases)
+            self._unsent_file.write(self._unsent_steps.records(phases, now_ns, error))
+
+    def _with_module(self, error: Error, phases: Sequence[PagePhase]) -> Error:
+        """Add the path of the module whose forward runs, on a detailed step."""
+        path = self._page.module
+        runs = bool(path) and bool(phases) and phases[-1].kind == "forward" and not phases[-1].end_ns
+        return error._replace(path=path) if runs else error
 
     def _export_stall(self, stall: Stall) -> None:
         """Export the open step or evaluation with the place where it waits, and log the stack."""
         self._backend.set_stalled(stalled=True)
         error = Error(STALLED, describe_frames(stall.frames) if self._with_place else "")
+        error = self._with_module(error, stall.phases)
         record = self._unsent_steps.open_record(stall.phases, stall.seen_ns, error)
         where = stall.phases[-1].kind
         if record is not None:  # else a second companion does not know the number of the step

@@ -1,4 +1,4 @@
-"""The status page: counts of capture and the last phases of the main thread, in the memory that both processes share.
+"""The status page: counts of capture, and what the main thread does, in the memory that both processes share.
 
 The training process only writes. The companion may read a count or a phase that is being written: a count is one word,
 and a phase that cannot be right is left out. So no barrier is needed between them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import struct
+from array import array
 from typing import Final, NamedTuple
 
 from torchotel.worker.stats import CaptureStats
@@ -23,7 +24,10 @@ _THREAD, _BEGUN, _FIRST, _COUNTS, _RATIO, _SIGNAL, _PHASES = 0, 1, 2, 3, 6, 7, 8
 """Where the thread's id, the counter of phases, the number of the first phase of this companion, the counts of capture,
 the bits of a share of time, the signal for stacks, and the phases are."""
 _FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
-PAGE_BYTES: Final = 8 * (_PHASES + MAX_PHASES * _WORDS)
+_MODULE: Final = _PHASES + MAX_PHASES * _WORDS
+"""Where the path of the innermost module call is, the rest of its bytes zero."""
+_PATH_WORDS: Final = 32
+PAGE_BYTES: Final = 8 * (_MODULE + _PATH_WORDS)
 
 _KINDS: Final = ("data", "forward", "backward", "optimizer")
 _CODES: Final = {kind: code for code, kind in enumerate(_KINDS, start=1)}
@@ -63,20 +67,21 @@ class PagePhase(NamedTuple):
 
 
 class PhaseWriter:
-    """Write the phases of one thread to the page; this takes less than 0.5 µs, and nothing is raised.
+    """Write the phases and the module calls of one thread to the page; each takes less than 0.5 µs, and nothing raises.
 
     Args:
         page: The page, as unsigned words of 8 bytes. It may be released at any time.
         thread: The id of the thread.
     """
 
-    __slots__ = ("_begun", "_open", "_page")
+    __slots__ = ("_begun", "_open", "_page", "_path", "_paths")
 
     def __init__(self, page: memoryview, thread: int) -> None:
         self._page = page
         self._begun = 0
         self._open: list[tuple[str, int]] = []
         """The kinds and numbers of the phases that are open, the outermost first."""
+        self._path, self._paths = "", {"": _path_words("")}
         page[_THREAD] = thread
 
     def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
@@ -100,6 +105,8 @@ class PhaseWriter:
 
     def end(self, kind: str, now_ns: int) -> None:
         """End the innermost open phase of a kind, and the phases inside of it; do nothing if none is open."""
+        if self._path:
+            self.run_module("")
         while any(kind == one for one, _ in self._open):
             ended, number = self._open.pop()
             if self._begun - number <= MAX_PHASES:  # else a later phase has its place
@@ -109,6 +116,22 @@ class PhaseWriter:
                     return
             if ended == kind:
                 return
+
+    def run_module(self, path: str) -> None:
+        """Write the path of the innermost module call that runs; "" if it is unknown, or none runs."""
+        words = self._paths.get(path)
+        if words is None:
+            words = self._paths[path] = _path_words(path)
+        self._path = path
+        try:
+            self._page[_MODULE:] = words
+        except ValueError:  # released: torchotel is shut down
+            return
+
+
+def _path_words(path: str) -> array[int]:
+    size = 8 * _PATH_WORDS
+    return array("Q", path.encode()[:size].ljust(size, b"\0"))
 
 
 def hide_phases(page: memoryview) -> None:
@@ -153,8 +176,13 @@ class PageReader:
         number = self._page[_SIGNAL]
         return number if signal.SIGRTMIN <= number <= signal.SIGRTMAX else 0
 
+    @property
+    def module(self) -> str:
+        """The path of the innermost module call that runs; "" if it is unknown, or none runs."""
+        return bytes(self._page[_MODULE:]).partition(b"\0")[0].decode(errors="replace")
+
     def content(self) -> bytes:
-        """Return the phases as they are now, to compare them with later ones."""
+        """Return the phases and the module as they are now, to compare them with later ones."""
         return bytes(self._page[_PHASES:])
 
     def phases(self, now_ns: int) -> list[PagePhase]:
