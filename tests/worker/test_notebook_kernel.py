@@ -1,0 +1,68 @@
+"""A notebook's kernel that is restarted ends its companion; the next kernel has a companion of its own."""
+
+import json
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from support.commands import environment
+
+pytestmark = pytest.mark.program
+
+TRAINING = """
+import torch, torchotel
+handle = torchotel.instrument(record="run", traces_exporter="none")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+assert handle.flush()
+print(handle.session.companion_pid)
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[KernelManager]:
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel(env=environment(), cwd=str(tmp_path))
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+def train(kernel: KernelManager) -> int:
+    """Run the training as a cell; return the id of the companion, as a descriptor that tells when it has ended."""
+    printed: list[str] = []
+
+    def keep(message: dict[str, Any]) -> None:
+        if message["content"].get("name") == "stdout":
+            printed.append(message["content"]["text"])
+
+    client: BlockingKernelClient = kernel.client()
+    client.start_channels()
+    client.wait_for_ready(60)
+    reply = client.execute_interactive(TRAINING, timeout=60, output_hook=keep)
+    client.stop_channels()
+    assert reply["content"]["status"] == "ok", reply
+    return os.pidfd_open(int("".join(printed)))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_restart_ends_the_companion(kernel: KernelManager, tmp_path: Path, at_once: bool) -> None:  # noqa: FBT001  # a parameter
+    """A restart lets the kernel end as a program does, or kills it."""
+    first = train(kernel)
+    kernel.restart_kernel(now=at_once)
+    assert select.select([first], [], [], 60)[0]
+    second = train(kernel)
+    assert not select.select([second], [], [], 0)[0]
+    info = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert info["finished"] is not at_once
+    assert (info["error"] or {}).get("type") == ("process_ended" if at_once else None)
+    for folder in ("run", "run-2"):
+        lines = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
+        assert [line["number"] for line in lines if line["kind"] == "step"][:2] == [0, 1]
