@@ -1,12 +1,12 @@
 """All parts of the benchmark, in the order of its page."""
 
 from benchmarks import budget, growth, load, memory, overhead, scrape, startup, step, wire, worker
-from benchmarks.modes import AGAIN, ALL, ALL_PROCESS, DEFAULT, DEFAULT_PROCESS, NAIVE, OFF, SPANS
+from benchmarks.modes import AGAIN, ALL, ALL_THREAD, DEFAULT, DEFAULT_THREAD, NAIVE, OFF, SPANS
 from benchmarks.parts import Part
 
 TRANSFORMER, RESNET, VIT, CHAIN = "transformer", "resnet18", "vit", "2000"
 TINY = "tiny"
-CLOSELY = {AGAIN: 2, OFF: 2, DEFAULT: 4, DEFAULT_PROCESS: 4, ALL: 2, ALL_PROCESS: 2, SPANS: 2, NAIVE: 2}
+CLOSELY = {AGAIN: 2, OFF: 2, DEFAULT: 4, DEFAULT_THREAD: 2, ALL: 2, ALL_THREAD: 2, SPANS: 2, NAIVE: 2}
 """Blocks per round of the modes that targets use, and of those compared with them."""
 
 

@@ -5,41 +5,28 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks import workloads
+from benchmarks.modes import FLUSH_S, paused_session, resumed
 from benchmarks.naive import sdk_provider
 from benchmarks.parts import Conditions, Part, Table
 from benchmarks.records import record
 from benchmarks.sink import Sink
 from benchmarks.spread import spread
 from benchmarks.stalls import longest_gap_ns
-from torchotel._records import Record, StepRecord
-from torchotel._utils.faults import Guard, Warn
-from torchotel._utils.gil import GilYielder
-from torchotel.config.otlp_endpoint import OtlpEndpoint
-from torchotel.exporters.otlp.http import HttpTransport
-from torchotel.exporters.otlp.trace_exporter import RequestExporter
-from torchotel.metrics.store import Metrics
-from torchotel.tracing.ids import IdGenerator
-from torchotel.tracing.span_templates import Templates
-from torchotel.tracing.trace_builder import TraceBuilder
-from torchotel.worker.buffer import Buffer
-from torchotel.worker.pipeline import Pipeline
-from torchotel.worker.thread import Worker
 
 SPANS_PER_S = 30_000
 LEAST_NS = 500_000
-FLUSH_S = 60.0
 OURS, THEIRS = "torchotel", "the SDK's default processor"
 LARGE, MODULES = "torchotel, steps of 2,000 modules", 2_000
+THREAD = 'torchotel, `worker="thread"`'
 NO_SPANS, BUSY = "no spans", "no spans, another busy program"
 OFFERED, LOST, STALL = "spans/s offered", "lost", "longest stall, ms"
 
@@ -55,7 +42,7 @@ class Offer(NamedTuple):
 
 
 def part(workload: str) -> Part:
-    """Offer spans to torchotel's worker and to the SDK's batch processor at one pace."""
+    """Offer spans to torchotel and to the SDK's batch processor at one pace."""
     return Part(
         "load",
         "30,000 spans a second",
@@ -75,6 +62,7 @@ def _measure(workload: str, conditions: Conditions) -> Table:
         BUSY: _busy(),
         OURS: _handed_over(workload, conditions.sink),
         LARGE: _handed_over(str(MODULES // 20 if conditions.quick else MODULES), conditions.sink),
+        THREAD: _handed_over(workload, conditions.sink, worker="thread"),
         THEIRS: _started(conditions.sink),
     }.items():
         with opened as offer:
@@ -124,49 +112,21 @@ def _busy() -> Iterator[Offer]:
 
 
 @contextmanager
-def _handed_over(workload: str, sink: Sink) -> Iterator[Offer]:
-    units = cycle(record(workloads.make(workload), 8))
+def _handed_over(workload: str, sink: Sink, **settings: Any) -> Iterator[Offer]:
+    training = workloads.make(workload)
+    units = cycle(record(training, 8))
     gc.freeze()  # a real training does not keep its records
-    transport = HttpTransport(OtlpEndpoint(sink.traces), version="0")
-    exporter = RequestExporter(transport, resource={}, version="0")
-    buffer = Buffer()
-    worker = _worker(buffer, exporter)
+    with paused_session(sink, prometheus_port=None, max_spans=None, **settings) as session:
+        with resumed(session):
+            for _ in range(2):  # the first record starts the run
+                training.step()
 
-    def give() -> int:
-        unit = next(units)
-        buffer.append(unit)
-        return unit.span_estimate()
+        def give() -> int:
+            unit = next(units)
+            session.hand_over(unit)
+            return unit.span_estimate()
 
-    worker.start()
-    yield Offer(give, lambda: worker.flush(FLUSH_S), lambda: worker.spans_recorded)
-    worker.stop(FLUSH_S)
-    exporter.shutdown(time.monotonic() + FLUSH_S)
-
-
-class _Deaf:
-    """A listener that does nothing."""
-
-    def before_first(self, record: Record) -> None:
-        """Do nothing."""
-
-    def step_processed(self, step: StepRecord, worker_ns: int) -> None:
-        """Do nothing."""
-
-
-def _worker(buffer: Buffer, exporter: RequestExporter) -> Worker:
-    sliced, guard, warn = GilYielder(), Guard("the worker"), Warn()
-    pipeline = Pipeline(
-        TraceBuilder(Templates(), None, sliced),
-        [exporter],
-        IdGenerator("always_on"),
-        Metrics(dict, dict),
-        sliced,
-        listener=_Deaf(),
-        run_file=None,
-        guard=guard,
-        warn=warn,
-    )
-    return Worker(buffer, [exporter], pipeline, on_record=None, guard=guard, warn=warn)
+        yield Offer(give, lambda: session.flush(FLUSH_S), lambda: session.stats()["spans_recorded"])
 
 
 @contextmanager

@@ -30,9 +30,9 @@ AGAIN = "no instrument, repeated"
 EMPTY = "empty hooks"
 OFF = 'torchotel, `detail="off"`'
 DEFAULT = "torchotel, default settings"
-DEFAULT_PROCESS = 'torchotel, `worker="process"`'
+DEFAULT_THREAD = 'torchotel, `worker="thread"`'
 ALL = 'torchotel, `detail="all"`'
-ALL_PROCESS = 'torchotel, `detail="all"`, `worker="process"`'
+ALL_THREAD = 'torchotel, `detail="all"`, `worker="thread"`'
 SPANS = 'torchotel, `detail="all"`, no gradient norms'
 FEWER = 'torchotel, `detail="all"`, `max_depth=1`'
 SDK = 'torchotel, `detail="all"`, your TracerProvider'
@@ -57,10 +57,10 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
             Mode(EMPTY, _empty_hooks),
             Mode(OFF, ours(detail="off")),
             Mode(DEFAULT, ours()),
-            Mode(DEFAULT_PROCESS, ours(worker="process")),
+            Mode(DEFAULT_THREAD, ours(worker="thread")),
             # With the default max_spans the deepest modules would be folded, and naive would have more spans.
             Mode(ALL, ours(detail="all", max_spans=None)),
-            Mode(ALL_PROCESS, ours(detail="all", max_spans=None, worker="process")),
+            Mode(ALL_THREAD, ours(detail="all", max_spans=None, worker="thread")),
             Mode(SPANS, ours(detail="all", max_spans=None, gradient_norms=False)),
             Mode(FEWER, ours(detail="all", max_spans=None, max_depth=1)),
             Mode(SDK, ours(detail="all", max_spans=None, tracer_provider=replayed)),

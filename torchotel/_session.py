@@ -113,7 +113,7 @@ class Session:
     def _start(self, model: torch.nn.Module | None, undo: ExitStack) -> None:
         config = self._config
         self._capture = Capture(
-            self._append,
+            self.hand_over,
             self._detail,
             shapes=config.shapes,
             exception_text=config.exception_text,
@@ -245,7 +245,8 @@ class Session:
             warn_of_late_provider()
         self._backend.fix_identity()
 
-    def _append(self, record: Recordable) -> None:
+    def hand_over(self, record: Recordable) -> None:
+        """Hand a record to the worker."""
         if hasattr(sys, "ps1"):  # an interactive session has gone on after an exception
             self._printed_before = _last_printed()
         self._backend.append(record)

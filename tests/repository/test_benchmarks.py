@@ -39,8 +39,8 @@ def test_prints_a_figure_of_every_part(tmp_path: Path) -> None:
             assert f"| {row} |" in done.stdout
             assert all(map(isfinite, _numbers(cells))), row
     lost = {row: cells[overhead.LOST] for row, cells in found["tiny"].items()}
-    with_companion = (modes.DEFAULT_PROCESS, modes.ALL_PROCESS)
-    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SPANS, modes.FEWER, modes.SDK, modes.NAIVE, *with_companion)
+    with_thread = (modes.DEFAULT_THREAD, modes.ALL_THREAD)
+    senders = (modes.OFF, modes.DEFAULT, modes.ALL, modes.SPANS, modes.FEWER, modes.SDK, modes.NAIVE, *with_thread)
     assert {row: share for row, share in lost.items() if share != "-"} == dict.fromkeys(senders, "0.0%")
     for target in TARGETS:  # each reads a figure that there is
         part = "tiny" if target.part in {TRANSFORMER, RESNET} else target.part
