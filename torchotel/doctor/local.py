@@ -66,6 +66,24 @@ def check_worker(config: Config) -> Iterator[Finding]:
         yield warning("worker", f"worker=process is ignored: {reason}", advice)
 
 
+FIXED_COST_MS = 0.1, 0.25
+"""Cost of a step without detail, in a small and in a large model, as measured on the page about overhead."""
+
+
+def check_overhead(config: Config) -> Iterator[Finding]:
+    """Report what detail may cost, and the fixed cost of a step, which the budget does not cover."""
+    if config.detail == "auto":
+        detail = f"detail takes at most {100 * config.overhead_budget:g} % of step time"
+    elif config.detail == "off":
+        detail = "no step is detailed"
+    else:
+        which = "every step is" if config.detail == "all" else f"one step in {config.detail} is"
+        detail = f"{which} detailed, and overhead_budget does not apply"
+    least_ms, most_ms = FIXED_COST_MS
+    share = f"{10 * least_ms:g} to {10 * most_ms:g} % of a step of 10 ms"
+    yield ok("overhead", f"{detail}; each step has a fixed cost of {least_ms:g} to {most_ms:g} ms, which is {share}")
+
+
 def _bind(host: str, port: int) -> None:
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -40,6 +40,7 @@ def run_checks(
     yield from _guarded("prometheus", lambda: _load_checks("local").check_port(config, environ))
     yield from _guarded("stack", lambda: _load_checks("local").check_stack(config, environ))
     yield from _guarded("worker", lambda: _load_checks("local").check_worker(config))
+    yield from _guarded("overhead", lambda: _load_checks("local").check_overhead(config))
     yield from _guarded("folders", lambda: _load_checks("local").check_folders(config, environ))
     if model is not None:
         yield from _guarded("model", lambda: _load_checks("model").check(config, model, inputs))
