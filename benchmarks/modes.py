@@ -68,7 +68,7 @@ def modes(workload: Workload, sink: Sink) -> Iterator[list[Mode]]:
             Mode("torchotel, hooks only", _hooks_alone),
             Mode("torchotel, hooks only, no gradient norms", lambda: _hooks_alone(gradient_norms=False)),
             *native_modes(),
-            Mode("torchotel, without sending", _encode),
+            Mode("torchotel, a thread that does not send", _encode),
             Mode(PROFILER, _profiler),
             *watched,
         ]

@@ -338,7 +338,7 @@ class PhaseLog(Protocol):
     def end(self, kind: str, now_ns: int) -> None:
         """End the innermost open phase of a kind, and the phases inside of it; never raise."""
 
-    def run_module(self, path: str) -> None:
+    def note_module(self, path: str) -> None:
         """Note the path of the innermost module call that runs, "" if it is unknown; never raise."""
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 
 from torchotel import _semconv as names
 from torchotel._records import Error, Record, Recordable, StepRecord
+from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, identify, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
@@ -31,7 +32,10 @@ from torchotel.worker.backend import Backend, RunEnd, SessionLinks, ThreadBacken
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
 from torchotel.worker.supervisor import CompanionBackend, needs_thread
 
-NO_COMPANION = "There is no companion process: %s. A thread of the training builds and exports the spans and metrics"
+NO_COMPANION = (
+    "There is no companion process: %s. A thread of the training process builds and exports the spans and metrics. Set "
+    "TORCHOTEL_WORKER=thread if that is wanted."
+)
 
 _logger = logging.getLogger("torchotel")
 
@@ -94,7 +98,9 @@ class Session:
             if reason is None:
                 try:
                     return CompanionBackend(self._config, self._resource, versions, ours, undo)
-                except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                except ConfigError:
+                    raise
+                except Exception as error:  # noqa: BLE001  # whatever the cause, the thread needs no process
                     _logger.warning(NO_COMPANION, f"it cannot be started ({error})")
             elif self._config.worker == "process":
                 _logger.warning(NO_COMPANION, reason)

@@ -88,7 +88,7 @@ def test_each_phase_is_on_the_page_while_it_runs(detail: str) -> None:
 
 @pytest.mark.parametrize(("detail", "paths"), [("all", ["0", "0.0", "0", "1", "Sequential"]), ("off", [""] * 5)])
 def test_the_innermost_module_call_is_on_the_page(detail: str, paths: list[str]) -> None:
-    """On detailed steps. What an interrupt leaves open ends with the next call."""
+    """On detailed steps. Calls that an interrupt leaves open end with the next call."""
     seen: list[str] = []
     with capturing(detail) as page:
         inner, last = nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)

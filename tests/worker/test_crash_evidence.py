@@ -33,7 +33,7 @@ class Crash:
         end: How it ends.
         worker: process | thread.
         cgroup: The folder of the cgroup that both processes run in; None: that of this process.
-        variables: Settings.
+        variables: Settings; without one no step is detailed.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Crash:
             (folder.parent / "errors").open("w+") as errors,
             subprocess.Popen(
                 words,
-                env=commands.environment(TORCHOTEL_WORKER=worker, **variables),
+                env=commands.environment(**{"TORCHOTEL_WORKER": worker, "TORCHOTEL_DETAIL": "off", **variables}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -29,14 +29,15 @@ print(handle.session.companion_pid)
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[KernelManager]:
-    manager = KernelManager(kernel_name="python3")
+    # At half of this time the manager sends SIGTERM, and a busy machine takes seconds for an end.
+    manager = KernelManager(kernel_name="python3", shutdown_wait_time=60)
     manager.start_kernel(env=environment(), cwd=str(tmp_path))
     yield manager
     manager.shutdown_kernel(now=True)
 
 
 def train(kernel: KernelManager) -> int:
-    """Run the training as a cell; return the id of the companion, as a descriptor that tells when it has ended."""
+    """Run the training as a cell; return a descriptor of the companion, which becomes readable at its end."""
     printed: list[str] = []
 
     def keep(message: dict[str, Any]) -> None:
@@ -60,6 +61,8 @@ def test_a_restart_ends_the_companion(kernel: KernelManager, tmp_path: Path, at_
     assert select.select([first], [], [], 60)[0]
     second = train(kernel)
     assert not select.select([second], [], [], 0)[0]
+    os.close(first)
+    os.close(second)
     info = json.loads((tmp_path / "run" / "run.json").read_text())
     assert info["finished"] is not at_once
     assert (info["error"] or {}).get("type") == ("process_ended" if at_once else None)

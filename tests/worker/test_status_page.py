@@ -97,7 +97,7 @@ def test_a_released_page_raises_nothing(writer: PhaseWriter, sender: Sender) -> 
     sender.page.release()
     writer.end("data", 20)
     writer.begin("forward", 30)
-    writer.run_module("layer")
+    writer.note_module("layer")
 
 
 def test_the_module_that_runs_arrives_until_its_forward_ends(writer: PhaseWriter, reader: PageReader) -> None:
@@ -105,7 +105,7 @@ def test_the_module_that_runs_arrives_until_its_forward_ends(writer: PhaseWriter
     assert reader.module == ""
     writer.begin("forward", 10)
     for path, kept in (("layers.0.größe", "layers.0.größe"), ("a", "a"), ("x" * 1000, "x" * 256)):
-        writer.run_module(path)
+        writer.note_module(path)
         assert reader.module == kept
     writer.end("forward", 20)
     assert reader.module == ""

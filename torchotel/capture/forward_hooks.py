@@ -157,7 +157,7 @@ class ForwardHooks:
 
     def _note_running(self, phase_log: PhaseLog, module: Module) -> None:
         state = self._states.get(id(module))
-        phase_log.run_module("" if state is None else state.path)
+        phase_log.note_module("" if state is None or state.skipped else state.path)
 
     def _may_open(self, thread: ThreadState, module: Module, state: ModuleState | None) -> bool:
         """Close the calls that an interrupt left open; return whether this call is to be recorded.

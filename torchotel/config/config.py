@@ -210,7 +210,7 @@ class Config:
     run_id: Annotated[str | None, env(_RUN_ID, "TORCHOTEL_RUN_ID")] = None
     """Id of the run, the same on all ranks; None: the launcher's job id, else an id the ranks agree on, else random."""
     worker: Annotated[Literal["auto", "process", "thread"], env(_WORKERS, "TORCHOTEL_WORKER")] = "auto"
-    """Builds and exports spans: a companion process, or a thread of this process; auto: the companion, if possible."""
+    """Process or thread that builds and exports spans; auto: a companion process if possible, else a thread."""
     stall_timeout_s: Annotated[float, env(checks.SECONDS, "TORCHOTEL_STALL_TIMEOUT_S")] = 60.0
     """Shortest time in a phase without an event that counts as a stall; only with a companion process."""
     disabled: Annotated[bool, env(checks.OTEL_FLAG, "OTEL_SDK_DISABLED")] = False

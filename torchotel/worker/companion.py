@@ -147,7 +147,8 @@ class CompanionProcess:
         now_ns = time.perf_counter_ns()
         self._guard.guarded(self._empty_channel)()  # again: the process may have sent a record before it ended
         phases = self._page.phases(now_ns)
-        cause = self._with_module(self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED, phases)
+        cause = self._guard.guarded(self._end_cause.find)() or PROCESS_ENDED
+        cause = _with_module(cause, phases, self._page.module)
         for record in self._guard.guarded(self._unsent_steps.records)(phases, now_ns, cause) or ():
             self._backend.append(record)
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
@@ -179,20 +180,14 @@ class CompanionProcess:
                 self._unsent_file = UnsentFile(folder)
         if self._unsent_file is not None:
             phases = self._page.phases(now_ns)
-            error = self._with_module(PROCESS_ENDED, phases)
+            error = _with_module(PROCESS_ENDED, phases, self._page.module)
             self._unsent_file.write(self._unsent_steps.records(phases, now_ns, error))
-
-    def _with_module(self, error: Error, phases: Sequence[PagePhase]) -> Error:
-        """Add the path of the module whose forward runs, on a detailed step."""
-        path = self._page.module
-        runs = bool(path) and bool(phases) and phases[-1].kind == "forward" and not phases[-1].end_ns
-        return error._replace(path=path) if runs else error
 
     def _export_stall(self, stall: Stall) -> None:
         """Export the open step or evaluation with the place where it waits, and log the stack."""
         self._backend.set_stalled(stalled=True)
         error = Error(STALLED, describe_frames(stall.frames) if self._with_place else "")
-        error = self._with_module(error, stall.phases)
+        error = _with_module(error, stall.phases, stall.module)
         record = self._unsent_steps.open_record(stall.phases, stall.seen_ns, error)
         where = stall.phases[-1].kind
         if record is not None:  # else a second companion does not know the number of the step
@@ -274,6 +269,12 @@ def main(settings: tuple[Any, ...]) -> None:
     except Exception:
         _logger.exception("internal error in the companion process")
         raise
+
+
+def _with_module(error: Error, phases: Sequence[PagePhase], path: str) -> Error:
+    """Add the path of the innermost module call to the error of a forward that has not ended."""
+    runs = bool(path and phases) and phases[-1].kind == "forward" and not phases[-1].end_ns
+    return error._replace(path=path) if runs else error
 
 
 def _claims(settings: CompanionSettings) -> Claims:

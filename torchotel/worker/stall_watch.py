@@ -35,8 +35,10 @@ class Stall(NamedTuple):
 
     phases: list[PagePhase]
     """The phases of the page before the stack was read: the signal may end what the process waits for."""
+    module: str
+    """The path of the innermost module call at that time; "" if it is unknown, or none ran."""
     seen_ns: int
-    """When these phases were read, in time of `perf_counter_ns`."""
+    """When both were read, in time of `perf_counter_ns`."""
     quiet_s: float
     """Seconds without an event."""
     stack: str
@@ -75,7 +77,7 @@ class StallWatch:
             self._content, self._quiet_s, self._asked_at_s, self.is_stalled = content, 0.0, 0.0, False
             return None
         seen_ns, status = time.perf_counter_ns(), _status(self._pid)
-        phases = self._page.phases(seen_ns)
+        phases, module = self._page.phases(seen_ns), self._page.module
         if all(phase.end_ns for phase in phases) or _STOPPED.search(status):
             return None
         self._quiet_s += elapsed_s
@@ -86,7 +88,7 @@ class StallWatch:
         frames, was_stalled = frames_of(text), self.is_stalled
         # It is read again while the stall lasts: an exception may end the wait, and not the phase on the page.
         self.is_stalled = _shows_stall(frames) or _WAITS_FOR_DEVICE.search(status) is not None
-        return Stall(phases, seen_ns, self._quiet_s, text, frames) if self.is_stalled > was_stalled else None
+        return Stall(phases, module, seen_ns, self._quiet_s, text, frames) if self.is_stalled > was_stalled else None
 
     def _limit_s(self) -> float:
         ordered = sorted(self._durations_s)

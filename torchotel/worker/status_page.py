@@ -27,6 +27,8 @@ _FLOAT, _BITS = struct.Struct("=d"), struct.Struct("=Q")
 _MODULE: Final = _PHASES + MAX_PHASES * _WORDS
 """Where the path of the innermost module call is, the rest of its bytes zero."""
 _PATH_WORDS: Final = 32
+MAX_PATHS: Final = 1 << 14
+"""Paths that are kept as the page has them; a program may make modules with ever new names."""
 PAGE_BYTES: Final = 8 * (_MODULE + _PATH_WORDS)
 
 _KINDS: Final = ("data", "forward", "backward", "optimizer")
@@ -106,7 +108,7 @@ class PhaseWriter:
     def end(self, kind: str, now_ns: int) -> None:
         """End the innermost open phase of a kind, and the phases inside of it; do nothing if none is open."""
         if self._path:
-            self.run_module("")
+            self.note_module("")
         while any(kind == one for one, _ in self._open):
             ended, number = self._open.pop()
             if self._begun - number <= MAX_PHASES:  # else a later phase has its place
@@ -117,10 +119,12 @@ class PhaseWriter:
             if ended == kind:
                 return
 
-    def run_module(self, path: str) -> None:
+    def note_module(self, path: str) -> None:
         """Write the path of the innermost module call that runs; "" if it is unknown, or none runs."""
         words = self._paths.get(path)
         if words is None:
+            if len(self._paths) >= MAX_PATHS:
+                self._paths.clear()
             words = self._paths[path] = _path_words(path)
         self._path = path
         try:
@@ -131,7 +135,7 @@ class PhaseWriter:
 
 def _path_words(path: str) -> array[int]:
     size = 8 * _PATH_WORDS
-    return array("Q", path.encode()[:size].ljust(size, b"\0"))
+    return array("Q", path.encode(errors="replace")[:size].ljust(size, b"\0"))
 
 
 def hide_phases(page: memoryview) -> None:
@@ -179,7 +183,7 @@ class PageReader:
     @property
     def module(self) -> str:
         """The path of the innermost module call that runs; "" if it is unknown, or none runs."""
-        return bytes(self._page[_MODULE:]).partition(b"\0")[0].decode(errors="replace")
+        return bytes(self._page[_MODULE:]).partition(b"\0")[0].decode(errors="ignore")
 
     def content(self) -> bytes:
         """Return the phases and the module as they are now, to compare them with later ones."""

@@ -378,10 +378,15 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
         "the console exporter writes to this process's output": config.traces_exporter == "console",
         "this process may be a launcher or a child of multiprocessing": deferred,
         "a debugger or a measurement of coverage traces the program": is_traced(),
-        "this interpreter cannot be started again": getattr(sys, "frozen", False) or not sys.executable,
+        "this interpreter cannot be started again": getattr(sys, "frozen", False) or not _is_python(sys.executable),
         "this system has no memory files": not hasattr(os, "memfd_create"),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _is_python(executable: str) -> bool:
+    """Return whether a program is a Python interpreter, and not a server with one inside, such as uWSGI."""
+    return Path(executable or "").name.startswith(("python", "pypy"))
 
 
 def _is_empty(folder: Path) -> bool:
