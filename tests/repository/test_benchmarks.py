@@ -109,8 +109,8 @@ def test_without_a_compiler_there_is_nothing_in_cpp(compiler: str, monkeypatch: 
 @pytest.mark.parametrize("mode", [memory.DEFAULT, memory.FULL])
 def test_memory_is_looked_at_under_each_instrument(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     memory.main(mode, memory.LOOKS, memory.UNUSED)
-    peaks_mb = json.loads(capsys.readouterr().out)
-    assert len(peaks_mb) == memory.LOOKS
+    peaks_mb, companion_mb = json.loads(capsys.readouterr().out)
+    assert (len(peaks_mb), companion_mb) == (memory.LOOKS, 0)  # the tests take the thread
     assert peaks_mb == pytest.approx(sorted(peaks_mb), abs=1)  # Linux counts the pages of each core by the handful
 
 
@@ -189,14 +189,14 @@ def test_says_where_the_baseline_is_from(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("share", "count", "verdict"),
-    [(0.095, 10, "can't tell"), (0.05, 10, "yes"), (0.2, 10, "**no**"), (0.2, 5, "can't tell")],
+    [(0.19, 10, "can't tell"), (0.1, 10, "yes"), (0.4, 10, "**no**"), (0.4, 5, "can't tell")],
 )
 def test_says_where_a_figure_can_not_tell(
     share: float, count: int, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The limit is 0.1 of what the naive way costs."""
+    """The limit is 0.2 of what the naive way costs."""
     main(["--read", str(_figures(tmp_path, "now", share, count=count))])
-    assert f"| ≤ 0.100 | {share:.3f} | {verdict} |" in capsys.readouterr().out
+    assert f"| ≤ 0.200 | {share:.3f} | {verdict} |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("alone_ms", "met"), [(0.3, False), (4.0, None)])
