@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -49,12 +50,18 @@ def _watch(_module: nn.Module, _args: object, output: Tensor) -> None:
     torchotel.watch(output, LONG)
 
 
+@pytest.mark.parametrize("worker", ["thread", "process"])
 def test_every_exit_takes_hostile_names(
-    server: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    worker: Literal["thread", "process"],
+    server: Receiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """OTLP, the run file and its readers, both formats of a scrape, and pushed metrics: nothing is lost over a name."""
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=" + "x" * 10_000)
     handle = torchotel.instrument(
+        worker=worker,
         endpoint=server.url.removesuffix("/v1/traces"),
         metrics_exporter="prometheus,otlp",
         service_name=hostile_inputs.NAME + LONG,
