@@ -397,6 +397,9 @@ def plain(value: Any, *, finite: bool = False) -> Any:
         value: The value; a subclass of a plain type, such as an enum or a number of NumPy, becomes the plain type.
         finite: Whether a float that is not finite becomes None.
     """
+    kind = type(value)
+    if value is None or kind is str or kind is int or kind is bool or (kind is float and not finite):
+        return value
     if isinstance(value, str):
         return str.__str__(value)  # `str()` of an enum is its name
     if isinstance(value, Mapping):
@@ -406,4 +409,4 @@ def plain(value: Any, *, finite: bool = False) -> Any:
     if isinstance(value, float) and finite and not isfinite(value):
         return None
     kinds = (kind for kind in (bool, int, float) if isinstance(value, kind))
-    return None if value is None else next(kinds, str)(value)
+    return next(kinds, str)(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from torchotel._records import (
@@ -42,6 +43,8 @@ MAX_DEFINITIONS = 1 << 16
 _MODULE_FIELDS = tuple(field.name for field in fields(ModuleInfo))
 _SIGNATURE_FIELDS = tuple(field.name for field in fields(CallSignature))[1:]
 _STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
+_PLAIN_FIELDS = ("user_span", "identity", "error", "registrations", "values", "tensor_gradients", "memory")
+_step_values = attrgetter(*_STEP_FIELDS)
 
 
 class CompanionSettings(NamedTuple):
@@ -110,11 +113,11 @@ class RecordEncoder:
         self._confirmed = len(self._module_definitions), len(self._signature_definitions)
 
     def _encode_step(self, record: StepRecord) -> tuple[Any, ...]:
-        values = {name: getattr(record, name) for name in _STEP_FIELDS}
+        values = dict(zip(_STEP_FIELDS, _step_values(record), strict=True))
         values["baggage"] = None  # for the program's TracerProvider, which the companion does not have
-        values["user_span"] = plain(record.user_span)
-        values["identity"] = plain(record.identity)
-        values["error"] = plain(record.error)
+        for name in _PLAIN_FIELDS:
+            if values[name]:
+                values[name] = plain(values[name])
         values["phases"] = [_phase(phase) for phase in record.phases]
         number = self._signature_number
         values["calls"] = [
@@ -122,13 +125,9 @@ class RecordEncoder:
             for signature, start_ns, end_ns, starts, ends, note, device_slot in record.calls
         ]
         values["timestamps"] = list(record.timestamps)
-        values["registrations"] = plain(record.registrations)
-        values["values"] = plain(record.values)
         if record.gradients is not None:
             norms = [(self._module_number(module), float(norm)) for module, norm in record.gradients.modules]
             values["gradients"] = float(record.gradients.total), norms
-        values["tensor_gradients"] = plain(record.tensor_gradients)
-        values["memory"] = plain(record.memory)
         values["device_times"] = [
             (dict(times.forwards_ns), [list(clock) for clock in times.clocks]) for times in record.device_times
         ]
