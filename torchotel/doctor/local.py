@@ -66,7 +66,7 @@ def check_worker(config: Config) -> Iterator[Finding]:
         yield warning("worker", f"worker=process is ignored: {reason}", advice)
 
 
-FIXED_COST_US = 90, 250
+FIXED_COST_US = 120, 250
 """Cost of a step without detail, in a small and in a large model, as measured on the page about overhead."""
 
 
