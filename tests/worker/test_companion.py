@@ -291,6 +291,26 @@ def test_the_settings_of_the_program_replace_the_companion_of_zero_code(tmp_path
     assert done.stdout == "False ['others', 'second', 'targets'] []\n", done.stderr
 
 
+CHILDREN = """
+import os, signal, sys, torch, torchotel
+if sys.argv[1] == "handler":
+    signal.signal(signal.SIGCHLD, lambda *_: os._exit(9))
+else:
+    from torch.utils.data import DataLoader
+    list(DataLoader([1, 2], num_workers=1))
+with torchotel.instrument(worker="process", traces_exporter="none", prometheus_port=None) as handle:
+    print(handle.stats()["worker"]["kind"])
+"""
+
+
+@pytest.mark.parametrize(("what", "kind"), [("handler", "thread"), ("loader", "process")])
+def test_a_handler_of_sigchld_is_not_called_by_the_companion(what: str, kind: str) -> None:
+    """That of a DataLoader looks at its own workers only."""
+    words = [sys.executable, "-c", CHILDREN, what]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{kind}\n"), done.stderr
+
+
 STATE = """
 import json, os, sys, torch, torchotel
 handle = torchotel.instrument(worker=sys.argv[1], endpoint=sys.argv[2], prometheus_port=None)

@@ -76,6 +76,13 @@ def test_with_few_files_left_the_thread_takes_the_companions_place(tmp_path: Pat
     assert "There is no companion process: it cannot be started" in done.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_with_closed_standard_streams_the_thread_takes_the_companions_place(tmp_path: Path, closed: str) -> None:
+    """A descriptor of torchotel could have the number of a standard stream, which the companion gets anew."""
+    train(tmp_path / "run", before=("sh", "-c", f'exec "$@" {closed}', "sh"))
+    assert len([*open_run(tmp_path / "run").records()]) == 3
+
+
 def test_where_not_even_a_thread_can_be_started_the_training_goes_on(tmp_path: Path) -> None:
     with cgroups.limited("pids", "pids.max", "pids.max", 1) as cgroup:
         done = train(tmp_path / "run", CGROUP=str(cgroup))

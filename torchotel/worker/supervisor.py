@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -378,6 +379,8 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
         "the console exporter writes to this process's output": config.traces_exporter == "console",
         "this process may be a launcher or a child of multiprocessing": deferred,
         "a debugger or a measurement of coverage traces the program": is_traced(),
+        "the program has closed its standard input, output or errors": not all(map(_is_open, range(3))),
+        "the program handles SIGCHLD, which the end of a companion would send": _handles_sigchld(),
         "this interpreter cannot be started again": getattr(sys, "frozen", False) or not _is_python(sys.executable),
         "this system has no memory files": not hasattr(os, "memfd_create"),
     }
@@ -387,6 +390,21 @@ def needs_thread(config: Config, *, deferred: bool) -> str | None:
 def _is_python(executable: str) -> bool:
     """Return whether a program is a Python interpreter, and not a server with one inside, such as uWSGI."""
     return Path(executable or "").name.startswith(("python", "pypy"))
+
+
+def _is_open(fd: int) -> bool:
+    """Return whether a descriptor is open; a companion cannot get one that is below 3 and not a standard stream."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _handles_sigchld() -> bool:
+    """Return whether the program has a handler of SIGCHLD; that of torch looks at the workers of a DataLoader only."""
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    return callable(handler) and not str(getattr(handler, "__module__", "")).startswith("torch.")
 
 
 def _is_empty(folder: Path) -> bool:
