@@ -227,4 +227,4 @@ def test_names_the_worker(settings: dict[str, str], level: Level, text: str) -> 
 def test_states_the_fixed_cost_beside_the_budget(settings: dict[str, object], text: str) -> None:
     (found,) = local.check_overhead(Config.read(settings, {}))
     assert (found.level, found.subject) == (Level.OK, "overhead")
-    assert found.text == f"{text} of 120 to 250 µs, which is 1.2 to 2.5 % of a step of 10 ms"
+    assert found.text == f"{text} of 0.12 to 0.25 ms, which is 1.2 to 2.5 % of a step of 10 ms"

@@ -66,7 +66,7 @@ def check_worker(config: Config) -> Iterator[Finding]:
         yield warning("worker", f"worker=process is ignored: {reason}", advice)
 
 
-FIXED_COST_US = 120, 250
+FIXED_COST_MS = 0.12, 0.25
 """Cost of a step without detail, in a small and in a large model, as measured on the page about overhead."""
 
 
@@ -79,9 +79,9 @@ def check_overhead(config: Config) -> Iterator[Finding]:
     else:
         which = "every step is" if config.detail in ("all", 1) else f"one step in {config.detail} is"
         detail = f"{which} detailed, and overhead_budget does not apply"
-    least_us, most_us = FIXED_COST_US
-    share = f"{least_us / 100:g} to {most_us / 100:g} % of a step of 10 ms"
-    yield ok("overhead", f"{detail}; each step has a fixed cost of {least_us} to {most_us} µs, which is {share}")
+    least_ms, most_ms = FIXED_COST_MS
+    share = f"{10 * least_ms:g} to {10 * most_ms:g} % of a step of 10 ms"
+    yield ok("overhead", f"{detail}; each step has a fixed cost of {least_ms:g} to {most_ms:g} ms, which is {share}")
 
 
 def _bind(host: str, port: int) -> None:
