@@ -92,9 +92,9 @@ def _run(offer: Offer, seconds: float) -> _Second:
     longest_ns, small = 0, torch.zeros(8)
     begin_ns = due_ns = perf_counter_ns()
     while due_ns < begin_ns + seconds * 1e9:
-        given_ns = perf_counter_ns()
+        begun_ns = perf_counter_ns()
         due_ns += int((offer.give() or 300) / SPANS_PER_S * 1e9)
-        given_ns = perf_counter_ns() - given_ns
+        given_ns = perf_counter_ns() - begun_ns
         until_ns = max(due_ns, perf_counter_ns() + LEAST_NS)  # operators also run if the rate cannot be kept
         longest_ns = max(longest_ns, given_ns, longest_gap_ns(small, until_ns))
     return _Second((perf_counter_ns() - begin_ns) / 1e9, longest_ns)

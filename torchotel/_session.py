@@ -100,7 +100,7 @@ class Session:
                     return CompanionBackend(self._config, self._resource, versions, ours, undo)
                 except ConfigError:
                     raise
-                except Exception as error:  # noqa: BLE001  # whatever the cause, the thread needs no process
+                except Exception as error:  # noqa: BLE001  # else an unforeseen error would cost the recording
                     _logger.warning(NO_COMPANION, f"it cannot be started ({error})")
             elif self._config.worker == "process":
                 _logger.warning(NO_COMPANION, reason)

@@ -53,19 +53,19 @@ def train(kernel: KernelManager) -> int:
     return os.pidfd_open(int("".join(printed)))
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_restart_ends_the_companion(kernel: KernelManager, tmp_path: Path, at_once: bool) -> None:  # noqa: FBT001  # a parameter
+@pytest.mark.parametrize(("end", "error"), [("exit", None), ("kill", "process_ended")])
+def test_a_restart_ends_the_companion(kernel: KernelManager, tmp_path: Path, end: str, error: str | None) -> None:
     """A restart lets the kernel end as a program does, or kills it."""
     first = train(kernel)
-    kernel.restart_kernel(now=at_once)
+    kernel.restart_kernel(now=end == "kill")
     assert select.select([first], [], [], 60)[0]
     second = train(kernel)
     assert not select.select([second], [], [], 0)[0]
     os.close(first)
     os.close(second)
     info = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert info["finished"] is not at_once
-    assert (info["error"] or {}).get("type") == ("process_ended" if at_once else None)
+    assert info["finished"] is (end == "exit")
+    assert (info["error"] or {}).get("type") == error
     for folder in ("run", "run-2"):
         lines = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
         assert [line["number"] for line in lines if line["kind"] == "step"][:2] == [0, 1]

@@ -53,9 +53,9 @@ def is_fork_server() -> bool:
 
 def is_traced() -> bool:
     """Return whether a debugger or a measurement of coverage runs in this process."""
-    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     if sys.gettrace() is not None:
         return True
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
     return monitoring is not None and any(map(monitoring.get_tool, (monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID)))
 
 

@@ -44,6 +44,7 @@ _MODULE_FIELDS = tuple(field.name for field in fields(ModuleInfo))
 _SIGNATURE_FIELDS = tuple(field.name for field in fields(CallSignature))[1:]
 _STEP_FIELDS = tuple(field.name for field in fields(StepRecord))
 _PLAIN_FIELDS = ("user_span", "identity", "error", "registrations", "values", "tensor_gradients", "memory")
+"""Fields that may hold other types than `marshal` knows. They are empty in most steps."""
 _step_values = attrgetter(*_STEP_FIELDS)
 
 

@@ -393,7 +393,10 @@ def _is_python(executable: str) -> bool:
 
 
 def _is_open(fd: int) -> bool:
-    """Return whether a descriptor is open; a companion cannot get one that is below 3 and not a standard stream."""
+    """Return whether a descriptor is open; else one of torchotel's may get its number.
+
+    In the companion, the numbers below 3 are its own standard streams, so it could not get such a descriptor.
+    """
     try:
         os.fstat(fd)
     except OSError:
@@ -403,7 +406,7 @@ def _is_open(fd: int) -> bool:
 
 def _handles_sigchld() -> bool:
     """Return whether the program has a handler of SIGCHLD; that of torch looks at the workers of a DataLoader only."""
-    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    handler = signal.getsignal(signal.SIGCHLD)
     return callable(handler) and not str(getattr(handler, "__module__", "")).startswith("torch.")
 
 
