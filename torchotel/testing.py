@@ -17,7 +17,7 @@ from torchotel._session import Session
 from torchotel._types import ConfigError
 from torchotel.config.config import SETTINGS
 from torchotel.config.settings import EXPORT, SCRAPING
-from torchotel.exporters.in_memory import InMemoryExporter
+from torchotel.exporters.base import InMemoryExporter
 from torchotel.exporters.sanitize import drop_nonfinite, own_attributes, own_events
 from torchotel.tracing.span import AttributeValue, Span, SpanEvent, SpanLink, Trace
 

@@ -9,7 +9,7 @@ from torch import nn
 from torchotel._records import Record, StepRecord
 from torchotel._session import Session
 from torchotel.config.config import Config
-from torchotel.exporters.in_memory import InMemoryExporter
+from torchotel.exporters.base import InMemoryExporter
 from torchotel.worker.backend import ThreadBackend
 
 

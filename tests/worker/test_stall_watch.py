@@ -15,8 +15,7 @@ from support import commands, crashing_program
 from support.prometheus_server import until
 
 from torchotel.runs import open_run, summarise
-from torchotel.worker.stack_dump import Frame, StackReader
-from torchotel.worker.stall_watch import FIRST_STEP_FACTOR, MAX_TICK_S, STALL_FACTOR, StallWatch
+from torchotel.worker.stall_watch import FIRST_STEP_FACTOR, MAX_TICK_S, STALL_FACTOR, Frame, StackReader, StallWatch
 from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter, write_stack_signal
 
 THREAD = 42
@@ -274,7 +273,7 @@ def test_summary_and_report_of_a_stalled_run_name_the_place(tmp_path: Path) -> N
 
 HANDLER = """
 import os, signal, torch, torchotel
-from torchotel.worker.stack_dump import StackSignal
+from torchotel.worker.stall_watch import StackSignal
 
 handle = torchotel.instrument(worker="process", traces_exporter="none", prometheus_port=None)
 page = handle.session._backend._channel.page

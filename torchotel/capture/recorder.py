@@ -24,9 +24,8 @@ from torchotel.capture.hook_manager import ModuleHooks
 from torchotel.capture.logged_values import LearningRates, Logged, LogReader
 from torchotel.capture.module_calls import ModuleCallRecorder
 from torchotel.capture.module_registry import ModuleRegistry
-from torchotel.capture.pending_records import HandOver, PendingLog
+from torchotel.capture.pending_records import HandOver, PendingLog, RecordOutput, StepRecorder
 from torchotel.capture.root_calls import RootCalls
-from torchotel.capture.step_recorder import RecordOutput, StepRecorder
 from torchotel.capture.tensor_watch import Watches
 from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
 from torchotel.capture.torch_compile import CompileHooks

@@ -18,7 +18,7 @@ from torchotel.capture import torch_internals
 from torchotel.capture.module_registry import class_of, modules_of, unwrapped, walk
 from torchotel.config.config import Config
 from torchotel.doctor.result import CheckFailed, Finding, failed, ok, warning
-from torchotel.exporters.in_memory import InMemoryExporter
+from torchotel.exporters.base import InMemoryExporter
 from torchotel.tracing.span import Span
 
 _PACKAGE = Path(__file__).parents[1]

@@ -2,10 +2,11 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from torchotel._records import Record
 from torchotel.tracing.span import SpanTemplate, Trace
 
 
@@ -170,3 +171,22 @@ class TemplateCache(dict[SpanTemplate, Encoding]):
             self.clear()
         encoding = self[template] = self._encode(template)
         return encoding
+
+
+class InMemoryExporter(TraceExporter):
+    """Keep all traces, and the records that the caller appends; unbounded."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.traces: list[Trace] = []
+        self._stats = ExportStats()
+
+    def exporters(self, stats: ExportStats) -> Sequence[TraceExporter]:
+        """Return this exporter as the only one of a session, with the session's statistics."""
+        self._stats = stats
+        return [self]
+
+    def export(self, trace: Trace) -> None:
+        """Keep a trace."""
+        self.traces.append(trace)
+        self._stats.exported(len(trace.spans), [trace.trace_id])

@@ -26,17 +26,15 @@ from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.exporters.sdk.global_provider import load_no_provider
-from torchotel.exporters.unsent_file import UnsentFile, remove_unsent
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend
 from torchotel.worker.channel import ChannelError, Connection, Receiver
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
-from torchotel.worker.stack_dump import StackReader, describe_frames
-from torchotel.worker.stall_watch import Stall, StallWatch
+from torchotel.worker.stall_watch import StackReader, Stall, StallWatch, describe_frames
 from torchotel.worker.stats import Stats, no_stats
 from torchotel.worker.status_page import PagePhase, PageReader
-from torchotel.worker.unsent_steps import UnsentSteps
+from torchotel.worker.unsent_steps import UnsentFile, UnsentSteps, remove_unsent
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from torchotel._records import Error
 from torchotel._utils.text import shortened
-from torchotel.worker.stack_dump import MAX_STACK_BYTES, frames_of, signal_masks
+from torchotel.worker.stall_watch import MAX_STACK_BYTES, frames_of, signal_masks
 
 PROCESS_ENDED: Final = Error("process_ended", "The training process ended without a shutdown of torchotel")
 OOM_KILL: Final = Error("oom_kill", "The system killed a process of this cgroup because its memory was exhausted")

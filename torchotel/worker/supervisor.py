@@ -23,7 +23,6 @@ from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
 from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
-from torchotel.exporters.unsent_file import remove_unsent
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks
@@ -31,9 +30,10 @@ from torchotel.worker.channel import Sender
 from torchotel.worker.companion_handle import EXIT_S, Companion
 from torchotel.worker.end_cause import FatalSignals
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
-from torchotel.worker.stack_dump import StackSignal
+from torchotel.worker.stall_watch import StackSignal
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState, add_stats, no_stats
 from torchotel.worker.status_page import PhaseWriter, hide_phases, write_counts, write_stack_signal
+from torchotel.worker.unsent_steps import remove_unsent
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NoOpTracerProvider
 
 from torchotel import _semconv as names
-from torchotel.exporters.sdk.span_queues import find_queues
+from torchotel.exporters.sdk.delivery import find_queues
 
 
 class Flushed(SpanProcessor):
