@@ -183,7 +183,7 @@ class Rows(Dataset[Tensor]):
 def main() -> None:
     """Train until the end."""
     folder, place, end = sys.argv[1:]
-    handle = torchotel.instrument(record=folder, traces_exporter="none", prometheus_port=0)
+    handle = torchotel.instrument(record=folder, prometheus_port=0)
     companion_pid = None if handle.session is None else handle.session.companion_pid
     sys.stdout.write(f"{companion_pid} {handle.prometheus_port}\n")
     sys.stdout.flush()

@@ -55,7 +55,9 @@ class Crash:
             (folder.parent / "errors").open("w+") as errors,
             subprocess.Popen(
                 words,
-                env=commands.environment(**{"TORCHOTEL_WORKER": worker, "TORCHOTEL_DETAIL": "off", **variables}),
+                env=commands.environment(
+                    **{**commands.SILENT, "TORCHOTEL_WORKER": worker, "TORCHOTEL_DETAIL": "off", **variables}
+                ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -195,7 +195,8 @@ class Stalled:
     def __init__(self, folder: Path, place: str, end: str, **variables: str) -> None:
         self.folder = folder
         words = [sys.executable, str(crashing_program.__file__), str(folder), place, end]
-        environment = commands.environment(TORCHOTEL_WORKER="process", TORCHOTEL_STALL_TIMEOUT_S="1", **variables)
+        settings = {**commands.SILENT, "TORCHOTEL_WORKER": "process", "TORCHOTEL_STALL_TIMEOUT_S": "1"}
+        environment = commands.environment(**settings, **variables)
         self._process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -16,6 +16,7 @@ from torchotel._utils.installation import package_version, stack_targets
 from torchotel.config.config import Config
 from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter, TraceExporter
 from torchotel.exporters.console import ConsoleExporter
+from torchotel.exporters.otlp.replay import Replay
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES
@@ -254,6 +255,13 @@ def _make_trace_exporter(
     if config.traces_exporter == "console":
         return ConsoleExporter(stats)
     return _make_otlp(config, resource, stats)
+
+
+def make_replay(config: Config) -> Replay | None:
+    """Create what sends recorded traces to the OTLP endpoint; None if traces go elsewhere."""
+    if config.traces_exporter != "otlp" or find_provider(config.tracer_provider) is not None:
+        return None
+    return Replay(make_transport(config.otlp_endpoint("traces"), TRACES, version=package_version()))
 
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, count
+from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -148,7 +148,6 @@ class RunFile(TraceExporter):
         """The segments in order, first those of a writer that has crashed."""
         self._traces: LineFile | None = None
         """The newest segment, if this writer has started it."""
-        self._last_number = _number(self._segments[-1].path) if self._segments else 0
         self._bytes = sum(segment.size for segment in self._segments) + claimed.metrics.size
         """Size of all files of lines."""
         self._run: dict[str, object] = {}
@@ -256,8 +255,7 @@ class RunFile(TraceExporter):
     def _begin_segment(self) -> LineFile:
         if self._traces is not None:
             self._traces.close()
-        self._last_number += 1
-        file = LineFile(self.folder / TRACE_NAME.format(self._last_number))
+        file = LineFile(next_segment(self.folder))
         self._segments.append(_Segment(file.path))
         return file
 
@@ -282,6 +280,11 @@ class RunFile(TraceExporter):
         self._metrics.close()
         if self._traces is not None:
             self._traces.close()
+
+
+def next_segment(folder: Path) -> Path:
+    """Return the path of a new segment of traces, after all others."""
+    return folder / TRACE_NAME.format(max(map(_number, folder.glob(TRACE_GLOB)), default=0) + 1)
 
 
 def _number(segment: Path) -> int:
@@ -321,8 +324,7 @@ def claim_folder(wanted: Path) -> ClaimedFolder:
         ConfigError: The folder cannot be created.
     """
     wanted = wanted.absolute()  # the program may change its working directory
-    names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
-    for folder in map(wanted.with_name, names):
+    for folder in _candidates(wanted):
         try:
             metrics = _begin(folder)
         except FileExistsError as error:
@@ -341,6 +343,22 @@ def claim_folder(wanted: Path) -> ClaimedFolder:
                 )
             return ClaimedFolder(folder, metrics)
     raise AssertionError("the names do not end")
+
+
+def earlier_folders(wanted: Path, claimed: Path) -> Iterator[Path]:
+    """Yield the folders of earlier runs that `claim_folder` has passed over.
+
+    Args:
+        wanted: The path that was passed to `claim_folder`.
+        claimed: The folder that it returned.
+    """
+    earlier = _candidates(claimed.with_name(wanted.name))  # the program may have changed its working directory
+    return takewhile(lambda folder: folder != claimed and folder.exists(), earlier)
+
+
+def _candidates(wanted: Path) -> Iterator[Path]:
+    names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
+    return map(wanted.with_name, names)
 
 
 def _begin(folder: Path) -> LineFile:

@@ -210,17 +210,28 @@ class Run:
 
         If the training and its companion process have ended together, the steps that had no record follow.
         """
-        last: dict[str, int] = {}
-        for record in self._lines("metrics.jsonl"):
-            last[record.kind] = max(record.number, last.get(record.kind, -1))
-            yield record
-        if self._ended_with_companion():
-            yield from (record for record in self._lines(UNSENT_NAME) if record.number > last.get(record.kind, -1))
+        yield from self._recorded(self.on_read)
+        yield from self._unsent(lambda line: (_record(line),))
 
-    def _lines(self, name: str) -> Iterator[RecordLine]:
-        path = self.folder / name
+    def _recorded(self, on_read: Callable[[int], object]) -> Iterator[RecordLine]:
+        path = self.folder / "metrics.jsonl"
         if path.is_file():
-            yield from _converted(path, _objects(path, self.on_read), lambda line: (_record(line),))
+            yield from _converted(path, _objects(path, on_read), lambda line: (_record(line),))
+
+    def _unsent(self, convert: Callable[[dict[str, Any]], Iterable[Line]]) -> Iterator[Line]:
+        """Read the lines of the steps that had no record when the companion process ended."""
+        if not self._ended_with_companion():
+            return
+        last: dict[str, int] = {}
+        for record in self._recorded(int):
+            last[record.kind] = max(record.number, last.get(record.kind, -1))
+
+        def convert_new(line: dict[str, Any]) -> Iterable[Line]:
+            record = _record(line)
+            return convert(line) if record.number > last.get(record.kind, -1) else ()
+
+        path = self.folder / UNSENT_NAME
+        yield from _converted(path, _objects(path, self.on_read), convert_new)
 
     def _ended_with_companion(self) -> bool:
         """Return whether there is a file of steps without a record, and no companion process that holds its lock."""
@@ -247,6 +258,7 @@ class Run:
             # A run that is being recorded deletes its oldest segment at the size limit.
             with contextlib.suppress(FileNotFoundError):
                 yield from _converted(path, _objects(path, self.on_read), convert)
+        yield from self._unsent(lambda line: convert(line["trace"]) if "trace" in line else ())
 
 
 def open_run(folder: Path) -> Run:

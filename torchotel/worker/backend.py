@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
+from torchotel._utils.distributed import own_folder
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel._utils.installation import package_version
 from torchotel._utils.process import is_child
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
-from torchotel.exporters.factory import MetricExporters, make_exporters, open_record
+from torchotel.exporters.factory import MetricExporters, make_exporters, make_replay, open_record
+from torchotel.exporters.otlp.json_encoder import JsonEncoder
+from torchotel.exporters.run_file import earlier_folders
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource
@@ -30,6 +34,7 @@ from torchotel.worker.buffer import Buffer
 from torchotel.worker.pipeline import Pipeline
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
 from torchotel.worker.thread import Worker
+from torchotel.worker.unsent_file import encode_unsent, finish_runs, has_unsent
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
@@ -240,6 +245,13 @@ class ThreadBackend(Backend):
         self._write_run_info(RUNNING)
         self._worker.start()
         undo.callback(self._worker.stop, 0.0)
+        self.guard.guarded(self._finish_earlier_runs)()
+
+    def encode_unsent(self, records: Sequence[StepRecord]) -> list[bytes]:
+        """Encode steps without module calls that have no record yet, for the file of the run folder."""
+        encoder = JsonEncoder(self._resource, package_version())
+        # Without module calls, nothing of the builder is used that the worker changes.
+        return [encode_unsent(record, self._builder, self.id_source, encoder) for record in records]
 
     @property
     def spans_estimated(self) -> int:
@@ -382,6 +394,17 @@ class ThreadBackend(Backend):
             guard=self.guard,
             warn=self._warn,
         )
+
+    def _finish_earlier_runs(self) -> None:
+        """Export what the companions of earlier runs of this name could not, on a thread of its own."""
+        if self._run_file is None or self._config.record is None:
+            return
+        wanted = own_folder(self._config.record, self._resource.identity)
+        folders = [folder for folder in earlier_folders(wanted, self._run_file.folder) if has_unsent(folder)]
+        replay = make_replay(self._config) if folders else None
+        if replay is not None:
+            run = self.guard.guarded(finish_runs)
+            threading.Thread(target=run, args=(folders, replay), name="torchotel-unsent", daemon=True).start()
 
     def _outcomes(self) -> dict[str, int]:
         """Count spans by outcome, as `torchotel.spans`; those that the buffer dropped are in `dropped_queue`."""

@@ -34,7 +34,8 @@ from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunS
 from torchotel.worker.stall_watch import StackReader, Stall, StallWatch, describe_frames
 from torchotel.worker.stats import Stats, no_stats
 from torchotel.worker.status_page import PagePhase, PageReader
-from torchotel.worker.unsent_steps import UnsentFile, UnsentSteps, remove_unsent
+from torchotel.worker.unsent_file import UnsentFile, remove_unsent
+from torchotel.worker.unsent_steps import UnsentSteps
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""
@@ -77,6 +78,8 @@ class CompanionProcess:
         self._model: ModelInfo | None = None
         self._stopped = False
         self._unsent_file: UnsentFile | None = None
+        self._unsent: list[tuple[str, int, int]] = []
+        """Kind, number and count of the phases of the steps in that file."""
         self._capture_stats = page.counts
         self._dropped = 0
         """Spans dropped by the full channel that were passed to the backend."""
@@ -179,7 +182,11 @@ class CompanionProcess:
         if self._unsent_file is not None:
             phases = self._page.phases(now_ns)
             error = _with_module(PROCESS_ENDED, phases, self._page.module)
-            self._unsent_file.write(self._unsent_steps.records(phases, now_ns, error))
+            records = self._unsent_steps.records(phases, now_ns, error)
+            shown = [(record.kind, record.number, len(record.phases)) for record in records]
+            is_open = any(record.error is not None for record in records)  # the time of the step goes on
+            if (is_open or shown != self._unsent) and self._unsent_file.write(self._backend.encode_unsent(records)):
+                self._unsent = shown
 
     def _export_stall(self, stall: Stall) -> None:
         """Export the open step or evaluation with the place where it waits, and log the stack."""

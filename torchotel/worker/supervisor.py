@@ -33,7 +33,7 @@ from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunS
 from torchotel.worker.stall_watch import StackSignal
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState, add_stats, no_stats
 from torchotel.worker.status_page import PhaseWriter, hide_phases, write_counts, write_stack_signal
-from torchotel.worker.unsent_steps import remove_unsent
+from torchotel.worker.unsent_file import remove_unsent
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
