@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +24,17 @@ from torchotel._utils.process import is_child, script_name
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
+from torchotel.exporters.factory import prepare_claims
 from torchotel.exporters.sdk.global_provider import find_provider, import_despite_limit, warn_of_late_provider
 from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import attach_proxy, current_baggage, current_span
+from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource, describe_process
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks, ThreadBackend
+from torchotel.worker.deferred import DeferredBackend
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
+from torchotel.worker.status_page import PhaseWriter
 from torchotel.worker.supervisor import CompanionBackend, needs_thread
 
 NO_COMPANION = (
@@ -63,7 +68,8 @@ class Session:
         on_record: Callable[[Record], None] | None = None,
         defer_start: bool = False,
     ) -> None:
-        self._config = config
+        # Absolute, since the program may change its working directory before the first record.
+        self._config = config if config.record is None else replace(config, record=config.record.absolute())
         import_despite_limit()
         self._guard = Guard("the session", limit=1000)
         self._printed_before = _last_printed()
@@ -86,35 +92,59 @@ class Session:
         *,
         defer_start: bool,
     ) -> Backend:
-        ours = SessionLinks(
+        links = SessionLinks(
             model=lambda: self._capture.model,
             capture_stats=self._capture_stats,
             overhead_ratio=lambda: self._overhead.ratio,
             on_step=self._measure_overhead,
         )
-        versions = _torch_versions()
-        if self._config.worker != "thread" and exporters is None:
-            reason = needs_thread(self._config, deferred=defer_start or is_child())
-            if reason is None:
-                try:
-                    return CompanionBackend(self._config, self._resource, versions, ours, undo)
-                except ConfigError:
-                    raise
-                except Exception as error:  # noqa: BLE001  # else an unforeseen error would cost the recording
-                    _logger.warning(NO_COMPANION, f"it cannot be started ({error})")
-            elif self._config.worker == "process":
-                _logger.warning(NO_COMPANION, reason)
-        return ThreadBackend(
+        make_thread = partial(
+            ThreadBackend,
             self._config,
             self._resource,
-            versions,
-            ours,
-            undo,
+            _torch_versions(),
+            links,
             exporters=exporters,
             on_record=on_record,
             may_record=lambda: get_worker_info() is None,
             defer_start=defer_start,
         )
+        if self._config.worker == "thread" or exporters is not None:
+            return make_thread(undo)
+        if (reason := needs_thread(self._config)) is not None:
+            if self._config.worker == "process":
+                _logger.warning(NO_COMPANION, reason)
+            return make_thread(undo)
+        make_companion = partial(self._make_companion, make_thread, links)
+        if not (defer_start or is_child()):
+            return make_companion(undo)
+
+        def make_late(undo: ExitStack, phase_log: PhaseWriter) -> Backend:
+            with suppress(ConfigError):  # the thread warns of the part that cannot be used, and has the others
+                if get_worker_info() is None:
+                    return make_companion(undo, phase_log)
+            return make_thread(undo)
+
+        # A child of multiprocessing may be one of many workers of a DataLoader, which have no run.
+        prepare_claims(self._config, self._resource.identity, check=not is_child())
+        id_source = IdGenerator(self._config.sampler, self._config.sampler_ratio)
+        return DeferredBackend(make_late, id_source, self._capture_stats)
+
+    def _make_companion(
+        self,
+        make_thread: Callable[[ExitStack], Backend],
+        links: SessionLinks,
+        undo: ExitStack,
+        phase_log: PhaseWriter | None = None,
+    ) -> Backend:
+        """Make the backend with a companion process; if that cannot be started, the one with a thread."""
+        try:
+            return CompanionBackend(self._config, self._resource, _torch_versions(), links, undo, phase_log)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  # else an unforeseen error would cost the recording
+            _logger.warning(NO_COMPANION, f"it cannot be started ({error})")
+            return make_thread(undo)
 
     def _start(self, model: torch.nn.Module | None, undo: ExitStack) -> None:
         config = self._config

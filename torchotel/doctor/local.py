@@ -55,7 +55,7 @@ def check_port(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_worker(config: Config) -> Iterator[Finding]:
     """Report where spans are built and exported."""
-    reason = "worker=thread" if config.worker == "thread" else needs_thread(config, deferred=False)
+    reason = "worker=thread" if config.worker == "thread" else needs_thread(config)
     if reason is None:
         text = "a companion process builds and exports the spans; handle.stats() shows its pid, memory and lag"
         yield ok("worker", text)

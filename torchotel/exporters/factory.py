@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
@@ -20,7 +21,7 @@ from torchotel.exporters.otlp.replay import Replay
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES
-from torchotel.exporters.run_file import ClaimedFolder, RunFile, claim_folder
+from torchotel.exporters.run_file import ClaimedFolder, RunFile, check_folder, claim_folder
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
 from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
@@ -170,6 +171,27 @@ def _make_otlp_metric_exporter(
     )
 
 
+def prepare_claims(config: Config, identity: Identity, *, check: bool) -> None:
+    """Import what `claim_endpoint` needs, so that a later call does not take the time of imports.
+
+    Args:
+        config: The settings.
+        identity: The identity of the process.
+        check: Check the folder of the run file, too.
+
+    Raises:
+        ConfigError: The folder cannot be used.
+    """
+    if check and config.record is not None:
+        check_folder(own_folder(config.record, identity))
+    if _has_endpoint(config):
+        import_module("torchotel.exporters.prometheus.endpoint")
+
+
+def _has_endpoint(config: Config) -> bool:
+    return "prometheus" in config.metrics_exporter and config.prometheus_port is not None
+
+
 def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None:
     """Claim this rank's folder of the run file; None if no recording is configured.
 
@@ -187,7 +209,7 @@ def claim_endpoint(
     Raises:
         ConfigError: The address or the folder cannot be used.
     """
-    if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
+    if config.prometheus_port is None or not _has_endpoint(config):
         return None
     from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
 

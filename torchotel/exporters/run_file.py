@@ -324,6 +324,29 @@ def claim_folder(wanted: Path) -> ClaimedFolder:
         ConfigError: The folder cannot be created.
     """
     wanted = wanted.absolute()  # the program may change its working directory
+    claimed = _claim(wanted)
+    if claimed.path != wanted:
+        _logger.warning(
+            "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new folder "
+            "for each run to choose its name.",
+            wanted,
+            claimed.path,
+        )
+    return claimed
+
+
+def check_folder(wanted: Path) -> None:
+    """Do nothing if a folder could be claimed now.
+
+    Raises:
+        ConfigError: The folder cannot be created.
+    """
+    claimed = _claim(wanted.absolute())
+    claimed.metrics.close()
+    discard_folder(claimed.path)
+
+
+def _claim(wanted: Path) -> ClaimedFolder:
     for folder in _candidates(wanted):
         try:
             metrics = _begin(folder)
@@ -334,13 +357,6 @@ def claim_folder(wanted: Path) -> ClaimedFolder:
             takes = f"a folder that can be written to ({error.strerror})"
             raise ConfigError("record", os.fspath(wanted), takes) from error
         else:
-            if folder != wanted:
-                _logger.warning(
-                    "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new "
-                    "folder for each run to choose its name.",
-                    wanted,
-                    folder,
-                )
             return ClaimedFolder(folder, metrics)
     raise AssertionError("the names do not end")
 

@@ -38,6 +38,7 @@ class _MemoryFile:
     """The file of `faulthandler`, which holds the only reference: another file closes this one."""
 
     def __init__(self) -> None:
+        self._fd = -1
         self._fd = os.memfd_create("faulthandler")
 
     def fileno(self) -> int:
@@ -48,7 +49,8 @@ class _MemoryFile:
         """Do nothing: `faulthandler` calls it once."""
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class FatalSignals:

@@ -43,7 +43,10 @@ class HandleStats(Stats):
     """What `Handle.stats` returns: the counts, and the worker."""
 
     worker: WorkerState | None
-    """None if nothing is exported: torchotel is disabled or shut down, or the companion process has ended."""
+    """None if nothing is exported: torchotel is disabled or shut down, or the companion process has ended.
+
+    Also before the first record of a process that may be a launcher, whose companion starts with that record.
+    """
 
 
 def no_stats() -> Stats:

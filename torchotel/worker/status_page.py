@@ -57,6 +57,11 @@ def write_stack_signal(page: memoryview, number: int) -> None:
     page[_SIGNAL] = number
 
 
+def new_page() -> memoryview[int]:
+    """Return an empty page in the memory of this process alone."""
+    return memoryview(bytearray(PAGE_BYTES)).cast("Q")
+
+
 class PagePhase(NamedTuple):
     """A phase on the page."""
 
@@ -85,6 +90,11 @@ class PhaseWriter:
         """The kinds and numbers of the phases that are open, the outermost first."""
         self._path, self._paths = "", {"": _path_words("")}
         page[_THREAD] = thread
+
+    def move_to(self, page: memoryview) -> None:
+        """Write to another page from now on, which gets what this one has."""
+        page[:] = self._page
+        self._page = page
 
     def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
         """Begin a phase, inside of the open ones.

@@ -32,7 +32,7 @@ from torchotel.worker.end_cause import FatalSignals
 from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunStart
 from torchotel.worker.stall_watch import StackSignal
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState, add_stats, no_stats
-from torchotel.worker.status_page import PhaseWriter, hide_phases, write_counts, write_stack_signal
+from torchotel.worker.status_page import PhaseWriter, hide_phases, new_page, write_counts, write_stack_signal
 from torchotel.worker.unsent_file import remove_unsent
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class CompanionBackend(Backend):
         versions: The versions of torch and CUDA, by attribute.
         links: Callbacks into the session; `on_step` runs on the training thread.
         undo: Gets the callbacks that release what is open, if a later part fails.
+        phase_log: The writer of the phases so far; None: there were none.
 
     Raises:
         ConfigError: A folder or an address cannot be used.
@@ -82,13 +83,15 @@ class CompanionBackend(Backend):
         versions: Mapping[str, str],
         links: SessionLinks,
         undo: ExitStack,
+        phase_log: PhaseWriter | None = None,
     ) -> None:
         self._config, self._resource, self._versions = config, resource, versions
         self._links = links
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard = Guard("the channel to the companion", limit=1000)
         self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
-        self.phase_log = PhaseWriter(self._channel.page, threading.main_thread().ident or 0)
+        self.phase_log = phase_log or PhaseWriter(new_page(), threading.main_thread().ident or 0)
+        self.phase_log.move_to(self._channel.page)
         # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
         self._lock = threading.RLock()
         self._unsent: deque[Recordable | RunStart] = deque()
@@ -114,13 +117,13 @@ class CompanionBackend(Backend):
         self._target: DiscoveryFile | None = None
         with ExitStack() as failed:
             failed.callback(self._channel.close)
+            failed.callback(self.discard_run_file)
+            failed.callback(self._close_claims)
             self._signals = FatalSignals()
             failed.callback(self._signals.close)
             self._stack_signal = StackSignal()
             write_counts(self._channel.page, CaptureStats(0, 0, 0), None)
             write_stack_signal(self._channel.page, self._stack_signal.usable())
-            failed.callback(self.discard_run_file)
-            failed.callback(self._close_claims)
             if (endpoint := claim_endpoint(config, resource, os.environ)) is not None:
                 self._listener, self._target = endpoint
             self._port = None if self._listener is None else self._listener.port
@@ -364,20 +367,14 @@ class CompanionBackend(Backend):
         return Companion(self._channel.fd, settings, self._on_end, self._guard)
 
 
-def needs_thread(config: Config, *, deferred: bool) -> str | None:
-    """Return why records must be processed in the training process; None if a companion can process them.
-
-    Args:
-        config: The settings.
-        deferred: This process may be a launcher or a worker of a DataLoader.
-    """
+def needs_thread(config: Config) -> str | None:
+    """Return why records must be processed in the training process; None if a companion can process them."""
     reasons = {
         "the program has its own TracerProvider": find_provider(config.tracer_provider) is not None,
         "set_global_provider is set": config.set_global_provider,
         "the program has its own MeterProvider": config.meter_provider is not None,
         "the program has its own registry": config.prometheus_registry is not None,
         "the console exporter writes to this process's output": config.traces_exporter == "console",
-        "this process may be a launcher or a child of multiprocessing": deferred,
         "a debugger or a measurement of coverage traces the program": is_traced(),
         "the program has closed its standard input, output or errors": not all(map(_is_open, range(3))),
         "the program handles SIGCHLD, which the end of a companion would send": _handles_sigchld(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -23,6 +24,10 @@ BEHIND = (
     "the worker cannot build spans as fast as steps end: records of %d spans were dropped and are in no metric "
     "(`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
 )
+
+NO_THREAD = "No thread can be started, so spans are exported at the end of torchotel only"
+
+_logger = logging.getLogger("torchotel")
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +87,11 @@ class Worker:
         return self._pipeline.spans_sampled_out
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread; if none can be started, as at the end of the interpreter, `stop` processes the records."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            _logger.warning(NO_THREAD)
 
     def flush(self, timeout_s: float) -> bool:
         """Drain the buffer and flush; return False on timeout, or if spans were dropped since the last flush.
@@ -104,6 +112,9 @@ class Worker:
         """Drain the buffer and end the thread; records that are left at the timeout are dropped."""
         self._deadline_s = time.monotonic() + timeout_s
         self._ended = True
+        if self._thread.ident is None:
+            self._run()
+            return
         self._buffer.bell.ring()
         self._thread.join(timeout_s + LAST_RECORD_S)
         while self._thread.is_alive() and (pending := self._buffer.pop_oldest()) is not None:  # it is blocked

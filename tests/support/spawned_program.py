@@ -1,0 +1,83 @@
+"""A child whose companion starts with the first record: `spawned_program.py FOLDER ENDPOINT WHAT`."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import torchotel
+from support.companion_program import say
+from torchotel._api import start_handle
+from torchotel._handle import Handle
+
+
+def train() -> None:
+    """Train two steps."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def refuse(*_: object, **__: object) -> None:
+    """Fail as at the limit of processes."""
+    raise BlockingIOError("Resource temporarily unavailable")
+
+
+def seen(handle: Handle) -> list[bool]:
+    """Return whether there is a companion, a port and a folder; nothing if torchotel is off."""
+    if handle.session is None:
+        return []
+    found = handle.session.companion_pid, handle.prometheus_port, handle.record_folder
+    return [one is not None for one in found]
+
+
+def run(folder: str, endpoint: str, what: str) -> None:
+    """Instrument this child, and print what there is before and after the first record."""
+    if what == "zero code":
+        start_handle({"record": folder + "-of-zero-code"}, None, zero_code=True, defer_start=True)
+    handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint)
+    say(seen(handle), handle.flush(), handle.stats()["worker"])
+    if what == "fork":
+        if os.fork() == 0:
+            say(seen(handle))
+            os._exit(0)
+        os.wait()
+    if what == "no folder":
+        Path(folder).touch()
+    if what == "no process":
+        vars(subprocess)["Popen"] = refuse
+    if what != "idle":
+        torchotel.log(learning_rate=0.1)  # before the first step
+    if what == "another thread":
+        training = threading.Thread(target=train)
+        training.start()
+        training.join()
+    elif what != "idle":
+        train()
+    complete = handle.flush()
+    if what == "kill":
+        layer = nn.Linear(4, 4)
+        layer.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        layer(torch.ones(2, 4))
+    say(seen(handle), complete)
+    handle.shutdown()
+    stats = handle.stats()
+    say(stats["steps"], stats["spans_recorded"] == stats["spans_exported"], stats["spans_dropped"] > 0)
+
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=run, args=sys.argv[1:])
+    child.start()
+    child.join()
+    if sys.argv[3] == "kill":
+        while b"process_ended" not in Path(sys.argv[1], "run.json").read_bytes():
+            time.sleep(0.05)
