@@ -66,6 +66,7 @@ def instrument(
     run_id: str | Unset | None = UNSET,
     worker: Literal["auto", "process", "thread"] | Unset = UNSET,
     stall_timeout_s: float | Unset = UNSET,
+    channel_bytes: int | Unset = UNSET,
 ) -> Handle:
     """Trace every training step of this process, from its next event on.
 
@@ -111,6 +112,8 @@ def instrument(
             (Linux), "thread", or "auto": the companion, unless an exporter needs this process; `auto`.
         stall_timeout_s: TORCHOTEL_STALL_TIMEOUT_S, shortest time in a phase without an event that counts as a stall;
             the limit is ten times the 95th percentile of the steps if that is longer. Only with a companion; 60.0.
+        channel_bytes: TORCHOTEL_CHANNEL_BYTES, shared memory for records that wait for the companion, 64 KiB to
+            1 GiB; a record that does not fit is dropped and counted; 16777216.
 
     Raises:
         ConfigError: A value is bad. Nothing is installed.

@@ -49,8 +49,8 @@ MAX_FAULTS = 10
 """Internal errors after which a part switches itself off."""
 MAX_BUFFER_SPANS = 100_000
 """Spans of the records that wait for the worker; beyond them the oldest records are dropped."""
-CHANNEL_BYTES = 16 * 1024 * 1024
-"""Records that wait for the companion process; beyond them the newest records are dropped."""
+MIN_CHANNEL_BYTES, MAX_CHANNEL_BYTES = 64 * 1024, 1024 * 1024 * 1024
+"""Shared memory for records that wait for the companion; 64 KiB hold a detailed step of some hundred calls."""
 MAX_REQUEST_SPANS = 4000
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 """Size before compression: half of what a gRPC receiver accepts by default, as a Collector may pass requests on."""

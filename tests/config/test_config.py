@@ -60,6 +60,7 @@ BAD: list[tuple[str, list[object]]] = [
     ("record", ["", 1, True, __file__]),
     ("detail", ["some", 0, -1, True, 1.5, None]),
     ("stall_timeout_s", [0, -1, "60", True, None, float("nan")]),
+    ("channel_bytes", [0, 65_535, 2**30 + 1, "65536", True, None, 65_536.0]),
     ("overhead_budget", [0, 0.0, -0.1, 1.1, "0.1", True, None, float("nan")]),
     ("include", ["", ",", [], [""], 3, {"a": "b"}, ["a", None]]),
     ("exclude", ["a,,b", b"a"]),
@@ -82,6 +83,7 @@ BAD_VARIABLES = [
     ("detail", "TORCHOTEL_DETAIL", "0"),
     ("overhead_budget", "TORCHOTEL_OVERHEAD_BUDGET", "1%"),
     ("stall_timeout_s", "TORCHOTEL_STALL_TIMEOUT_S", "1m"),
+    ("channel_bytes", "TORCHOTEL_CHANNEL_BYTES", "16M"),
     ("overhead_budget", "TORCHOTEL_OVERHEAD_BUDGET", "0"),
     ("include", "TORCHOTEL_INCLUDE", "a,,b"),
     ("exclude", "TORCHOTEL_EXCLUDE", ","),
@@ -157,6 +159,7 @@ GOOD_VARIABLES: list[tuple[str, str, str, object]] = [
     ("detail", "TORCHOTEL_DETAIL", "16", 16),
     ("overhead_budget", "TORCHOTEL_OVERHEAD_BUDGET", "0.05", 0.05),
     ("stall_timeout_s", "TORCHOTEL_STALL_TIMEOUT_S", "90", 90.0),
+    ("channel_bytes", "TORCHOTEL_CHANNEL_BYTES", "65536", 65_536),
     ("include", "TORCHOTEL_INCLUDE", "layer1.*, fc", ("layer1.*", "fc")),
     ("exclude", "TORCHOTEL_EXCLUDE", "*.bn?", ("*.bn?",)),
     ("max_depth", "TORCHOTEL_MAX_DEPTH", "3", 3),
@@ -282,6 +285,7 @@ def test_has_the_defaults_of_the_conventions() -> None:
         "shapes": True,
         "worker": "auto",
         "stall_timeout_s": 60.0,
+        "channel_bytes": 16_777_216,
         "disabled": False,
     }
 

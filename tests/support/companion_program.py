@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 import torchotel
-from torchotel.worker import supervisor
 from torchotel.worker.channel import _DROPPED
 
 STEPS = 20
@@ -272,8 +271,6 @@ class Program:
 def main() -> None:
     """Train, let it happen, and train on."""
     folder, endpoint, what = sys.argv[1:]
-    if what == "fill the channel":
-        vars(supervisor)["CHANNEL_BYTES"] = 1 << 15
     program = Program(folder, endpoint)
     program.train()
     say(companion())

@@ -140,8 +140,9 @@ def test_the_counts_of_a_companion_that_dies_are_those_of_the_last_second(tmp_pa
 
 def test_records_that_a_full_channel_drops_are_counted_as_those_of_a_full_buffer(tmp_path: Path) -> None:
     """In `stats()` and as `dropped_queue`, by `flush()` once, and with one warning."""
+    small = {"TORCHOTEL_CHANNEL_BYTES": "65536"}
     with receiver() as received:
-        run = Run("fill the channel", tmp_path / "run", received.url.removesuffix("/v1/traces"))
+        run = Run("fill the channel", tmp_path / "run", received.url.removesuffix("/v1/traces"), **small)
     happened, counted = run.lines
     assert happened == "False True True", run.errors
     assert counted.endswith(" 0")

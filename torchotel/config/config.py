@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
+from torchotel._limits import MAX_CHANNEL_BYTES, MIN_CHANNEL_BYTES
 from torchotel._types import UNSET, ConfigError
 from torchotel._utils.faults import warn_once
 from torchotel._utils.process import MAX_PORT
@@ -57,6 +58,7 @@ _LIMIT: Final = integer(0)
 _LENGTH: Final = optional(integer(0))
 _DEPTH: Final = optional(integer(0), word="none")
 _SPANS: Final = optional(integer(10), word="none")
+_CHANNEL: Final = integer(MIN_CHANNEL_BYTES, MAX_CHANNEL_BYTES)
 _RUN_ID: Final = optional(checks.TEXT, word="none")
 _TEXT: Final = optional(checks.TEXT)
 _FOLDER: Final = optional(checks.FOLDER)
@@ -213,6 +215,8 @@ class Config:
     """Process or thread that builds and exports spans; auto: a companion process if possible, else a thread."""
     stall_timeout_s: Annotated[float, env(checks.SECONDS, "TORCHOTEL_STALL_TIMEOUT_S")] = 60.0
     """Shortest time in a phase without an event that counts as a stall; only with a companion process."""
+    channel_bytes: Annotated[int, env(_CHANNEL, "TORCHOTEL_CHANNEL_BYTES")] = 16 * 1024 * 1024
+    """Shared memory for records that wait for the companion process; a record that does not fit is dropped."""
     disabled: Annotated[bool, env(checks.OTEL_FLAG, "OTEL_SDK_DISABLED")] = False
     """Whether torchotel is off: no hook is installed, and nothing is exported."""
 

@@ -15,7 +15,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchotel._limits import CHANNEL_BYTES
 from torchotel._records import Recordable, StepRecord
 from torchotel._utils.faults import Guard
 from torchotel._utils.process import is_traced, resident_bytes
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
     from torchotel.exporters.prometheus.server import Listener
 
-WAKE_BYTES = CHANNEL_BYTES // 8
-"""Records that wait when the companion is woken before its interval."""
+WAKE_SHARE = 8
+"""The companion is woken before its interval when the waiting records fill this part of the ring, an eighth."""
 COUNTS_NS = 1_000_000_000
 """Time between two writes of the counts of capture."""
 ANSWER_S = 1.0
@@ -89,7 +88,7 @@ class CompanionBackend(Backend):
         self._links = links
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard = Guard("the channel to the companion", limit=1000)
-        self._channel, self._encoder = Sender(CHANNEL_BYTES), RecordEncoder()
+        self._channel, self._encoder = Sender(config.channel_bytes), RecordEncoder()
         self.phase_log = phase_log or PhaseWriter(new_page(), threading.main_thread().ident or 0)
         self.phase_log.move_to(self._channel.page)
         # Reentrant: a signal handler may end a step while a record is sent. That record is then sent after this one.
@@ -274,7 +273,7 @@ class CompanionBackend(Backend):
             return False
         self._spans += record.span_estimate()
         self._encoder.confirm()
-        if waited <= WAKE_BYTES < self._channel.waiting:
+        if waited <= self._config.channel_bytes // WAKE_SHARE < self._channel.waiting:
             companion.wake()
         return True
 
