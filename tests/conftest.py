@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -65,17 +66,16 @@ def _command(pid: str) -> str:
 
 
 def _listening() -> set[str]:
-    """Give the sockets of this process that take connections, where the system tells them."""
-    taking: set[str] = set()
-    own: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
-            taking |= {f"socket:[{words[9]}]" for words in map(str.split, lines) if words[3] == "0A"}
-    for entry in Path("/proc/self/fd").glob("*"):
+    """Give the sockets of this process that take connections."""
+    found: set[str] = set()
+    for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the folder's own is closed by now
-            own.add(str(entry.readlink()))
-    return taking & own
+            name = str(entry.readlink())
+            if name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                    if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found.add(name)
+    return found
 
 
 @pytest.fixture(autouse=True, scope="session")

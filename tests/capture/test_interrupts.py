@@ -115,7 +115,9 @@ def trace_lines(train_once: Callable[[], None], see: Callable[[tuple[str, int]],
     """Call a function with each line of torchotel's capture that runs."""
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        if "/torchotel/capture/" in frame.f_code.co_filename and event == "line":
+        if "/torchotel/capture/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
             see((frame.f_code.co_filename, frame.f_lineno))
         return trace
 

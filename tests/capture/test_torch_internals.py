@@ -124,3 +124,13 @@ def test_a_profiled_block_can_be_scripted() -> None:
 
     with capture():
         assert torch.jit.script(add_one)(torch.ones(1)) == 2
+
+
+def test_code_that_dynamo_leaves_alone_is_not_a_compilation() -> None:
+    """Else each start would search all modules of the process, for 0.1 s, once an optimizer has imported Dynamo."""
+    torch._dynamo.reset()
+    torch._dynamo.disable(len)  # as a decorator in torch.optim
+    assert not torch_internals.has_compiled()
+    torch.nn.Linear(1, 1).compile(backend="eager")
+    assert torch_internals.has_compiled()
+    torch._dynamo.reset()

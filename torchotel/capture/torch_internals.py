@@ -589,9 +589,15 @@ def around_module_compile(
 
 
 def has_compiled() -> bool:
-    """Return whether `torch.compile` was called since Dynamo was reset; True if unknown."""
+    """Return whether `torch.compile` was called since Dynamo was reset; True if unknown.
+
+    `torch._dynamo.disable` adds None to the backends, and optimizers use it.
+    """
     frames = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and getattr(frames, "cached_backends", True) != {}
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", None)
+    return backends is None or any(backend is not None for backend in backends.values())
 
 
 def keep_untraced(trace_rules: ModuleType, package: str) -> None:
