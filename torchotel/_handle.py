@@ -22,6 +22,7 @@ from torchotel._lifecycle import LIFECYCLE, PAUSED, RUNNING, SHUT_DOWN
 from torchotel._session import Session
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard, exit_cause
+from torchotel._utils.process import is_child
 from torchotel.config.config import Config
 from torchotel.worker.stats import HandleStats, no_stats
 
@@ -58,7 +59,7 @@ class Handle:
         self._guard = Guard("torchotel", limit=1000)
         self._session = None if off else self._start_session(config, model, defer_start=defer_start)
         atexit.register(self._exit)
-        if multiprocessing.parent_process() is not None:  # a child of multiprocessing ends without atexit
+        if is_child():  # a child of multiprocessing ends without atexit
             multiprocessing.util.Finalize(self, self._exit, exitpriority=0)
 
     @property

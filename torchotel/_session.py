@@ -18,13 +18,14 @@ from torch.utils.data import get_worker_info
 from torchotel import _semconv as names
 from torchotel._records import Error, Record, Recordable, StepRecord
 from torchotel._types import ConfigError
-from torchotel._utils.distributed import Identity, identify, own_run
+from torchotel._utils.distributed import Identity, identify, own_folder, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
 from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
-from torchotel.exporters.factory import prepare_claims
+from torchotel.exporters.factory import load_endpoint
+from torchotel.exporters.run_file import check_folder
 from torchotel.exporters.sdk.global_provider import find_provider, import_despite_limit, warn_of_late_provider
 from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval
@@ -70,6 +71,7 @@ class Session:
     ) -> None:
         # Absolute, since the program may change its working directory before the first record.
         self._config = config if config.record is None else replace(config, record=config.record.absolute())
+        self._started_unix_ns = time.time_ns()
         import_despite_limit()
         self._guard = Guard("the session", limit=1000)
         self._printed_before = _last_printed()
@@ -108,6 +110,7 @@ class Session:
             on_record=on_record,
             may_record=lambda: get_worker_info() is None,
             defer_start=defer_start,
+            started_unix_ns=self._started_unix_ns,
         )
         if self._config.worker == "thread" or exporters is not None:
             return make_thread(undo)
@@ -121,14 +124,16 @@ class Session:
 
         def make_late(undo: ExitStack, phase_log: PhaseWriter) -> Backend:
             with suppress(ConfigError):  # the thread warns of the part that cannot be used, and has the others
-                if get_worker_info() is None:
+                # Streams may have been closed since, and a handler of SIGCHLD set.
+                if get_worker_info() is None and needs_thread(self._config) is None:
                     return make_companion(undo, phase_log)
             return make_thread(undo)
 
-        # A child of multiprocessing may be one of many workers of a DataLoader, which have no run.
-        prepare_claims(self._config, self._resource.identity, check=not is_child())
+        if self._config.record is not None and not is_child():
+            check_folder(own_folder(self._config.record, self._resource.identity))
+        load_endpoint(self._config)
         id_source = IdGenerator(self._config.sampler, self._config.sampler_ratio)
-        return DeferredBackend(make_late, id_source, self._capture_stats)
+        return DeferredBackend(make_late, id_source, self._capture_stats, self._begin)
 
     def _make_companion(
         self,
@@ -139,7 +144,9 @@ class Session:
     ) -> Backend:
         """Make the backend with a companion process; if that cannot be started, the one with a thread."""
         try:
-            return CompanionBackend(self._config, self._resource, _torch_versions(), links, undo, phase_log)
+            return CompanionBackend(
+                self._config, self._resource, _torch_versions(), links, undo, self._started_unix_ns, phase_log
+            )
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001  # else an unforeseen error would cost the recording

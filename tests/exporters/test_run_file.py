@@ -27,6 +27,7 @@ from torchotel.exporters.run_file import (
     ClaimedFolder,
     LineFile,
     RunFile,
+    check_folder,
     claim_folder,
 )
 from torchotel.runs.reader import open_run
@@ -330,3 +331,20 @@ def test_unwritable_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     run.shutdown(0)
     assert run.stats.read() == ExportCounts(4, 6, {"ValueError": 2})
     assert len(caplog.records) == 1
+
+
+def test_a_check_of_the_folder_changes_nothing(tmp_path: Path) -> None:
+    """The folder may be the user's own."""
+    before = tmp_path.stat()
+    for folder in (tmp_path, tmp_path / "new" / "run"):
+        check_folder(folder)
+    assert tmp_path.stat() == before
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("inside", ["", "run", "deep/run"])
+def test_a_check_of_the_folder_refuses_a_file(tmp_path: Path, inside: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        check_folder(file / inside)

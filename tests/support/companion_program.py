@@ -45,7 +45,11 @@ def claimed(fd: Path) -> str:
         target = str(fd.readlink())
     except FileNotFoundError:  # of the listing itself
         return ""
-    own = "memfd:torchotel" in target or target.endswith("metrics.jsonl") or target.startswith("socket:")
+    own = (
+        "memfd:torchotel" in target
+        or target.endswith(("metrics.jsonl", "unsent.jsonl"))
+        or target.startswith("socket:")
+    )
     return target if own else ""
 
 

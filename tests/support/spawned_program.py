@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,9 +29,41 @@ def train() -> None:
         optimizer.step()
 
 
+def fork(handle: Handle) -> None:
+    """Print what a forked child has."""
+    if os.fork() == 0:
+        say(seen(handle))
+        os._exit(0)
+    os.wait()
+
+
+def kill_in_backward() -> None:
+    """Kill this process in a backward."""
+    y = nn.Linear(4, 4)(torch.ones(2, 4))
+    y.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    y.sum().backward()
+
+
 def refuse(*_: object, **__: object) -> None:
     """Fail as at the limit of processes."""
     raise BlockingIOError("Resource temporarily unavailable")
+
+
+def interrupted(handle: Handle) -> Callable[..., subprocess.Popen[bytes]]:
+    """Return a `Popen` during which a signal handler trains and flushes."""
+
+    def handler(*_: object) -> None:
+        train()
+        say("flushed amid the start:", handle.flush())
+
+    def popen(*words: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        vars(subprocess)["Popen"] = original
+        signal.raise_signal(signal.SIGUSR1)
+        return original(*words, **settings)
+
+    original = subprocess.Popen
+    signal.signal(signal.SIGUSR1, handler)
+    return popen
 
 
 def seen(handle: Handle) -> list[bool]:
@@ -46,15 +80,15 @@ def run(folder: str, endpoint: str, what: str) -> None:
         start_handle({"record": folder + "-of-zero-code"}, None, zero_code=True, defer_start=True)
     handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint)
     say(seen(handle), handle.flush(), handle.stats()["worker"])
-    if what == "fork":
-        if os.fork() == 0:
-            say(seen(handle))
-            os._exit(0)
-        os.wait()
-    if what == "no folder":
-        Path(folder).touch()
-    if what == "no process":
-        vars(subprocess)["Popen"] = refuse
+    before_the_start: dict[str, Callable[[], object]] = {
+        "fork": lambda: fork(handle),
+        "no folder": Path(folder).touch,
+        "handler": lambda: vars(subprocess).update(Popen=interrupted(handle)),
+        "closed streams": lambda: os.close(0),
+        "kill the first step": kill_in_backward,
+        "no process": lambda: vars(subprocess).update(Popen=refuse),
+    }
+    before_the_start.get(what, lambda: None)()
     if what != "idle":
         torchotel.log(learning_rate=0.1)  # before the first step
     if what == "another thread":
@@ -78,6 +112,6 @@ if __name__ == "__main__":
     child = multiprocessing.get_context("spawn").Process(target=run, args=sys.argv[1:])
     child.start()
     child.join()
-    if sys.argv[3] == "kill":
+    if sys.argv[3].startswith("kill"):
         while b"process_ended" not in Path(sys.argv[1], "run.json").read_bytes():
             time.sleep(0.05)

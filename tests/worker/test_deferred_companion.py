@@ -48,6 +48,19 @@ def test_a_fork_before_the_first_record(tmp_path: Path) -> None:
     assert steps == 2
 
 
+def test_steps_of_a_signal_handler_amid_the_start_are_recorded(tmp_path: Path) -> None:
+    """The backward that the start interrupts belongs to the handler's first step."""
+    lines, errors, steps = run("handler", tmp_path / "run")
+    assert lines == [NOTHING_YET, "flushed amid the start: False", "[True, True, True] True", "3 True False"], errors
+    assert steps == 3
+
+
+def test_a_stream_that_was_closed_before_the_first_record_takes_the_thread(tmp_path: Path) -> None:
+    lines, errors, steps = run("closed streams", tmp_path / "run")
+    assert lines == [NOTHING_YET, "[False, True, True] True", "2 True False"], errors
+    assert steps == 2
+
+
 def test_the_open_step_of_a_killed_child_is_exported(tmp_path: Path) -> None:
     """The companion gets the phases from before its start, too."""
     _, errors, _ = run("kill", tmp_path / "run")
@@ -57,6 +70,14 @@ def test_the_open_step_of_a_killed_child_is_exported(tmp_path: Path) -> None:
         (1, None, ""),
         (2, "process_ended", "forward"),
     ], errors
+
+
+def test_a_child_that_is_killed_in_its_first_step_leaves_evidence(tmp_path: Path) -> None:
+    _, errors, _ = run("kill the first step", tmp_path / "run")
+    records = [
+        (record.number, record.error_type, record.error_phase) for record in open_run(tmp_path / "run").records()
+    ]
+    assert records == [(0, "process_ended", "backward")], errors
 
 
 def test_a_folder_that_cannot_be_used_costs_only_the_run_file(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The next run of the same name exports the steps that a training and its companion, which ended together, left."""
 
-import fcntl
 import json
 import shutil
 import subprocess
@@ -9,18 +8,18 @@ from pathlib import Path
 
 import pytest
 from support import commands, crashing_program
-from support.otlp_http_receiver import Answer, Receiver
+from support.otlp_http_receiver import Answer, Receiver, rejected
 
 from torchotel._records import Error, Phase, StepRecord
 from torchotel._utils.gil import GilYielder
 from torchotel.config.config import Config
-from torchotel.exporters.factory import make_replay
+from torchotel.exporters.factory import make_trace_transport
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.runs import open_run
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
-from torchotel.worker.unsent_file import UNSENT_NAME, encode_unsent, finish_runs
+from torchotel.worker.unsent_file import UNSENT_NAME, UnsentFile, encode_unsent, finish_runs
 
 STEPS = crashing_program.STEPS
 
@@ -48,10 +47,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def finish(folder: Path, endpoint: str) -> None:
-    replay = make_replay(Config.read({"endpoint": endpoint}, {}))
-    assert replay is not None
-    finish_runs([folder], replay)
+def finish(folder: Path, endpoint: str, *more: Path) -> None:
+    transport = make_trace_transport(Config.read({"endpoint": endpoint}, {}))
+    assert transport is not None
+    finish_runs([folder, *more], transport)
 
 
 def numbers(folder: Path) -> list[int]:
@@ -104,13 +103,35 @@ def test_steps_that_have_a_record_are_left_out(folder: Path, server: Receiver) -
     assert [line.error_type for line in open_run(folder).records()][-1] == "process_ended"
 
 
-def test_a_live_companion_is_left_alone(folder: Path, server: Receiver) -> None:
+def test_a_live_run_is_left_alone(folder: Path, server: Receiver) -> None:
+    """The training process holds the lock while its companion is replaced."""
     before = (folder / UNSENT_NAME).read_bytes()
-    with (folder / UNSENT_NAME).open() as locked:
-        fcntl.flock(locked, fcntl.LOCK_EX)
-        finish(folder, server.url)
+    held = UnsentFile(folder / UNSENT_NAME)
+    finish(folder, server.url)
     assert not server.requests
     assert (folder / UNSENT_NAME).read_bytes() == before
+    held.close()
+    finish(folder, server.url)
+    assert numbers(folder) == [0, 1, 2, 3]
+
+
+def test_the_last_record_may_be_long(folder: Path, server: Receiver) -> None:
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('ep"}\n{"kind":"step","number":2}\n{"kind":"step","number":3,"x":"' + 100_000 * "x" + '"}\n')
+    finish(folder, server.url)
+    assert not server.requests
+    assert not (folder / UNSENT_NAME).exists()
+
+
+def test_spans_that_the_endpoint_rejects_are_not_sent_again(
+    folder: Path, server: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers.append(rejected(4, "too old"))
+    finish(folder, server.url)
+    assert "The endpoint rejected 4 spans of its last steps: too old" in caplog.text
+    assert numbers(folder) == [0, 1, 2, 3]
+    finish(folder, server.url)
+    assert len(server.requests) == 1
 
 
 def test_an_endpoint_that_refuses_leaves_the_file_to_the_next_run(
@@ -125,11 +146,37 @@ def test_an_endpoint_that_refuses_leaves_the_file_to_the_next_run(
     assert len(server.spans) == 4
 
 
-@pytest.mark.parametrize("content", [b"\x00\xff", b"[" * 100_000, b'{"number": 9}', b'{"kind": [], "number": 9}'])
-def test_a_file_that_torchotel_has_not_written_harms_nothing(folder: Path, server: Receiver, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b'{"number": 9}', b'{"kind": [], "number": 9}', b'{"kind": "step", "number": 9, "trace": 1}']
+)
+def test_a_file_that_torchotel_has_not_written_is_set_aside(
+    folder: Path, server: Receiver, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / UNSENT_NAME).write_bytes(content)
+    for _ in range(2):
+        finish(folder, server.url)
+    assert not server.requests
+    assert caplog.text.count("holds a line that torchotel does not write") == 1
+    assert (folder / "unsent-unreadable.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff", b"[" * 100_000, b'{"kind": "st'])
+def test_an_incomplete_line_is_no_step(folder: Path, server: Receiver, content: bytes) -> None:
     (folder / UNSENT_NAME).write_bytes(content)
     finish(folder, server.url)
     assert not server.requests
+    assert numbers(folder) == [0, 1]
+
+
+def test_a_folder_that_cannot_be_used_stops_no_other(
+    folder: Path, server: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = tmp_path / "odd"
+    (odd / "metrics.jsonl").mkdir(parents=True)
+    shutil.copy(folder / UNSENT_NAME, odd)
+    finish(odd, server.url, folder)
+    assert f"The last steps of {odd} could not be exported" in caplog.text
+    assert len(server.spans) == 4
 
 
 def test_a_link_is_not_followed(folder: Path, server: Receiver, tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from torchotel._utils.installation import package_version, stack_targets
 from torchotel.config.config import Config
 from torchotel.exporters.base import DroppingExporter, ExportStats, MetricExporter, TraceExporter
 from torchotel.exporters.console import ConsoleExporter
-from torchotel.exporters.otlp.replay import Replay
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
-from torchotel.exporters.otlp.transport import TRACES
-from torchotel.exporters.run_file import ClaimedFolder, RunFile, check_folder, claim_folder
+from torchotel.exporters.otlp.transport import TRACES, Transport
+from torchotel.exporters.run_file import ClaimedFolder, RunFile, claim_folder
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
 from torchotel.exporters.sdk.meter_provider import MeterProviderExporter
@@ -171,19 +170,8 @@ def _make_otlp_metric_exporter(
     )
 
 
-def prepare_claims(config: Config, identity: Identity, *, check: bool) -> None:
-    """Import what `claim_endpoint` needs, so that a later call does not take the time of imports.
-
-    Args:
-        config: The settings.
-        identity: The identity of the process.
-        check: Check the folder of the run file, too.
-
-    Raises:
-        ConfigError: The folder cannot be used.
-    """
-    if check and config.record is not None:
-        check_folder(own_folder(config.record, identity))
+def load_endpoint(config: Config) -> None:
+    """Import what `claim_endpoint` needs, so that a later call does not take the time of imports."""
     if _has_endpoint(config):
         import_module("torchotel.exporters.prometheus.endpoint")
 
@@ -279,11 +267,11 @@ def _make_trace_exporter(
     return _make_otlp(config, resource, stats)
 
 
-def make_replay(config: Config) -> Replay | None:
-    """Create what sends recorded traces to the OTLP endpoint; None if traces go elsewhere."""
+def make_trace_transport(config: Config) -> Transport | None:
+    """Create a connection to the OTLP endpoint of traces; None if traces go elsewhere."""
     if config.traces_exporter != "otlp" or find_provider(config.tracer_provider) is not None:
         return None
-    return Replay(make_transport(config.otlp_endpoint("traces"), TRACES, version=package_version()))
+    return make_transport(config.otlp_endpoint("traces"), TRACES, version=package_version())
 
 
 def _make_otlp(config: Config, resource: Attributes, stats: ExportStats) -> TraceExporter:

@@ -324,29 +324,6 @@ def claim_folder(wanted: Path) -> ClaimedFolder:
         ConfigError: The folder cannot be created.
     """
     wanted = wanted.absolute()  # the program may change its working directory
-    claimed = _claim(wanted)
-    if claimed.path != wanted:
-        _logger.warning(
-            "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new folder "
-            "for each run to choose its name.",
-            wanted,
-            claimed.path,
-        )
-    return claimed
-
-
-def check_folder(wanted: Path) -> None:
-    """Do nothing if a folder could be claimed now.
-
-    Raises:
-        ConfigError: The folder cannot be created.
-    """
-    claimed = _claim(wanted.absolute())
-    claimed.metrics.close()
-    discard_folder(claimed.path)
-
-
-def _claim(wanted: Path) -> ClaimedFolder:
     for folder in _candidates(wanted):
         try:
             metrics = _begin(folder)
@@ -357,8 +334,31 @@ def _claim(wanted: Path) -> ClaimedFolder:
             takes = f"a folder that can be written to ({error.strerror})"
             raise ConfigError("record", os.fspath(wanted), takes) from error
         else:
+            if folder != wanted:
+                _logger.warning(
+                    "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new "
+                    "folder for each run to choose its name.",
+                    wanted,
+                    folder,
+                )
             return ClaimedFolder(folder, metrics)
     raise AssertionError("the names do not end")
+
+
+def check_folder(wanted: Path) -> None:
+    """Check that a folder could be claimed; nothing is created.
+
+    Raises:
+        ConfigError: The folder, or the first of its parents that exists, is a file or cannot be written to.
+    """
+    try:
+        found = next(folder for folder in (wanted.absolute(), *wanted.absolute().parents) if folder.exists())
+    except OSError as error:  # for example, the name is too long
+        raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to ({error.strerror})") from error
+    if not found.is_dir():
+        raise ConfigError("record", os.fspath(wanted), f"a folder, and {found} is a file")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to, and {found} cannot")
 
 
 def earlier_folders(wanted: Path, claimed: Path) -> Iterator[Path]:

@@ -231,7 +231,8 @@ class Run:
             return convert(line) if record.number > last.get(record.kind, -1) else ()
 
         path = self.folder / UNSENT_NAME
-        yield from _converted(path, _objects(path, self.on_read), convert_new)
+        with contextlib.suppress(FileNotFoundError):  # the next run may have added the steps meanwhile
+            yield from _converted(path, _objects(path, self.on_read), convert_new)
 
     def _ended_with_companion(self) -> bool:
         """Return whether there is a file of steps without a record, and no companion process that holds its lock."""

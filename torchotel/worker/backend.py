@@ -21,7 +21,7 @@ from torchotel._utils.installation import package_version
 from torchotel._utils.process import is_child
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
-from torchotel.exporters.factory import MetricExporters, make_exporters, make_replay, open_record
+from torchotel.exporters.factory import MetricExporters, make_exporters, make_trace_transport, open_record
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.run_file import earlier_folders
 from torchotel.metrics.store import Metrics
@@ -182,6 +182,8 @@ class ThreadBackend(Backend):
         self._links, self._may_record = links, may_record
         self._started_unix_ns = started_unix_ns or time.time_ns()
         self.guard, self._warn = Guard("the worker", limit=1000), Warn()
+        self._finisher: threading.Thread | None = None
+        """Exports the last steps of earlier runs; None: there are none."""
         self._run: SpanReference | None = None
         """The ids of `torch.run`, which steps link to; None before the first step, or if no trace is sampled."""
         self._metrics = Metrics(
@@ -232,6 +234,10 @@ class ThreadBackend(Backend):
     def count_dropped(self, spans: int) -> None:
         """Count spans of records that were dropped before `append`, as if the buffer had dropped them."""
         self._buffer.count_dropped(spans)
+
+    def wake(self) -> None:
+        """Process the records now, and not at the next interval."""
+        self._buffer.bell.ring()
 
     def set_stalled(self, *, stalled: bool) -> None:
         """Set the metric that shows whether the training stalls."""
@@ -313,6 +319,9 @@ class ThreadBackend(Backend):
             yield late(exporter.shutdown, metrics_s)
         # After the trace exporters, whose counts it exports.
         yield late(partial(self._metric_exporters.shutdown, finished=end.finished), 0.0)
+        if self._finisher is not None:
+            finisher = self._finisher
+            yield lambda deadline_s: finisher.join(max(0.0, deadline_s - time.monotonic()))
 
     def discard(self) -> None:
         """Stop at once, and remove the run file."""
@@ -401,10 +410,13 @@ class ThreadBackend(Backend):
             return
         wanted = own_folder(self._config.record, self._resource.identity)
         folders = [folder for folder in earlier_folders(wanted, self._run_file.folder) if has_unsent(folder)]
-        replay = make_replay(self._config) if folders else None
-        if replay is not None:
+        transport = make_trace_transport(self._config) if folders else None
+        if transport is not None:
             run = self.guard.guarded(finish_runs)
-            threading.Thread(target=run, args=(folders, replay), name="torchotel-unsent", daemon=True).start()
+            self._finisher = threading.Thread(
+                target=run, args=(folders, transport), name="torchotel-unfinished", daemon=True
+            )
+            self._finisher.start()
 
     def _outcomes(self) -> dict[str, int]:
         """Count spans by outcome, as `torchotel.spans`; those that the buffer dropped are in `dropped_queue`."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,13 @@ from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunS
 from torchotel.worker.stall_watch import StackReader, Stall, StallWatch, describe_frames
 from torchotel.worker.stats import Stats, no_stats
 from torchotel.worker.status_page import PagePhase, PageReader
-from torchotel.worker.unsent_file import UnsentFile, remove_unsent
+from torchotel.worker.unsent_file import UNSENT_NAME, UnsentFile
 from torchotel.worker.unsent_steps import UnsentSteps
 
 INTERVAL_S = 0.2
 """Longest time that a record waits in the channel."""
+UNSENT_NS = 1_000_000_000
+"""Age at which the file of open steps is written again if only time has passed."""
 CHECK_S = 1.0
 """Time between two checks for stalls, and two reports of the counts, which remain if the companion dies."""
 LAST_FLUSH_S = 10.0
@@ -77,9 +79,11 @@ class CompanionProcess:
         self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
         self._stopped = False
-        self._unsent_file: UnsentFile | None = None
+        self._unsent_file = _unsent_file(settings)
         self._unsent: list[tuple[str, int, int]] = []
         """Kind, number and count of the phases of the steps in that file."""
+        self._unsent_ns = 0
+        """When that file was written."""
         self._capture_stats = page.counts
         self._dropped = 0
         """Spans dropped by the full channel that were passed to the backend."""
@@ -111,6 +115,7 @@ class CompanionProcess:
             if request is None or os.getppid() != self._parent:  # a forked child may keep the connection open
                 self._end_without_stop()
                 return
+            self._guard.guarded(self._write_unsent)()
             self._guard.guarded(self._check_each_second)()
             if request:
                 self._guard.guarded(self._answer)(request)
@@ -128,6 +133,7 @@ class CompanionProcess:
                 raise
             except Exception:  # noqa: BLE001  # the next message may be good
                 self._guard.fault()
+        self._backend.wake()  # until a record is in the run file, it is lost if this process is killed
         dropped = self._channel.dropped
         self._backend.count_dropped(dropped - self._dropped)
         self._dropped = dropped
@@ -155,7 +161,7 @@ class CompanionProcess:
         self._stop(time.monotonic() + LAST_FLUSH_S, RunEnd(finished=False, error=cause, shut_down=False))
 
     def _check_each_second(self) -> None:
-        """Send the counts if they have changed, look for kills and stalls, and write the steps without a record."""
+        """Send the counts if they have changed, and look for kills and stalls."""
         now_s = time.monotonic()
         if now_s < self._check_at_s:
             return
@@ -171,22 +177,19 @@ class CompanionProcess:
         elif was_stalled and not self._stall_watch.is_stalled:
             self._backend.set_stalled(stalled=False)
             _logger.warning(STALL_ENDED)
-        self._write_unsent()
 
     def _write_unsent(self) -> None:
         """Write the steps that were not sent into the run folder, in case that this process ends with the training."""
-        folder, now_ns = self._backend.run_folder, time.perf_counter_ns()
-        if self._unsent_file is None and folder is not None:
-            with suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started
-                self._unsent_file = UnsentFile(folder)
+        now_ns = time.perf_counter_ns()
         if self._unsent_file is not None:
             phases = self._page.phases(now_ns)
             error = _with_module(PROCESS_ENDED, phases, self._page.module)
             records = self._unsent_steps.records(phases, now_ns, error)
             shown = [(record.kind, record.number, len(record.phases)) for record in records]
-            is_open = any(record.error is not None for record in records)  # the time of the step goes on
-            if (is_open or shown != self._unsent) and self._unsent_file.write(self._backend.encode_unsent(records)):
-                self._unsent = shown
+            is_open = any(record.error is not None for record in records)
+            is_old = is_open and now_ns > self._unsent_ns + UNSENT_NS  # the time of the open step goes on
+            if (is_old or shown != self._unsent) and self._unsent_file.write(self._backend.encode_unsent(records)):
+                self._unsent, self._unsent_ns = shown, now_ns
 
     def _export_stall(self, stall: Stall) -> None:
         """Export the open step or evaluation with the place where it waits, and log the stack."""
@@ -223,8 +226,8 @@ class CompanionProcess:
 
     def _stop_backend(self, deadline_s: float, end: RunEnd) -> None:
         self._backend.stop(deadline_s, end)
-        if self._backend.run_folder is not None:
-            remove_unsent(self._backend.run_folder)
+        if self._unsent_file is not None:
+            self._unsent_file.remove()
 
     def _reply(self, request: dict[str, Any], **details: object) -> None:
         about = {"ask": request["ask"], "number": request["number"], "worker": self._backend.worker_state()}
@@ -280,6 +283,12 @@ def _with_module(error: Error, phases: Sequence[PagePhase], path: str) -> Error:
     """Add the path of the innermost module call to the error of a forward that has not ended."""
     runs = bool(path and phases) and phases[-1].kind == "forward" and not phases[-1].end_ns
     return error._replace(path=path) if runs else error
+
+
+def _unsent_file(settings: CompanionSettings) -> UnsentFile | None:
+    if settings.run_folder is None or settings.unsent_fd is None:
+        return None
+    return UnsentFile(Path(settings.run_folder) / UNSENT_NAME, settings.unsent_fd)
 
 
 def _claims(settings: CompanionSettings) -> Claims:

@@ -73,7 +73,13 @@ class Companion:
         """The sum of the estimates of the records in these counts."""
         flags = "-PSE" if sys.flags.ignore_environment else "-PS"  # without `site`: its work is in `sys.path`
         command = [sys.executable, flags, "-c", PROGRAM, str(channel_fd), str(theirs.fileno())]
-        optional = (settings.metrics_fd, settings.listener_fd, settings.signals_fd, settings.stacks_fd)
+        optional = (
+            settings.metrics_fd,
+            settings.unsent_fd,
+            settings.listener_fd,
+            settings.signals_fd,
+            settings.stacks_fd,
+        )
         self._errors = _memory_file()
         """The standard error of the process, until it has started."""
         with theirs, _memory_file(marshal.dumps(plain((sys.path, settings)))) as start:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,21 +17,45 @@ from torchotel.worker.backend import Backend, RunEnd
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState, no_stats
 from torchotel.worker.status_page import PhaseWriter, new_page
 
+MAX_WAITING = 1000
+"""Records that wait for the start; a program that only logs values starts its backend with them."""
 NOT_STARTED = "Nothing is exported or recorded by this process: %s"
 
 _logger = logging.getLogger("torchotel")
 
 
-class DeferredBackend(Backend):
-    """Start a backend with the first record, on the thread that hands it over.
+class _FirstPhase(PhaseWriter):
+    """Write phases, and call a function in the first backward or optimizer step.
 
-    A launcher never gets a record. So it opens no port and no run folder, and has no companion process.
+    Not in a forward: a worker of a DataLoader may have one, and the process group may not exist yet.
+    """
+
+    __slots__ = ("on_first",)
+
+    def __init__(self, page: memoryview, thread: int) -> None:
+        super().__init__(page, thread)
+        self.on_first: Callable[[], object] | None = None
+
+    def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
+        """Begin a phase."""
+        super().begin(kind, now_ns, grad=grad)
+        if self.on_first is not None and kind in {"backward", "optimizer"}:
+            on_first, self.on_first = self.on_first, None
+            on_first()
+
+
+class DeferredBackend(Backend):
+    """Start a backend in the first backward of the main thread, or with the first step or evaluation.
+
+    A launcher has none of them. So it opens no port and no run folder, and has no companion process. From the first
+    backward on, a crash leaves evidence.
 
     Args:
         make: Makes the backend, with a stack for the callbacks that release what is open, if a later part fails. A
             companion continues the phases of the writer.
         id_source: Fixes the ids of spans that the program reads while they run.
         capture_stats: Returns the counts of capture.
+        begin: Fixes the identity of the process, and calls `fix_identity`.
     """
 
     def __init__(
@@ -38,32 +63,50 @@ class DeferredBackend(Backend):
         make: Callable[[ExitStack, PhaseWriter], Backend],
         id_source: SpanContextSource,
         capture_stats: Callable[[], CaptureStats],
+        begin: Callable[[], object],
     ) -> None:
         self._make, self.id_source, self._capture_stats = make, id_source, capture_stats
-        self.phase_log = self._phases = PhaseWriter(new_page(), threading.main_thread().ident or 0)
         self._guard = Guard("the start of the worker", limit=1000)
-        self._lock = threading.RLock()  # reentrant: a signal handler may shut down while the backend starts
+        self._phases = _FirstPhase(new_page(), threading.main_thread().ident or 0)
+        self._phases.on_first = self._guard.guarded(begin)
+        self.phase_log = self._phases
+        self._lock = threading.RLock()  # reentrant: a signal handler may run while the backend starts
         self._backend: Backend | None = None
+        self._waiting: deque[Recordable] = deque()
+        """Records from before the start: logged values, and steps that a signal handler ended during the start."""
         self._has_tried = self._ended = False
-        self._dropped = 0
-        """Spans of the records that no backend got."""
+        self._dropped = self._dropped_at_flush = 0
+        """Spans of the records that no backend got, now and at the last flush."""
 
     def fix_identity(self) -> None:
-        """Start the backend with the first record of this process, and pass the call on."""
-        backend = self._started()
-        if backend is not None:
-            backend.fix_identity()
-
-    def _started(self) -> Backend | None:
-        """Return the backend, after its start; None if it cannot be started, or starts below on this thread's stack."""
+        """Start the backend with the first record of a kind, and pass the call on."""
         if self._backend is None:
-            with self._lock:
-                if not self._has_tried and not self._ended:
-                    self._has_tried = True
-                    self._guard.guarded(self._start)()
-        return self._backend
+            self._start()
+        if self._backend is not None:
+            self._backend.fix_identity()
 
     def _start(self) -> None:
+        """Start the backend, once, and pass the waiting records on."""
+        with self._lock:
+            if self._has_tried or self._ended:
+                return
+            self._has_tried = True
+            try:
+                backend = self._guard.guarded(self._make_started)()
+            except BaseException:  # Ctrl-C: the next record tries again
+                self._has_tried = False
+                raise
+            if backend is None:
+                self._ended = True
+            elif self._ended:  # a signal handler has shut down meanwhile
+                backend.discard()
+            else:
+                backend.fix_identity()
+                self._backend = backend
+            while self._waiting:
+                self.append(self._waiting.popleft())
+
+    def _make_started(self) -> Backend | None:
         try:
             with ExitStack() as undo:
                 backend = self._make(undo, self._phases)
@@ -71,19 +114,22 @@ class DeferredBackend(Backend):
                 undo.pop_all()
         except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             _logger.warning(NOT_STARTED, error)
-            return
-        if self._ended:  # a signal handler has shut down meanwhile
-            backend.discard()
-        else:
-            self._backend = backend
+            return None
+        return backend
 
     def append(self, record: Recordable) -> None:
-        """Pass a record on; without a backend, drop it and count its spans."""
-        backend = self._started()  # logged values may come before the first step
-        if backend is None:
-            self._dropped += record.span_estimate()
-        else:
-            backend.append(record)
+        """Pass a record on; before the start it waits. Without a backend, drop it and count its spans."""
+        if self._backend is None:
+            with self._lock:  # another thread may start it now
+                if self._backend is None and self._ended:
+                    self._dropped += record.span_estimate()
+                    return
+                if self._backend is None:
+                    self._waiting.append(record)
+                    if len(self._waiting) >= MAX_WAITING:
+                        self._start()
+                    return
+        self._backend.append(record)
 
     def start(self, undo: ExitStack) -> None:
         """Do nothing: the backend starts with the first record."""
@@ -106,12 +152,17 @@ class DeferredBackend(Backend):
     def flush(self, timeout_s: float) -> bool:
         """Export all records so far; return False on timeout, or if spans were dropped since the last flush."""
         with self._lock:  # another thread may start the backend now
-            backend, dropped = self._backend, self._dropped
-        return not dropped if backend is None else backend.flush(timeout_s)
+            if self._waiting:
+                self._start()
+            dropped, self._dropped_at_flush = self._dropped - self._dropped_at_flush, self._dropped
+            complete = not dropped and not self._waiting
+        return complete if self._backend is None else self._backend.flush(timeout_s) and complete
 
     def stop(self, deadline_s: float, end: RunEnd) -> None:
         """Export the remaining records, end threads and processes, close ports and files."""
         with self._lock:
+            if self._waiting:
+                self._start()
             self._ended = True
         if self._backend is not None:
             self._backend.stop(deadline_s, end)
@@ -120,6 +171,7 @@ class DeferredBackend(Backend):
         """End before the first record, and remove what was created."""
         with self._lock:
             self._ended = True
+            self._waiting.clear()
         if self._backend is not None:
             self._backend.discard()
 
@@ -139,6 +191,8 @@ class DeferredBackend(Backend):
         if self._backend is not None:
             counts = self._backend.stats()
             counts["internal_errors"] += self._guard.faults
+            counts["spans_recorded"] += self._dropped
+            counts["spans_dropped"] += self._dropped
             return counts
         capture, counts = self._capture_stats(), no_stats()
         counts["calls_dropped"], counts["stamps_dropped"] = capture.calls_dropped, capture.stamps_dropped

@@ -61,6 +61,8 @@ class CompanionSettings(NamedTuple):
     run_folder: str | None
     metrics_fd: int | None
     """The descriptor of the open `metrics.jsonl` in the run folder."""
+    unsent_fd: int | None
+    """The descriptor of the locked file of the steps without a record."""
     listener_fd: int | None
     """The descriptor of the scrape endpoint's port."""
     signals_fd: int | None

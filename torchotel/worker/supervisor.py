@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,12 @@ from torchotel.worker.record_codec import CompanionSettings, RecordEncoder, RunS
 from torchotel.worker.stall_watch import StackSignal
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState, add_stats, no_stats
 from torchotel.worker.status_page import PhaseWriter, hide_phases, new_page, write_counts, write_stack_signal
-from torchotel.worker.unsent_file import remove_unsent
+from torchotel.worker.unsent_file import UNSENT_NAME, UnsentFile
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
     from torchotel.exporters.prometheus.server import Listener
+    from torchotel.exporters.run_file import ClaimedFolder
 
 WAKE_SHARE = 8
 """The companion is woken before its interval when the waiting records fill this part of the ring, an eighth."""
@@ -68,6 +69,7 @@ class CompanionBackend(Backend):
         versions: The versions of torch and CUDA, by attribute.
         links: Callbacks into the session; `on_step` runs on the training thread.
         undo: Gets the callbacks that release what is open, if a later part fails.
+        started_unix_ns: When the run started.
         phase_log: The writer of the phases so far; None: there were none.
 
     Raises:
@@ -82,6 +84,7 @@ class CompanionBackend(Backend):
         versions: Mapping[str, str],
         links: SessionLinks,
         undo: ExitStack,
+        started_unix_ns: int,
         phase_log: PhaseWriter | None = None,
     ) -> None:
         self._config, self._resource, self._versions = config, resource, versions
@@ -108,16 +111,19 @@ class CompanionBackend(Backend):
         """The counts of the companion that was replaced."""
         self._may_restart, self._stopped = True, False
         self._run_start: RunStart | None = None
-        self._started_ns = time.time_ns()
-        folder = claim_run_folder(config, resource.identity)
-        self._run_folder = None if folder is None else folder.path
-        self._metrics_file = None if folder is None else folder.metrics
+        self._started_unix_ns = started_unix_ns
+        self._claimed: ClaimedFolder | None = None
+        self._unsent_file: UnsentFile | None = None
         self._listener: Listener | None = None
         self._target: DiscoveryFile | None = None
         with ExitStack() as failed:
             failed.callback(self._channel.close)
             failed.callback(self.discard_run_file)
             failed.callback(self._close_claims)
+            self._claimed = claim_run_folder(config, resource.identity)
+            if self._claimed is not None:
+                with suppress(OSError):  # not needed before the training and the companion end together
+                    self._unsent_file = UnsentFile(self._claimed.path / UNSENT_NAME)
             self._signals = FatalSignals()
             failed.callback(self._signals.close)
             self._stack_signal = StackSignal()
@@ -144,7 +150,7 @@ class CompanionBackend(Backend):
     @property
     def run_folder(self) -> Path | None:
         """The folder that the run is recorded in; None if it is not recorded."""
-        return self._run_folder
+        return None if self._claimed is None else self._claimed.path
 
     def start(self, undo: ExitStack) -> None:
         """Do nothing: the companion runs already."""
@@ -201,11 +207,9 @@ class CompanionBackend(Backend):
 
     def discard_run_file(self, *, only_empty: bool = False) -> None:
         """Remove the run file, which must be empty, or only if it is."""
-        folder = self._run_folder
-        if folder is None or (only_empty and not _is_empty(folder)):
-            return
-        remove_unsent(folder)
-        discard_folder(folder)
+        if self._claimed is not None and not (only_empty and not _is_empty(self._claimed.path)):
+            self._remove_unsent()
+            discard_folder(self._claimed.path)
 
     def stats(self) -> Stats:
         """Return the counts of both processes."""
@@ -338,29 +342,31 @@ class CompanionBackend(Backend):
 
     def _remove_unsent(self) -> None:
         """Remove the note of a companion that has ended while this process goes on, or ends in order."""
-        if self._run_folder is not None:
-            remove_unsent(self._run_folder)
+        if self._unsent_file is not None:
+            self._unsent_file.remove()
 
     def _close_claims(self) -> None:
-        for claim in (self._metrics_file, self._listener):
+        metrics = None if self._claimed is None else self._claimed.metrics
+        for claim in (metrics, self._unsent_file, self._listener):
             if claim is not None:
                 claim.close()
 
     def _start_companion(self) -> Companion:
         """Start a companion, which loads its modules while the training goes on."""
-        config, metrics_file, listener = self._config, self._metrics_file, self._listener
+        config, claimed, unsent, listener = self._config, self._claimed, self._unsent_file, self._listener
         settings = CompanionSettings(
             pid=os.getpid(),
             config={field.name: getattr(config, field.name) for field in fields(config)},
             described=dict(self._resource.described),
             identity=self._resource.identity,
             versions=dict(self._versions),
-            run_folder=None if self._run_folder is None else os.fspath(self._run_folder),
-            metrics_fd=None if metrics_file is None else metrics_file.fileno(),
+            run_folder=None if claimed is None else os.fspath(claimed.path),
+            metrics_fd=None if claimed is None else claimed.metrics.fileno(),
+            unsent_fd=None if unsent is None else unsent.fileno(),
             listener_fd=None if listener is None else listener.fileno(),
             signals_fd=self._signals.fd,
             stacks_fd=self._stack_signal.fd,
-            started_unix_ns=self._started_ns,
+            started_unix_ns=self._started_unix_ns,
             log_level=_logger.getEffectiveLevel(),
         )
         return Companion(self._channel.fd, settings, self._on_end, self._guard)

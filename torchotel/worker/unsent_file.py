@@ -7,6 +7,7 @@ files of their run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -14,15 +15,16 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from torchotel._limits import MAX_LINE_BYTES
 from torchotel._records import StepRecord
 from torchotel._utils.gil import GilYielder
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
+from torchotel.exporters.otlp.json_to_protobuf import FOREIGN
 from torchotel.exporters.otlp.replay import Replay
+from torchotel.exporters.otlp.transport import Transport
 from torchotel.exporters.run_file import METRICS_NAME, LineFile, next_segment, record_line, to_json
 from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.span import SpanContextSource
@@ -31,17 +33,16 @@ from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_
 UNSENT_NAME: Final = "unsent.jsonl"
 TRACE_KEY: Final = "trace"
 """The key of a trace in the line of its step."""
-_TAIL_BYTES: Final = 1 << 16
-"""The end of `metrics.jsonl` that is searched for the numbers of the last records."""
-_FOREIGN: Final = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
-"""What a file raises that torchotel has not written."""
+BAD_NAME: Final = "unsent-unreadable.jsonl"
 
 SENT = "%s ended without a shutdown. Its last steps were exported now (%d spans)"
+REJECTED = "%s ended without a shutdown. The endpoint rejected %d spans of its last steps: %s"
 NOT_SENT = (
-    "%s ended without a shutdown, and its last steps could not be exported: %s. Send the run with `torchotel export "
-    "--to ENDPOINT`; the next run that records to the same name tries again"
+    "%s ended without a shutdown, and its last steps could not be exported to %s: %s. The next run that records to the "
+    "same name tries again. Check that the endpoint answers"
 )
-NOT_ADDED = "The last steps of %s could not be added to its files: %s. Make room in the folder"
+NOT_ADDED = "The last steps of %s could not be exported, because its files cannot be used (%s). Check their permissions"
+IS_FOREIGN = "%s holds a line that torchotel does not write (%s) and is not exported. It is renamed to %s"
 
 Line: TypeAlias = dict[str, Any]
 
@@ -49,30 +50,39 @@ _logger = logging.getLogger("torchotel")
 
 
 class UnsentFile:
-    """The file of the steps that have no record yet; while its writer lives, the file is locked.
+    """The file of the steps that have no record yet.
 
-    Writing is slow if the disk is, so it has a thread of its own, which skips lines while it writes earlier ones.
+    It is locked as long as a process has the descriptor open: the training process, and its companion, which writes.
 
     Args:
-        folder: The run folder.
+        path: The file in the run folder.
+        fd: Its descriptor, if another process has created it; None: it is created and locked.
 
     Raises:
         OSError: The file cannot be created or locked.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / UNSENT_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise
+    def __init__(self, path: Path, fd: int | None = None) -> None:
+        self.path = path
+        self._fd = _create_locked(path) if fd is None else fd
         self._next: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._is_idle = True
-        threading.Thread(target=self._run, name="torchotel-unsent", daemon=True).start()
+        self._is_idle, self._has_thread = True, False
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
 
     def write(self, lines: Iterable[bytes]) -> bool:
-        """Replace the lines; return False, and do nothing, if earlier lines are still being written."""
+        """Replace the lines; return False, and do nothing, if earlier lines are still being written.
+
+        Writing is slow if the disk is, so it has a thread of its own.
+
+        Raises:
+            RuntimeError: No thread can be started.
+        """
+        if not self._has_thread:
+            threading.Thread(target=self._run, name="torchotel-unsent", daemon=True).start()
+            self._has_thread = True
         is_idle = self._is_idle
         if is_idle:
             self._is_idle = False
@@ -87,11 +97,26 @@ class UnsentFile:
                 os.pwrite(self._fd, content, 0)
             self._is_idle = True
 
+    def remove(self) -> None:
+        """Remove the file: all steps have a record, or the training goes on without a companion."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
-def remove_unsent(folder: Path) -> None:
-    """Remove the file of the steps without a record: all steps have one."""
-    with contextlib.suppress(OSError):
-        (folder / UNSENT_NAME).unlink(missing_ok=True)
+    def close(self) -> None:
+        """Close the descriptor of this process; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _create_locked(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def encode_unsent(
@@ -116,99 +141,96 @@ def encode_unsent(
 
 
 def has_unsent(folder: Path) -> bool:
-    """Return whether a folder has the file of a companion, which may still live."""
+    """Return whether a folder has the file of steps without a record, whose run may still live."""
     return (folder / UNSENT_NAME).is_file()
 
 
-def finish_runs(folders: Iterable[Path], replay: Replay) -> None:
+def finish_runs(folders: Iterable[Path], transport: Transport) -> None:
     """Send the traces of the steps without a record, and add the steps to the files of their runs, which have ended.
 
-    If the companion of a run lives, or another process does the same now, its folder stays as it is. If sending fails,
-    the file remains for the next run.
+    If a run lives, or another process does the same now, its folder stays as it is. If sending fails, the file remains
+    for the next run.
 
     Args:
         folders: The run folders.
-        replay: Sends the traces, and is closed at the end.
+        transport: Sends the traces, and is closed at the end.
     """
-    with contextlib.closing(replay.transport):
+    with contextlib.closing(transport):
         for folder in folders:
-            _finish_run(folder, replay)
+            try:
+                with contextlib.ExitStack() as stack:
+                    _finish_run(folder, Replay(transport), stack)
+            except (FileNotFoundError, BlockingIOError):  # another process has just done it, or the run lives
+                continue
+            except OSError as error:
+                _logger.warning(NOT_ADDED, folder, error)
+            except FOREIGN as error:
+                with contextlib.suppress(OSError):
+                    (folder / UNSENT_NAME).replace(folder / BAD_NAME)
+                _logger.warning(IS_FOREIGN, folder / UNSENT_NAME, error, BAD_NAME)
 
 
-def _finish_run(folder: Path, replay: Replay) -> None:
-    before = replay.arrived
-    with contextlib.ExitStack() as stack:
-        try:
-            content = _take(folder / UNSENT_NAME, stack)
-        except OSError:  # locked, removed, or not a file of this user
-            return
-        try:
-            lines = list(_without_record(content, folder / METRICS_NAME))
-            traces = [line.pop(TRACE_KEY) for line in lines if TRACE_KEY in line]
-            sent = all(map(replay.add, traces)) and replay.push()
-        except _FOREIGN as error:
-            _logger.warning(NOT_SENT, folder, f"{UNSENT_NAME} holds a line that torchotel does not write ({error})")
-            return
-        if not sent:
-            _logger.warning(NOT_SENT, folder, replay.failure)
-            return
-        try:
-            _add(folder, lines, traces)
-        except OSError as error:
-            _logger.warning(NOT_ADDED, folder, error)
-        else:
-            remove_unsent(folder)
-        if replay.arrived > before:
-            _logger.warning(SENT, folder, replay.arrived - before)
-
-
-def _take(path: Path, stack: contextlib.ExitStack) -> bytes:
-    """Lock and read a file of this user.
+def _finish_run(folder: Path, replay: Replay, stack: contextlib.ExitStack) -> None:
+    """Send and add the steps of one run.
 
     Raises:
-        OSError: The file is missing or locked, or is not a regular file of this user.
+        FileNotFoundError: A file is missing: another process has just done it.
+        BlockingIOError: The run lives.
+        OSError: A file cannot be used.
+        json_to_protobuf.FOREIGN: A file holds what torchotel does not write.
     """
-    file = stack.enter_context(os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"))
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or not found.st_nlink:
-        raise PermissionError(path)
-    return file.read(MAX_LINE_BYTES)
-
-
-def _without_record(content: bytes, metrics: Path) -> Iterator[Line]:
-    """Yield the lines of the steps that have no record: the companion may have recorded some of them later."""
-    last = {"step": -1, "evaluation": -1}
-    with contextlib.suppress(FileNotFoundError), metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
-        for line in _parsed(file.read()):
-            if line.get("kind") in last:
-                last[line["kind"]] = max(last[line["kind"]], int(line["number"]))
-    for line in _parsed(content):
-        if int(line["number"]) > last[line["kind"]]:
-            yield line
-
-
-def _parsed(content: bytes) -> Iterator[Line]:
-    """Parse lines; the first and the last one may be incomplete."""
-    for line in content.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(line)
-            if isinstance(value, dict):
-                yield value
-
-
-def _add(folder: Path, lines: Sequence[Line], traces: Sequence[Line]) -> None:
-    """Add steps and traces to the files of a run.
-
-    Raises:
-        OSError: A file cannot be written.
-    """
+    unsent = _open_own(folder / UNSENT_NAME, stack)
+    fcntl.flock(unsent, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.fstat(unsent).st_nlink:
+        raise FileNotFoundError
+    metrics = LineFile(folder / METRICS_NAME, _open_own(folder / METRICS_NAME, stack))
+    last = _last_numbers(_read_lines(metrics.fileno()))
+    lines = [line for line in _read_lines(unsent) if int(line["number"]) > last[line["kind"]]]
+    traces = [line.pop(TRACE_KEY) for line in lines if TRACE_KEY in line]
+    if not all(map(replay.add, traces)) or not replay.push():
+        _logger.warning(NOT_SENT, folder, replay.transport.endpoint, replay.failure)
+        return
     if traces:
         with contextlib.closing(LineFile(next_segment(folder))) as segment:
             segment.append(b"\n".join(map(to_json, traces)))
-    path = folder / METRICS_NAME
-    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with contextlib.closing(LineFile(path, fd)) as metrics:
-        for line in lines:
-            metrics.append(to_json(line))
+    for line in lines:
+        metrics.append(to_json(line))
+    (folder / UNSENT_NAME).unlink()
+    if replay.rejected:
+        _logger.warning(REJECTED, folder, replay.rejected, replay.failure)
+    if replay.arrived:
+        _logger.warning(SENT, folder, replay.arrived)
+
+
+def _open_own(path: Path, stack: contextlib.ExitStack) -> int:
+    """Open a regular file of this user until the stack is closed.
+
+    Raises:
+        OSError: The file is missing, a link, or not a regular file of this user.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe would block
+    stack.callback(os.close, fd)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "not a file of this user", os.fspath(path))
+    return fd
+
+
+def _read_lines(fd: int) -> Iterator[Line]:
+    """Read JSON objects, one a line; the last line may be incomplete."""
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        for line in file:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    yield value
+
+
+def _last_numbers(lines: Iterable[Line]) -> dict[str, int]:
+    """Return the last numbers of records: the companion may have recorded steps after it wrote the unsent ones."""
+    last = {"step": -1, "evaluation": -1}
+    for line in lines:
+        if line.get("kind") in last:
+            last[line["kind"]] = max(last[line["kind"]], int(line["number"]))
+    return last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -282,7 +283,8 @@ class _Pusher:
         self._asked = self._done = 0
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        self._thread.start()
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `end` pushes
+            self._thread.start()
 
     def push(self, deadline_s: float) -> bool:
         """Push now; return False on timeout."""
@@ -297,7 +299,10 @@ class _Pusher:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
-        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._thread.ident is None:
+            self._push()
+        else:
+            self._thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         ended = False
