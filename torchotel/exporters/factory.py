@@ -172,12 +172,8 @@ def _make_otlp_metric_exporter(
 
 def load_endpoint(config: Config) -> None:
     """Import what `claim_endpoint` needs, so that a later call does not take the time of imports."""
-    if _has_endpoint(config):
+    if "prometheus" in config.metrics_exporter and config.prometheus_port is not None:
         import_module("torchotel.exporters.prometheus.endpoint")
-
-
-def _has_endpoint(config: Config) -> bool:
-    return "prometheus" in config.metrics_exporter and config.prometheus_port is not None
 
 
 def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None:
@@ -197,7 +193,7 @@ def claim_endpoint(
     Raises:
         ConfigError: The address or the folder cannot be used.
     """
-    if config.prometheus_port is None or not _has_endpoint(config):
+    if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
         return None
     from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,17 @@ class CompanionProcess:
         Raises:
             ChannelError: The ring is out of step: no later message can be understood, so another companion must begin.
         """
+        received = False
         for message in self._channel.receive_waiting():  # later ones wait until a request was read
+            received = True
             try:
                 self._pass_on(self._decoder.decode(message))
             except ChannelError:
                 raise
             except Exception:  # noqa: BLE001  # the next message may be good
                 self._guard.fault()
-        self._backend.wake()  # until a record is in the run file, it is lost if this process is killed
+        if received:
+            self._backend.wake()  # until a record is in the run file, it is lost if this process is killed
         dropped = self._channel.dropped
         self._backend.count_dropped(dropped - self._dropped)
         self._dropped = dropped
@@ -188,8 +191,10 @@ class CompanionProcess:
             shown = [(record.kind, record.number, len(record.phases)) for record in records]
             is_open = any(record.error is not None for record in records)
             is_old = is_open and now_ns > self._unsent_ns + UNSENT_NS  # the time of the open step goes on
-            if (is_old or shown != self._unsent) and self._unsent_file.write(self._backend.encode_unsent(records)):
-                self._unsent, self._unsent_ns = shown, now_ns
+            if is_old or shown != self._unsent:
+                with suppress(RuntimeError):  # no thread can be started
+                    if self._unsent_file.write(self._backend.encode_unsent(records)):
+                        self._unsent, self._unsent_ns = shown, now_ns
 
     def _export_stall(self, stall: Stall) -> None:
         """Export the open step or evaluation with the place where it waits, and log the stack."""

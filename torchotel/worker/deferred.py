@@ -65,11 +65,11 @@ class DeferredBackend(Backend):
         capture_stats: Callable[[], CaptureStats],
         begin: Callable[[], object],
     ) -> None:
-        self._make, self.id_source, self._capture_stats = make, id_source, capture_stats
+        self.id_source, self._capture_stats = id_source, capture_stats
         self._guard = Guard("the start of the worker", limit=1000)
-        self._phases = _FirstPhase(new_page(), threading.main_thread().ident or 0)
-        self._phases.on_first = self._guard.guarded(begin)
-        self.phase_log = self._phases
+        self.phase_log = phases = _FirstPhase(new_page(), threading.main_thread().ident or 0)
+        phases.on_first = self._guard.guarded(begin)
+        self._make: Callable[[ExitStack], Backend] = lambda undo: make(undo, phases)
         self._lock = threading.RLock()  # reentrant: a signal handler may run while the backend starts
         self._backend: Backend | None = None
         self._waiting: deque[Recordable] = deque()
@@ -109,7 +109,7 @@ class DeferredBackend(Backend):
     def _make_started(self) -> Backend | None:
         try:
             with ExitStack() as undo:
-                backend = self._make(undo, self._phases)
+                backend = self._make(undo)
                 backend.start(undo)
                 undo.pop_all()
         except (ConfigError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started

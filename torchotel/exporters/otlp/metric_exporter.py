@@ -300,7 +300,7 @@ class _Pusher:
             self._ended = True
             self._changed.notify_all()
         if self._thread.ident is None:
-            self._push()
+            self._run()  # pushes once
         else:
             self._thread.join(max(0.0, deadline_s - time.monotonic()))
 
