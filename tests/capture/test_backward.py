@@ -1,12 +1,13 @@
 """Backward spans however the graph is run: twice, in part, later, again and nested."""
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import pytest
 import torch
 from support.recorded_training import Seen, recorded
-from support.single_step_training import PHASES_ONLY, Model, attributes, only_step, recorded_step, step_tree
+from support.single_step_training import PHASES_ONLY, Model, attributes, only_step, recorded_step, step_tree, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -250,3 +251,27 @@ def test_checkpoint_with_hooks_out(*, use_reentrant: bool) -> None:
     step = recorded_step(checkpointed(use_reentrant=use_reentrant), ROWS, detail="off")
     nested: Any = ("torch.backward", ["torch.backward"]) if use_reentrant else "torch.backward"
     assert step.tree() == (PHASES_ONLY[0], ["torch.forward", nested, "torch.optimizer.step"])
+
+
+def test_a_backward_on_a_thread_of_the_engine_is_no_step_of_that_thread() -> None:
+    """Beyond 60 nested backwards the engine takes another thread, as it does for those of a device.
+
+    The recomputations there are in the step, below the backward.
+    """
+    threads = set[int]()
+
+    def nested(model: Model, x: Tensor, depth: int = 62) -> Any:
+        if not depth:
+            return model.b(x)
+        return checkpoint(lambda x: model.a(nested(model, x, depth - 1)), x, use_reentrant=True)
+
+    model = Model(nested)
+    model.a.register_forward_hook(lambda *_: threads.add(get_ident()))
+    with recorded("all", max_spans=None) as run:
+        train(model, ROWS.clone().requires_grad_(), steps=3)
+    assert len(threads) > 1
+    assert len(run.steps) == 3
+    for step in run.steps:
+        recomputed = attributes(step, "forward a", "recompute")
+        assert recomputed.count(None) == 62
+        assert recomputed.count(True) == 62 * 63 / 2

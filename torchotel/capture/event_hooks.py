@@ -49,7 +49,7 @@ class EventState:
 
     __slots__ = (
         "fetch_start_ns", "in_backward", "in_fetch", "leading_optimizer", "optimizer_steps", "registrations", "stepped",
-        "traced_backwards", "trains",
+        "trains", "unrecorded_backwards",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,8 +57,12 @@ class EventState:
         """Whether a backward has run."""
         self.in_backward = 0
         """Runs of the autograd engine that have begun and not ended."""
-        self.traced_backwards = 0
-        """Runs of the engine that the compiler has begun on this thread and not ended."""
+        self.unrecorded_backwards = 0
+        """Runs of the engine that have begun and not ended and are not events of this thread.
+
+        The compiler runs some. Others run inside a backward of another thread, on a thread of the engine: a device has
+        such a thread, and reentrant checkpoints run the engine in it.
+        """
         self.in_fetch = self.fetch_start_ns = 0
         self.optimizer_steps = 0
         """Steps of optimizers since `GradScaler.step` began."""
@@ -156,9 +160,13 @@ class EventHooks:
             return
         thread, compile_hooks = self._current_thread.state, self._compile_hooks
         if compile_hooks.threads and compile_hooks.running:
-            thread.events.traced_backwards += 1
+            thread.events.unrecorded_backwards += 1
             return
-        if not thread.events.in_backward or torch_internals.graph_task() == -1:
+        is_inside = torch_internals.graph_task() != -1
+        if is_inside and not thread.events.in_backward:
+            thread.events.unrecorded_backwards += 1
+            return
+        if not is_inside:
             self._root_calls.close_interrupted(thread, opening_backwards=1)
             thread.scaling.backward_begins(roots)
         thread.events.in_backward += 1
@@ -175,8 +183,8 @@ class EventHooks:
     def _backward_ends(self, exception: BaseException | None, *, accumulates: bool) -> None:
         now_ns = perf_counter_ns()
         thread = self._current_thread.state
-        if thread.events.traced_backwards:  # another thread may have begun or ended to compile
-            thread.events.traced_backwards -= 1
+        if thread.events.unrecorded_backwards:  # another thread may have begun or ended to compile
+            thread.events.unrecorded_backwards -= 1
             return
         if not thread.events.in_backward:
             return  # it began before the hooks were installed
