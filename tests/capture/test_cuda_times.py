@@ -2,7 +2,7 @@
 
 import weakref
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from support.captured_records import Handed
 from support.recorded_training import Seen, recorded
 from support.simulated_device_clock import MS, DeviceClock, Layer, net
 from support.single_step_training import train
-from torch import Tensor, nn
+from torch import AcceleratorError, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchotel
@@ -241,6 +241,23 @@ def test_a_device_that_fails_ends_device_times_alone(clock: DeviceClock, caplog:
         "internal error in device times, your program goes on:",
         "device times switched off after 10 internal errors",
     ]
+
+
+def test_a_device_that_has_failed(
+    clock: DeviceClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No call of a CUDA device works any more. The program's own call says so, torchotel says nothing."""
+
+    def is_capturing() -> NoReturn:
+        raise AcceleratorError("CUDA error: device-side assert triggered")
+
+    found, handed = captured(clock, net(clock), steps=2)
+    monkeypatch.setattr(cuda, "is_capturing", is_capturing)
+    train(net(clock), ONE, steps=2)
+    found.uninstall()
+    found.end()
+    assert forwards_ms(handed) == [[3, 5, 8], [], [], []]
+    assert (found.device_marks.guard.faults, caplog.records) == (0, [])
 
 
 def test_a_forward_that_raises(clock: DeviceClock) -> None:

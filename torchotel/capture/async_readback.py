@@ -1,12 +1,17 @@
-"""Copies numbers from a device without waiting, and reads them when the copy is done."""
+"""Copies numbers from a device without waiting, and reads them when the copy is done.
+
+A CUDA device that has failed, as by an assertion in a kernel, fails every later call of the process. The program gets
+that error from its own call; torchotel asks the device for nothing more, and the values stay unknown.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import AcceleratorError, Tensor
 
 from torchotel.capture.torch_internals import is_plain, modes_are_on, seen_by_modes, unseen
 
@@ -42,16 +47,23 @@ class AsyncReadback:
     def ready(self) -> bool:
         """Return whether the numbers are there, without waiting; to be asked on a training thread."""
         if self._event is not None:
-            if is_capturing() or not self._event.query():  # a query would end the capture of a CUDA graph
-                return False
-            self._read_buffer()
+            try:
+                if is_capturing() or not self._event.query():  # a query would end the capture of a CUDA graph
+                    return False
+                self._read_buffer()
+            except AcceleratorError:
+                self._give_up()
         return True
 
     def wait(self) -> None:
-        """Wait until the numbers are there."""
-        if self._event is not None and not is_capturing():
-            self._event.synchronize()
-            self._read_buffer()
+        """Wait until the numbers are there, or the device has failed."""
+        if self._event is not None:
+            try:
+                if not is_capturing():
+                    self._event.synchronize()
+                    self._read_buffer()
+            except AcceleratorError:
+                self._give_up()
 
     def values(self) -> list[float]:
         """Return the numbers; an empty list if they are not ready or can't be known."""
@@ -62,20 +74,43 @@ class AsyncReadback:
             self._values = [float(value) for value in self._buffer.tolist()]
         self._buffer = self._event = None
 
+    def _give_up(self) -> None:
+        keep_for_good([self._buffer, self._event])
+        self._buffer = self._event = None
+
 
 UNKNOWN = AsyncReadback(None, None)
 """For numbers that can't be read: meta tensors have none, and a captured CUDA graph would copy at each replay."""
 
 
 def is_capturing() -> bool:
-    """Return whether a CUDA graph is being captured on the current stream."""
+    """Return whether a CUDA graph is being captured on the current stream.
+
+    Raises:
+        torch.AcceleratorError: If the device has failed.
+    """
     # On a build for CUDA without a driver the second call raises.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
+def keep_for_good(kept: object) -> None:
+    """Keep buffers and events of a device that has failed until the process ends, also beyond the interpreter's end.
+
+    The destructor of pinned memory asks the device, and an error in a destructor ends the process by a signal. That of
+    an event prints a line.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
 def can_compute() -> bool:
-    """Return whether torchotel may compute: not while a CUDA graph is captured or a mode would see the operations."""
-    return not (is_capturing() or seen_by_modes())
+    """Return whether torchotel may compute.
+
+    It may not while a CUDA graph is captured or a mode would see the operations, nor on a device that has failed.
+    """
+    try:
+        return not (is_capturing() or seen_by_modes())
+    except AcceleratorError:
+        return False
 
 
 def read_async(tensors: Sequence[Tensor]) -> AsyncReadback:

@@ -7,12 +7,12 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import AcceleratorError, Tensor
 from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, DeviceMemory, DeviceTimes, NodeTimestamp
 from torchotel._utils.faults import Guard
-from torchotel.capture.async_readback import is_capturing
+from torchotel.capture.async_readback import is_capturing, keep_for_good
 from torchotel.capture.torch_internals import has_context, without_torch_function
 
 
@@ -108,6 +108,9 @@ class DeviceMarks:
                     first = next(module.parameters(), None)
                 device = self._clock.device_of(first) if first is not None else None
             return self._record(device) if device is not None else None
+        except AcceleratorError:
+            self.give_up()
+            return None
         except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
             self.guard.fault()
             return None
@@ -116,6 +119,9 @@ class DeviceMarks:
         """Record an event on a device, by default the current one. Raises nothing."""
         try:
             return self._record(device)
+        except AcceleratorError:
+            self.give_up()
+            return None
         except Exception:  # noqa: BLE001  # no internal error may reach the user's forward or backward
             self.guard.fault()
             return None
@@ -138,6 +144,16 @@ class DeviceMarks:
             pool = self._pools.setdefault(device, [])
             if len(pool) < MAX_POOLED:
                 pool.append(event)
+
+    def give_up(self, events: Sequence[Mark] = ()) -> None:
+        """Stop using a device that has failed, which the program learns from its own call.
+
+        Args:
+            events: Those that are not in the pool.
+        """
+        keep_for_good([self._pools, events])
+        self._pools = {}
+        self.on = False
 
     def _off(self) -> None:
         self.on = False
@@ -223,6 +239,9 @@ class PendingDeviceTimes:
             if self._all:
                 self._times = self._read()
                 self.drop()
+        except AcceleratorError:
+            self._marks.give_up(self._all)
+            self._all, self._left = [], []
         except Exception:  # noqa: BLE001  # a step is handed over without them
             self._marks.guard.fault()
             self._all, self._left = [], []
