@@ -228,6 +228,7 @@ def test_a_module_named_module_is_no_wrapper() -> None:
     assert called(steps[2]) == ["module", "module.0", "module.1"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="DataParallel would want the net on the GPU")
 def test_what_comes_to_a_wrapped_net_has_the_nets_path() -> None:
     """`DataParallel` adds no `module.` to the path of a registration either."""
     net = Net()

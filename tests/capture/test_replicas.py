@@ -82,7 +82,11 @@ class Meeting(nn.Tanh):
 
 
 class OnThreads(nn.DataParallel[nn.Module]):
-    """DataParallel over two devices, both the CPU."""
+    """DataParallel over two devices, both the CPU, also where there is a GPU."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run two replicas."""

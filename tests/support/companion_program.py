@@ -53,6 +53,11 @@ def claimed(fd: Path) -> str:
     return target if own else ""
 
 
+def open_here() -> set[str]:
+    """Return the descriptors of this process that belong to torchotel, or may do so."""
+    return set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))
+
+
 def kill_companion(pid: int) -> None:
     """Kill the companion, and wait until another one has taken its place."""
     os.kill(pid, signal.SIGKILL)
@@ -85,6 +90,8 @@ class Program:
     """
 
     def __init__(self, folder: str, endpoint: str) -> None:
+        torch.ones(1, requires_grad=True).sum().backward()  # the first backward asks CUDA, which opens a socket
+        self._others = open_here()
         self.handle = torchotel.instrument(worker="process", record=folder, endpoint=endpoint, detail="all")
         self._net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         self._optimizer = torch.optim.SGD(self._net.parameters(), 0.1)
@@ -239,7 +246,7 @@ class Program:
     def _fork(self) -> None:
         """Print what a forked child has of torchotel."""
         if os.fork() == 0:
-            say(sorted(set(filter(None, map(claimed, Path("/proc/self/fd").iterdir())))))
+            say(sorted(open_here() - self._others))
             os._exit(0)
         os.wait()
 

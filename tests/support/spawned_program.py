@@ -113,5 +113,6 @@ if __name__ == "__main__":
     child.start()
     child.join()
     if sys.argv[3].startswith("kill"):
-        while b"process_ended" not in Path(sys.argv[1], "run.json").read_bytes():
+        info = Path(sys.argv[1], "run.json")
+        while not (info.exists() and b"process_ended" in info.read_bytes()):
             time.sleep(0.05)
