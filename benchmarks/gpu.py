@@ -1,8 +1,8 @@
 """Check and measure torchotel on a GPU in ten minutes: `make gpu`.
 
-Runs the tests that need CUDA, and then measures ResNet-50 and GPT-2 small: the cost of a step beside `torch.profiler`,
-memory, synchronisations, and device times beside the profiler's. Without CUDA the same runs on tiny models, which shows
-only that it runs.
+Runs the tests that need CUDA, trains the models of `make fidelity` with and without torchotel, and then measures
+ResNet-50 and GPT-2 small: the cost of a step beside `torch.profiler`, memory, synchronisations, and device times beside
+the profiler's. Without CUDA the measurements run on a tiny model, which shows only that they run.
 """
 
 from __future__ import annotations
@@ -37,8 +37,14 @@ from torchotel.testing import capture
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 TESTS = (sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/capture", "tests/fidelity")
+FIDELITY = (sys.executable, "-m", "fidelity", "--device", "cuda", "--processes", str(min(8, os.cpu_count() or 1)))
 STEPS = 5
 """Steps in which synchronisations are counted, memory is measured, and device times are taken."""
+MODELS = """### Models, with and without torchotel
+
+`python -m fidelity --device cuda` trains each model of [Fidelity](fidelity.md), with algorithms that repeat results. It
+compares all computed numbers bit for bit, and the trace and the gradient norms with independent counts and sums.
+"""
 MIN_TIME_S = 50e-6
 """Shorter device times are not compared: the clock's steps are 0.5 µs, and gaps between kernels count."""
 SYNCHRONISES = "called a synchronizing CUDA operation"
@@ -66,6 +72,10 @@ def main(words: Sequence[str] | None = None) -> int:
     say(machine)
     code = 0 if options.no_tests else subprocess.call(TESTS, cwd=PAGE.parents[1])
     sections = [machine]
+    if device.type == "cuda" and not options.no_tests:
+        models_code, section = _models()
+        code = code or models_code
+        sections.append(section)
     trainings = (_resnet50, _gpt2) if device.type == "cuda" else (_tiny,)
     for make in trainings:
         training = make(device)
@@ -80,6 +90,21 @@ def main(words: Sequence[str] | None = None) -> int:
     else:
         say("\nNo GPU was found: the figures above are of a tiny model on the CPU, and no page was written")
     return code
+
+
+def _models() -> tuple[int, str]:
+    """Train the models of `make fidelity` with and without torchotel; return the exit code and the page's section."""
+    path = os.pathsep.join(str(PAGE.parents[1] / folder) for folder in (".", "tests"))
+    lines = []
+    with subprocess.Popen(
+        FIDELITY, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+    ) as checking:
+        assert checking.stdout is not None
+        for line in checking.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.strip())
+    found = next((number for number, line in enumerate(lines) if line.endswith("are correct")), len(lines))
+    return checking.returncode, "\n".join([MODELS, *(f"- {line}" for line in lines[found:])])
 
 
 def _tell(text: str) -> None:

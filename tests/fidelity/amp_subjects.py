@@ -96,10 +96,11 @@ def _train(
     scale: float | None = 2.0**12,
 ) -> Iterator[tuple[Any, Tensor]]:
     """Train three steps; of the second the loss may overflow, and before the third the scale may come from a file."""
-    optimizer, scaler = optimize(model.parameters()), GradScaler("cpu", scale or 1.0, enabled=scale is not None)
+    device = x.device.type
+    optimizer, scaler = optimize(model.parameters()), GradScaler(device, scale or 1.0, enabled=scale is not None)
     for step in range(3):
         optimizer.zero_grad()
-        with half():
+        with autocast(device, torch.bfloat16):
             output = model(x)
         loss = loss_of(output) * (float("inf") if overflows and step == 1 else 1)
         scaler.scale(loss).backward()
@@ -110,5 +111,5 @@ def _train(
         scaler.step(optimizer)
         scaler.update()
         if restores and step == 1:
-            state, scaler = scaler.state_dict(), GradScaler("cpu")
+            state, scaler = scaler.state_dict(), GradScaler(device)
             scaler.load_state_dict(state)

@@ -76,10 +76,10 @@ def _summed(model: nn.Module, x: Tensor) -> Iterator[tuple[Any, Tensor]]:
 
 def _scaled(model: nn.Module, x: Tensor, *, fused: bool, cast: bool) -> Iterator[tuple[Any, Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    scaler = torch.amp.GradScaler(x.device.type, init_scale=1024.0, growth_interval=1)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16) if cast else nullcontext():
+        with torch.autocast(x.device.type, torch.bfloat16) if cast else nullcontext():
             output = model(x)
         loss = loss_of(output)
         scaler.scale(loss).backward()

@@ -43,6 +43,8 @@ def train(subject: Subject, built: Callable[[], object] = lambda: None) -> Outco
     outcome.numbers |= {f"parameter {name}": value.detach().clone() for name, value in model.named_parameters()}
     outcome.numbers |= {f"buffer {name}": value.clone() for name, value in model.named_buffers()}
     outcome.numbers["random state"] = torch.get_rng_state()
+    if subject.device == "cuda":
+        outcome.numbers["random state of the device"] = torch.cuda.get_rng_state()
     return outcome
 
 
