@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from opentelemetry.trace import TracerProvider
 
@@ -20,6 +19,8 @@ from torchotel.exporters.console import ConsoleExporter
 from torchotel.exporters.otlp.sender import make_transport
 from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES, Transport
+from torchotel.exporters.prometheus import collector, endpoint
+from torchotel.exporters.prometheus.server import Listener
 from torchotel.exporters.run_file import ClaimedFolder, RunFile, claim_folder
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
@@ -29,10 +30,6 @@ from torchotel.metrics.instruments import STEP_LAST_END_TIME
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.resource import ProcessResource
 from torchotel.tracing.span import Attributes
-
-if TYPE_CHECKING:
-    from torchotel.exporters.prometheus.endpoint import DiscoveryFile, PrometheusMetricExporter
-    from torchotel.exporters.prometheus.server import Listener
 
 
 class MetricExporters:
@@ -66,7 +63,7 @@ class MetricExporters:
     ) -> None:
         self.guard = Guard("the metric exporters", limit=1000)
         self._metrics = metrics
-        self._endpoint: PrometheusMetricExporter | None = None
+        self._endpoint: endpoint.PrometheusMetricExporter | None = None
         self._exporters: list[MetricExporter] = []
         if "prometheus" in config.metrics_exporter:
             self._serve(config, resource, environ, defer_start=defer_start, listener=listener)
@@ -90,8 +87,6 @@ class MetricExporters:
     ) -> None:
         if config.prometheus_registry is None and config.prometheus_port is None:
             return
-        from torchotel.exporters.prometheus import collector, endpoint  # noqa: PLC0415  # load prometheus_client
-
         if config.prometheus_registry is not None:
             self._exporters.append(
                 collector.RegistryMetricExporter(config.prometheus_registry, self._metrics, resource, self.guard)
@@ -187,7 +182,7 @@ def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None
 
 def claim_endpoint(
     config: Config, resource: ProcessResource, environ: Mapping[str, str]
-) -> tuple[Listener, DiscoveryFile | None] | None:
+) -> tuple[Listener, endpoint.DiscoveryFile | None] | None:
     """Open the port of the scrape endpoint, and prepare its target file; None without a scrape endpoint.
 
     Raises:
@@ -195,8 +190,6 @@ def claim_endpoint(
     """
     if "prometheus" not in config.metrics_exporter or config.prometheus_port is None:
         return None
-    from torchotel.exporters.prometheus import endpoint  # noqa: PLC0415  # loads prometheus_client
-
     target = endpoint.open_discovery(config.discovery_dir or stack_targets(environ), resource)
     return endpoint.listen(config.prometheus_host, config.prometheus_port, resource.get(names.LOCAL_RANK)), target
 
