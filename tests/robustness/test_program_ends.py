@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from support import fault_program
 from support.commands import environment
+from support.forked_python import ForkedProgram
 from support.misbehaving_servers import misbehaving, silence
 
 from torchotel.runs.reader import open_run
@@ -54,17 +53,13 @@ ENDS = (
 
 def run(end: End, endpoint: str, folder: Path, **variables: str) -> tuple[int, str, str]:
     """Run the program to its end; give its exit code and what it said."""
-    words = [sys.executable, PROGRAM, end.what, endpoint, str(folder)]
-    process = subprocess.Popen(
-        words, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    program = ForkedProgram((PROGRAM, end.what, endpoint, str(folder)), folder.parent, environment(**variables))
     said = ""
     for one in end.signals:
-        said += process.stdout.readline()
-        process.send_signal(one)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, said + out, err
+        said += program.stdout.readline()
+        program.send_signal(one)
+    code, out, errors = program.wait(120)
+    return code, said + out, errors
 
 
 @cache

@@ -29,15 +29,27 @@ MESSAGE_BYTES = 200_000  # what Linux takes in one message without changed limit
 
 
 class ForkedProgram:
-    """A running program, with the parts of `subprocess.Popen` that tests use."""
+    """A running program, with the parts of `subprocess.Popen` that tests use.
 
-    def __init__(self, words: tuple[str, ...], cwd: Path, variables: dict[str, str], stdin: str | None = None) -> None:
+    Args:
+        words: The program and its arguments.
+        cwd: Its working directory.
+        variables: Its environment.
+        stdin: The text on its standard input, or the descriptor that it reads.
+    """
+
+    def __init__(
+        self, words: tuple[str, ...], cwd: Path, variables: dict[str, str], stdin: str | int | None = None
+    ) -> None:
         stdout, out = os.pipe()
         self._status, status = socket.socketpair()
         self._stderr = io.TextIOWrapper(io.FileIO(os.memfd_create("stderr"), "r+"), encoding="utf-8")
-        given = io.FileIO(os.memfd_create("stdin"), "r+")
-        given.write((stdin or "").encode())
-        given.seek(0)
+        if isinstance(stdin, int):
+            given = io.FileIO(stdin, closefd=False)
+        else:
+            given = io.FileIO(os.memfd_create("stdin"), "r+")
+            given.write((stdin or "").encode())
+            given.seek(0)
         job = json.dumps({"words": words, "cwd": str(cwd), "variables": variables}).encode()
         files = [given.fileno(), out, self._stderr.fileno(), status.fileno()]
         socket.send_fds(_server(), [job], files)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support import commands, companion_program
 from support.commands import environment
+from support.forked_python import ForkedProgram
 from support.misbehaving_servers import misbehaving, silence
 from support.otlp_http_receiver import Answer, receiver
 
@@ -27,23 +28,18 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 class Run:
-    """A run of the program until it has ended; the pipes of its output close then, whatever its companion does."""
+    """A run of the program until it has ended; the pipe of its output closes then, whatever its companion does."""
 
     def __init__(self, what: str, folder: Path, endpoint: str = NOWHERE, **variables: str) -> None:
-        words = [sys.executable, str(companion_program.__file__), str(folder), endpoint, what]
-        self._process = subprocess.Popen(
-            words,
-            env=environment(**variables),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        self.companion = os.pidfd_open(int(self._process.stdout.readline()))
-        out, self.errors = self._process.communicate("\n", timeout=60)
+        words = str(companion_program.__file__), str(folder), endpoint, what
+        stdin, lines = os.pipe()
+        program = ForkedProgram(words, folder.parent, environment(**variables), stdin)
+        os.close(stdin)
+        self.companion = os.pidfd_open(int(program.stdout.readline()))
+        os.write(lines, b"\n")
+        os.close(lines)
+        self.code, out, self.errors = program.wait(60)
         self.lines = out.splitlines()
-        self.code = self._process.returncode
         self._folder = folder
 
     def steps(self) -> list[dict[str, Any]]:
