@@ -14,7 +14,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from torchotel import _semconv as names
-from torchotel.exporters.run_file import RunFile, claim_folder
+from torchotel.exporters.run_file import RunFile
+from torchotel.exporters.run_folder import claim_folder
 from torchotel.tracing.span import Span, SpanTemplate, Trace
 
 STEPS, MODULES, DETAIL, MAX_SPANS = 100_000, 2_000, 64, 2_000

@@ -25,7 +25,7 @@ from torchotel.capture.recorder import Capture
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.factory import load_endpoint
-from torchotel.exporters.run_file import check_folder
+from torchotel.exporters.run_folder import check_folder
 from torchotel.exporters.sdk.global_provider import find_provider, import_despite_limit, warn_of_late_provider
 from torchotel.integrations.registry import Frameworks
 from torchotel.sampling.detail import Detail, Overhead, sampling_interval

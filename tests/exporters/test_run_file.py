@@ -21,15 +21,8 @@ from torchotel._types import ConfigError
 from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
-from torchotel.exporters.run_file import (
-    MAX_LINE_SPANS,
-    SEGMENT_BYTES,
-    ClaimedFolder,
-    LineFile,
-    RunFile,
-    check_folder,
-    claim_folder,
-)
+from torchotel.exporters.run_file import MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
+from torchotel.exporters.run_folder import ClaimedFolder, LineFile, check_folder, claim_folder
 from torchotel.runs.reader import open_run
 
 

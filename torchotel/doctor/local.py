@@ -16,7 +16,7 @@ from torchotel._utils.process import MAX_PORT, owner_of
 from torchotel.config.config import Config
 from torchotel.config.otlp_endpoint import address_of, is_loopback
 from torchotel.doctor.result import Finding, failed, ok, warning
-from torchotel.exporters.run_file import METRICS_NAME
+from torchotel.exporters.run_folder import METRICS_NAME
 from torchotel.stack.manager import Stack, running_stack
 from torchotel.worker.supervisor import needs_thread
 

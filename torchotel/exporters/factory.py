@@ -21,7 +21,8 @@ from torchotel.exporters.otlp.trace_exporter import RequestExporter
 from torchotel.exporters.otlp.transport import TRACES, Transport
 from torchotel.exporters.prometheus import collector, endpoint
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.run_file import ClaimedFolder, RunFile, claim_folder
+from torchotel.exporters.run_file import RunFile
+from torchotel.exporters.run_folder import ClaimedFolder, claim_folder
 from torchotel.exporters.sanitize import SpanLimits
 from torchotel.exporters.sdk.global_provider import find_provider, global_provider_exporters, set_provider
 from torchotel.exporters.sdk.meter_provider import MeterProviderExporter

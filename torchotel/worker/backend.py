@@ -23,7 +23,7 @@ from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.factory import MetricExporters, make_exporters, make_trace_transport, open_record
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
-from torchotel.exporters.run_file import earlier_folders
+from torchotel.exporters.run_folder import earlier_folders
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource
@@ -38,7 +38,7 @@ from torchotel.worker.unsent_file import encode_unsent, finish_runs, has_unsent
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
-    from torchotel.exporters.run_file import ClaimedFolder
+    from torchotel.exporters.run_folder import ClaimedFolder
 
 METRICS_SHARE = 0.1
 """Share of the time of a shutdown that is kept for the last export of metrics, if traces take all the rest."""

@@ -24,7 +24,7 @@ from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
 from torchotel.config.config import Config
 from torchotel.exporters.prometheus.server import Listener
-from torchotel.exporters.run_file import METRICS_NAME, ClaimedFolder, LineFile
+from torchotel.exporters.run_folder import METRICS_NAME, ClaimedFolder, LineFile
 from torchotel.exporters.sdk.global_provider import load_no_provider
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend

@@ -20,7 +20,7 @@ from torchotel._utils.faults import Guard
 from torchotel._utils.process import is_traced, resident_bytes
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
-from torchotel.exporters.run_file import METRICS_NAME, TRACE_GLOB, discard_folder
+from torchotel.exporters.run_folder import METRICS_NAME, TRACE_GLOB, discard_folder
 from torchotel.exporters.sdk.global_provider import find_provider
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource
@@ -37,7 +37,7 @@ from torchotel.worker.unsent_file import UNSENT_NAME, UnsentFile
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.endpoint import DiscoveryFile
     from torchotel.exporters.prometheus.server import Listener
-    from torchotel.exporters.run_file import ClaimedFolder
+    from torchotel.exporters.run_folder import ClaimedFolder
 
 WAKE_SHARE = 8
 """The companion is woken before its interval when the waiting records fill this part of the ring, an eighth."""

@@ -25,7 +25,8 @@ from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.json_to_protobuf import FOREIGN
 from torchotel.exporters.otlp.replay import Replay
 from torchotel.exporters.otlp.transport import Transport
-from torchotel.exporters.run_file import METRICS_NAME, LineFile, next_segment, record_line, to_json
+from torchotel.exporters.run_file import record_line, to_json
+from torchotel.exporters.run_folder import METRICS_NAME, LineFile, next_segment
 from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.span import SpanContextSource
 from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, trace_attributes

@@ -1,0 +1,186 @@
+"""The folder of a run: how a process claims, checks, finds and discards one, and its files of lines."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Iterator
+from itertools import chain, count, takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from torchotel._types import ConfigError
+
+RUN_NAME = "run.json"
+METRICS_NAME = "metrics.jsonl"
+TRACE_NAME = "trace-{:05d}.jsonl"
+TRACE_GLOB = "trace-*.jsonl"
+
+_logger = logging.getLogger("torchotel")
+
+
+class LineFile:
+    """Append lines to a new file that only its owner can read.
+
+    Each line is written at once, so that after a crash at most the last line is incomplete.
+
+    Args:
+        path: Where it is created.
+        fd: Its descriptor, if another process has created it; None: it is created. A last line that is incomplete is
+            removed, since readers accept one at the end only.
+
+    Raises:
+        FileExistsError: The file exists.
+    """
+
+    def __init__(self, path: Path, fd: int | None = None) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600) if fd is None else fd
+        self.size = 0 if fd is None else _whole_lines(fd)
+        """Bytes."""
+        self._cut_to_size()
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._fd
+
+    def append(self, line: bytes) -> None:
+        """Write a line and a line break, or nothing if writing fails.
+
+        Raises:
+            FileNotFoundError: The file was removed.
+            OSError: The disk failed or is full.
+        """
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed", os.fspath(self.path))
+        unwritten = memoryview(line + b"\n")
+        try:
+            while unwritten:
+                unwritten = unwritten[os.write(self._fd, unwritten) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._cut_to_size()
+            raise
+        self.size += len(line) + 1
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _cut_to_size(self) -> None:
+        os.ftruncate(self._fd, self.size)
+        os.lseek(self._fd, self.size, os.SEEK_SET)
+
+
+def _whole_lines(fd: int) -> int:
+    """Return the size of a file without a last line that is incomplete."""
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return sum(len(line) for line in file if line.endswith(b"\n"))
+
+
+class ClaimedFolder(NamedTuple):
+    """A folder that no other run can have."""
+
+    path: Path
+    metrics: LineFile
+    """Its `metrics.jsonl`, which claims the folder."""
+
+
+def claim_folder(wanted: Path) -> ClaimedFolder:
+    """Claim a folder, or the first free one of `<name>-2`, `<name>-3`, … if it has a run; create it with mode 0700.
+
+    Raises:
+        ConfigError: The folder cannot be created.
+    """
+    wanted = wanted.absolute()  # the program may change its working directory
+    for folder in _candidates(wanted):
+        try:
+            metrics = _begin(folder)
+        except FileExistsError as error:
+            if folder == wanted and not folder.is_dir():
+                raise ConfigError("record", os.fspath(wanted), "a folder, and a file is there") from error
+        except OSError as error:
+            takes = f"a folder that can be written to ({error.strerror})"
+            raise ConfigError("record", os.fspath(wanted), takes) from error
+        else:
+            if folder != wanted:
+                _logger.warning(
+                    "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new "
+                    "folder for each run to choose its name.",
+                    wanted,
+                    folder,
+                )
+            return ClaimedFolder(folder, metrics)
+    raise AssertionError("the names do not end")
+
+
+def check_folder(wanted: Path) -> None:
+    """Check that a folder could be claimed; nothing is created.
+
+    Raises:
+        ConfigError: The folder, or the first of its parents that exists, is a file or cannot be written to.
+    """
+    try:
+        found = next(folder for folder in (wanted.absolute(), *wanted.absolute().parents) if folder.exists())
+    except OSError as error:  # for example, the name is too long
+        raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to ({error.strerror})") from error
+    if not found.is_dir():
+        raise ConfigError("record", os.fspath(wanted), f"a folder, and {found} is a file")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to, and {found} cannot")
+
+
+def earlier_folders(wanted: Path, claimed: Path) -> Iterator[Path]:
+    """Yield the folders of earlier runs that `claim_folder` has passed over.
+
+    Args:
+        wanted: The path that was passed to `claim_folder`.
+        claimed: The folder that it returned.
+    """
+    earlier = _candidates(claimed.with_name(wanted.name))  # the program may have changed its working directory
+    return takewhile(lambda folder: folder != claimed and folder.exists(), earlier)
+
+
+def _candidates(wanted: Path) -> Iterator[Path]:
+    names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
+    return map(wanted.with_name, names)
+
+
+def _begin(folder: Path) -> LineFile:
+    """Claim a folder by creating `metrics.jsonl`, in which only one process can succeed.
+
+    Raises:
+        FileExistsError: The folder has a run, or the path is a file.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
+        raise FileExistsError
+    try:
+        return LineFile(folder / METRICS_NAME)
+    except FileNotFoundError:
+        raise FileExistsError from None  # another process has just deleted its empty run
+
+
+def discard_folder(folder: Path) -> None:
+    """Delete an empty run, and its folder unless that has other files."""
+    for name in (RUN_NAME, f".{RUN_NAME}.new", METRICS_NAME):  # a companion may be killed before it renames the new one
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def next_segment(folder: Path) -> Path:
+    """Return the path of a new segment of traces, after all others."""
+    return folder / TRACE_NAME.format(max(map(segment_number, folder.glob(TRACE_GLOB)), default=0) + 1)
+
+
+def segment_number(segment: Path) -> int:
+    """Return the number of a segment; 0: the program named a file like one."""
+    number = segment.stem.partition("-")[2]
+    return int(number) if number.isdecimal() else 0
