@@ -248,11 +248,12 @@ def test_a_device_that_has_failed(
 ) -> None:
     """No call of a CUDA device works any more. The program's own call says so, torchotel says nothing."""
 
-    def is_capturing() -> NoReturn:
+    def fail() -> NoReturn:
         raise AcceleratorError("CUDA error: device-side assert triggered")
 
     found, handed = captured(clock, net(clock), steps=2)
-    monkeypatch.setattr(cuda, "is_capturing", is_capturing)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", fail)
     train(net(clock), ONE, steps=2)
     found.uninstall()
     found.end()

@@ -2,15 +2,17 @@
 
 import gc
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from support.commands import python
-from torch import AcceleratorError, nn
+from torch import AcceleratorError, Tensor, nn
 
+from torchotel.capture import async_readback
 from torchotel.capture.async_readback import AsyncReadback, read_async
 from torchotel.runs import open_run, run_failure, summarise
 from torchotel.testing import capture
@@ -27,36 +29,114 @@ class Failed:
 
 
 @pytest.fixture
-def failed_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every question to CUDA raise, as it does after an assertion in a kernel."""
+def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after which every question to CUDA raises, as after an assertion in a kernel."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", Failed().query)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return lambda: monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", Failed().query)
 
 
 @pytest.mark.parametrize("ask", [AsyncReadback.ready, AsyncReadback.wait])
-def test_values_stay_unknown(ask: Callable[[AsyncReadback], object]) -> None:
+def test_values_stay_unknown(ask: Callable[[AsyncReadback], object], fail: Callable[[], None]) -> None:
     """The first call that sees the failure may be one of torchotel's; a step does not wait for its values any more."""
+    fail()
     readback = AsyncReadback(torch.zeros(2), Failed())
     ask(readback)
     assert readback.ready()
     assert readback.values() == []
 
 
-@pytest.mark.usefixtures("failed_device")
-def test_buffers_outlive_their_readback() -> None:
-    """The destructor of pinned memory would end the process."""
-    buffer, event = torch.zeros(2), Failed()
-    alive = weakref.ref(event)
-    readback = AsyncReadback(buffer, event)
-    readback.wait()
-    del readback, event
+@pytest.mark.usefixtures("fail")
+def test_other_errors_of_cuda_are_not_hidden() -> None:
+    """A call of torchotel may be wrong; the device works on."""
+    with pytest.raises(AcceleratorError):
+        AsyncReadback(torch.zeros(2), Failed()).ready()
+
+
+class Device:
+    """Stands for a device that copies into pinned memory: its only event, and a count of the buffers that were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.has_failed, self.made = True, False, list[weakref.ref[Tensor]]()
+        monkeypatch.setattr(async_readback, "_free", defaultdict(list))
+        monkeypatch.setattr(async_readback, "_running", deque())
+        monkeypatch.setattr(torch, "Event", lambda _: self)
+        monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: None)
+        self._empty = torch.empty
+        monkeypatch.setattr(torch, "empty", self._make)
+
+    def _make(self, *size: int, pin_memory: bool, **options: Any) -> Tensor:
+        assert pin_memory
+        buffer = self._empty(*size, **options)
+        self.made.append(weakref.ref(buffer))
+        return buffer
+
+    def record(self, _: object) -> None:
+        self.query()
+
+    def query(self) -> bool:
+        if self.has_failed:
+            raise AcceleratorError("CUDA error: device-side assert triggered")
+        return self.reached
+
+    def copy(self, *values: float) -> AsyncReadback:
+        return async_readback._start_copy(torch.tensor(values))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+def test_buffers_that_were_read_are_used_again(device: Device) -> None:
+    """Also for fewer values; one that was not read is not."""
+    unread = device.copy(1, 2, 3)
+    for number in range(5):
+        readback = device.copy(number, number, number, number)
+        assert readback.ready()
+        assert readback.values() == [number] * 4
+    assert len(device.made) == 2
+    assert unread.ready()
+    assert unread.values() == [1, 2, 3]
+
+
+def test_a_buffer_that_nobody_reads_is_free_after_its_copy(device: Device) -> None:
+    """A step that waits too long is handed over without its values."""
+    device.reached = False
+    device.copy(1)
+    device.copy(2)
+    assert len(device.made) == 2
+    device.reached = True
+    device.copy(3)
+    assert len(device.made) == 2
+
+
+def test_no_buffer_of_a_failed_device_is_freed(device: Device) -> None:
+    """The destructor of pinned memory would end the process, whenever the device failed."""
+    device.reached = False
+    waiting = [device.copy(1), device.copy(2)]
+    waiting.pop()
+    device.reached, device.has_failed = True, True
+    for _ in range(2):
+        with pytest.raises(AcceleratorError):
+            device.copy(3)
+    del waiting
     gc.collect()
-    assert alive() is not None
+    assert [buffer() is not None for buffer in device.made] == [True, True]
 
 
-@pytest.mark.usefixtures("failed_device")
-def test_nothing_is_computed() -> None:
+def test_a_device_that_fails_amid_a_copy(device: Device) -> None:
+    """The copy has begun, and its event cannot be recorded."""
+    device.has_failed = True
+    with pytest.raises(AcceleratorError):
+        device.copy(1)
+    gc.collect()
+    assert [buffer() is not None for buffer in device.made] == [True]
+
+
+def test_nothing_is_computed(fail: Callable[[], None]) -> None:
     """Neither norms nor losses are read, and no error is logged."""
+    fail()
     assert read_async([torch.ones(1), torch.ones(1)]).values() == []
     with capture() as captured:
         nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchotel.capture.cuda import TimedEvent
+
 MS = 1_000_000
 
 
@@ -35,6 +37,7 @@ class DeviceClock:
     """Stands for CUDA's: tensors on the CPU count as on its device, and time goes on only where a module says so."""
 
     def __init__(self) -> None:
+        self.pools: dict[int, list[TimedEvent]] = {}
         self.now_ns = 0
         self.reached = True
         self.running = True

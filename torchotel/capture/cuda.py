@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import AcceleratorError, Tensor
@@ -12,7 +12,7 @@ from torch.nn import Module
 
 from torchotel._records import NO_CLOCK, DeviceMemory, DeviceTimes, NodeTimestamp
 from torchotel._utils.faults import Guard
-from torchotel.capture.async_readback import is_capturing, keep_for_good
+from torchotel.capture.async_readback import has_failed, is_capturing, keep_for_good
 from torchotel.capture.torch_internals import has_context, without_torch_function
 
 
@@ -32,6 +32,10 @@ class TimedEvent(Protocol):
 class Clock(Protocol):
     """The clocks of devices."""
 
+    @property
+    def pools(self) -> dict[int, list[TimedEvent]]:
+        """Unused events, by the index of their device."""
+
     def is_running(self) -> bool:
         """Return whether this process uses such a device, without initialising one."""
 
@@ -50,6 +54,9 @@ class Clock(Protocol):
 
 class CudaClock:
     """The clock of CUDA devices and of AMD devices, which torch also calls `cuda`."""
+
+    pools: ClassVar[dict[int, list[TimedEvent]]] = {}
+    """Of all clocks. The events are never destroyed: if their device has failed, each destructor would print a line."""
 
     def is_running(self) -> bool:
         """Return whether this process uses such a device, without initialising one."""
@@ -72,6 +79,8 @@ class CudaClock:
         event.record(torch.cuda.current_stream(device))
 
 
+keep_for_good(CudaClock.pools)
+
 MAX_POOLED = 1 << 14  # unused events kept for each device
 MAX_FORWARDS = 1 << 16  # timed for one segment
 
@@ -90,7 +99,7 @@ class DeviceMarks:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._pools: dict[int, list[TimedEvent]] = {}
+        self._pools = clock.pools
         self.guard = Guard("device times", off=self._off)
         self.on = False
         """Whether this process used a device with a clock at the last root forward."""
@@ -108,22 +117,16 @@ class DeviceMarks:
                     first = next(module.parameters(), None)
                 device = self._clock.device_of(first) if first is not None else None
             return self._record(device) if device is not None else None
-        except AcceleratorError:
-            self.give_up()
-            return None
-        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward
-            self.guard.fault()
+        except Exception as error:  # noqa: BLE001  # no internal error may reach the user's forward
+            self.fault(error)
             return None
 
     def record(self, device: int | None = None) -> Mark | None:
         """Record an event on a device, by default the current one. Raises nothing."""
         try:
             return self._record(device)
-        except AcceleratorError:
-            self.give_up()
-            return None
-        except Exception:  # noqa: BLE001  # no internal error may reach the user's forward or backward
-            self.guard.fault()
+        except Exception as error:  # noqa: BLE001  # no internal error may reach the user's forward or backward
+            self.fault(error)
             return None
 
     def _record(self, device: int | None) -> Mark | None:
@@ -135,7 +138,11 @@ class DeviceMarks:
             event = pool.pop()
         except IndexError:
             event = self._clock.new_event()
-        self._clock.record(event, index)
+        try:
+            self._clock.record(event, index)
+        except BaseException:
+            pool.append(event)
+            raise
         return Mark(index, event)
 
     def release(self, marks: Sequence[Mark]) -> None:
@@ -145,19 +152,13 @@ class DeviceMarks:
             if len(pool) < MAX_POOLED:
                 pool.append(event)
 
-    def give_up(self, events: Sequence[Mark] = ()) -> None:
-        """Stop using a device that has failed, which the program learns from its own call.
-
-        Args:
-            events: Those that are not in the pool.
-        """
-        keep_for_good([self._pools, events])
-        self._pools = {}
-        self.on = False
+    def fault(self, error: Exception) -> None:
+        """Count an internal error, which the error of a device that has failed is not."""
+        if not (isinstance(error, AcceleratorError) and has_failed()):
+            self.guard.fault()
 
     def _off(self) -> None:
         self.on = False
-        self._pools.clear()
 
 
 class DeviceLog:
@@ -239,12 +240,10 @@ class PendingDeviceTimes:
             if self._all:
                 self._times = self._read()
                 self.drop()
-        except AcceleratorError:
-            self._marks.give_up(self._all)
-            self._all, self._left = [], []
-        except Exception:  # noqa: BLE001  # a step is handed over without them
-            self._marks.guard.fault()
-            self._all, self._left = [], []
+        except Exception as error:  # noqa: BLE001  # a step is handed over without them
+            self._marks.fault(error)
+            self._left = []
+            self.drop()
         return True
 
     def _read(self) -> DeviceTimes:

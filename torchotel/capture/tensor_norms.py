@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchotel.capture import torch_internals
-from torchotel.capture.async_readback import AsyncReadback, can_compute, copy_async
+from torchotel.capture.async_readback import AsyncReadback, can_compute, copy_async, unless_failed
 
 MAX_IN_PIECE = 1 << 16  # a piece loses 6e-5 at most
 MAX_IN_BLOCK = 1 << 18  # elements of half precision that are copied at once
@@ -134,7 +134,7 @@ def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
     """
     if not can_compute():
         return None
-    with torch_internals.unseen():
+    with unless_failed(), torch_internals.unseen():
         groups: dict[Kind, _Group] = {}
         left_out = []
         for position, tensor in enumerate(tensors):
@@ -149,6 +149,7 @@ def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
             group.add(dense, position)
         readbacks = _read(groups, scale) if groups else None
         return None if readbacks is None else Norms(len(tensors), readbacks, left_out)
+    return None
 
 
 def _read(groups: Mapping[Kind, _Group], scale: Scale | None) -> list[tuple[AsyncReadback, list[int]]] | None:
