@@ -1,6 +1,7 @@
 """Backward spans however the graph is run: twice, in part, later, again and nested."""
 
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -253,19 +254,19 @@ def test_checkpoint_with_hooks_out(*, use_reentrant: bool) -> None:
     assert step.tree() == (PHASES_ONLY[0], ["torch.forward", nested, "torch.optimizer.step"])
 
 
+ON_ANOTHER_THREAD = 62
+"""Nested backwards beyond which the engine takes another thread, as it takes one for the backward of a device."""
+
+
+def nested(model: Model, x: Tensor, depth: int = ON_ANOTHER_THREAD) -> Any:
+    if not depth:
+        return model.b(x)
+    return checkpoint(lambda x: model.a(nested(model, x, depth - 1)), x, use_reentrant=True)
+
+
 def test_a_backward_on_a_thread_of_the_engine_is_no_step_of_that_thread() -> None:
-    """Beyond 60 nested backwards the engine takes another thread, as it does for those of a device.
-
-    The recomputations there are in the step, below the backward.
-    """
-    threads = set[int]()
-
-    def nested(model: Model, x: Tensor, depth: int = 62) -> Any:
-        if not depth:
-            return model.b(x)
-        return checkpoint(lambda x: model.a(nested(model, x, depth - 1)), x, use_reentrant=True)
-
-    model = Model(nested)
+    """The recomputations there are in the step, below the backward."""
+    threads, model = set[int](), Model(nested)
     model.a.register_forward_hook(lambda *_: threads.add(get_ident()))
     with recorded("all", max_spans=None) as run:
         train(model, ROWS.clone().requires_grad_(), steps=3)
@@ -273,5 +274,29 @@ def test_a_backward_on_a_thread_of_the_engine_is_no_step_of_that_thread() -> Non
     assert len(run.steps) == 3
     for step in run.steps:
         recomputed = attributes(step, "forward a", "recompute")
-        assert recomputed.count(None) == 62
-        assert recomputed.count(True) == 62 * 63 / 2
+        assert recomputed.count(None) == ON_ANOTHER_THREAD
+        assert recomputed.count(True) == ON_ANOTHER_THREAD * (ON_ANOTHER_THREAD + 1) / 2
+
+
+@pytest.mark.parametrize("depth", [1, ON_ANOTHER_THREAD])
+def test_an_optimizer_steps_inside_a_backward(depth: int) -> None:
+    """In a hook of its parameter, on the thread of the engine: it is in the step whose backward calls it.
+
+    https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
+    """
+    threads, model = set[int](), Model(partial(nested, depth=depth))
+    optimizers: dict[Tensor, torch.optim.Optimizer] = {one: torch.optim.SGD([one], 0.1) for one in model.parameters()}
+
+    def step(parameter: Tensor) -> None:
+        threads.add(get_ident())
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    with recorded("off") as run:
+        for _ in range(3):
+            model(ROWS.clone().requires_grad_()).sum().backward()
+    assert (threads == {get_ident()}) == (depth == 1)
+    assert len(run.steps) == 3
+    assert all(step.find_all("torch.optimizer.step") for step in run.steps)

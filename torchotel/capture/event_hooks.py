@@ -238,9 +238,25 @@ class EventHooks:
 
     # ---- optimizer
 
-    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _stepping_thread(self) -> ThreadState | None:
+        """Return the thread whose step an optimizer's step belongs to.
+
+        An optimizer may step inside a backward, in a hook of a parameter. A device's backward runs on a thread of the
+        autograd engine. The owner of that backward waits for it, so its state may be changed here. None: the owner is
+        ambiguous, and the step is not recorded.
+        """
         thread = self._current_thread.state
-        self._root_calls.close_interrupted(thread)
+        if thread.events.in_backward or torch_internals.graph_task() == -1:
+            return thread
+        return self._root_calls.thread_in_backward()
+
+    def _optimizer_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        thread = self._stepping_thread()
+        if thread is None:
+            return
+        is_own = thread is self._current_thread.state
+        if is_own:  # the calls of another thread are not on this thread's stack
+            self._root_calls.close_interrupted(thread)
         if thread.events.stepped[0] != id(optimizer):  # most programs have one
             self._look_at_task(thread, optimizer)
         closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
@@ -257,7 +273,8 @@ class EventHooks:
             wanted = segment.detailed or self._gradients.beyond_detail
             if wanted and is_outermost:
                 self._gradients.optimizer_begins(thread, segment, optimizer, number, closure=closure)
-        self._active_spans.enter(thread, segment)
+        if is_own:
+            self._active_spans.enter(thread, segment)
 
     def _look_at_task(self, thread: ThreadState, optimizer: torch.optim.Optimizer) -> None:
         """Warn if the last other optimizer of the thread belongs to another task that is not done."""
@@ -271,7 +288,9 @@ class EventHooks:
         thread.events.stepped = id(optimizer), None if task is None else weakref.ref(task)
 
     def _optimizer_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        thread = self._current_thread.state
+        thread = self._stepping_thread()
+        if thread is None:
+            return
         thread.events.optimizer_steps += 1
         if thread.read_in_closure and len(thread.step_detector.stepping) == 1:
             self._gradients.optimizer_ends(thread, thread.step_detector.stepping[0][3], optimizer)
@@ -283,8 +302,11 @@ class EventHooks:
 
     def _optimizer_fails(self, exception: BaseException) -> None:
         now_ns = perf_counter_ns()
-        thread = self._current_thread.state
-        self._root_calls.close_interrupted(thread)
+        thread = self._stepping_thread()
+        if thread is None:
+            return
+        if thread is self._current_thread.state:
+            self._root_calls.close_interrupted(thread)
         running = (torch_internals.optimizer_steps_in_progress() or 1) - 1
         thread.step_detector.optimizer_fails(now_ns, self._errors.read(exception), running)
         if thread.phase_log is not None and not running:

@@ -343,12 +343,15 @@ class RootCalls:
         owner = None
         thread.root.is_recomputation = True
         if not thread.events.in_backward:  # a thread of the autograd engine
-            owners = [other for other in self._threads.all if other.events.in_backward]
-            if len(owners) == 1:
-                owner = thread.root.owner = owners[0]
-            else:
+            owner = thread.root.owner = self.thread_in_backward()
+            if owner is None:
                 thread.root.dropped_from = len(thread.calls.records)
         thread.calls.begin_inside(None if owner is None else owner.calls, recomputes=True)
+
+    def thread_in_backward(self) -> ThreadState | None:
+        """Return the thread whose backward runs on a thread of the autograd engine; None if it is ambiguous."""
+        owners = [thread for thread in list(self._threads.all) if thread.events.in_backward]
+        return owners[0] if len(owners) == 1 else None
 
     def remove_exit_hook(self, thread: ThreadState) -> None:
         """Remove the hook that sees the end of the thread's root call."""
