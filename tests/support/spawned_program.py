@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torchotel
 from support.companion_program import say
 from torchotel._api import start_handle
 from torchotel._handle import Handle
+from torchotel.worker.supervisor import CompanionBackend
 
 
 def train() -> None:
@@ -47,6 +50,21 @@ def kill_in_backward() -> None:
 def refuse(*_: object, **__: object) -> None:
     """Fail as at the limit of processes."""
     raise BlockingIOError("Resource temporarily unavailable")
+
+
+def interrupt_the_start() -> None:
+    """Let Ctrl-C arrive in the last part of a companion's start, and train through it."""
+    original = CompanionBackend.fix_identity
+
+    def interrupt(_: CompanionBackend) -> None:
+        replace(original)
+        raise KeyboardInterrupt
+
+    replace = partial(setattr, CompanionBackend, "fix_identity")
+    replace(interrupt)
+    with suppress(KeyboardInterrupt):
+        train()
+        say("not interrupted")
 
 
 def interrupted(handle: Handle) -> Callable[..., subprocess.Popen[bytes]]:
@@ -86,6 +104,7 @@ def run(folder: str, endpoint: str, what: str) -> None:
         "handler": lambda: vars(subprocess).update(Popen=interrupted(handle)),
         "closed streams": lambda: os.close(0),
         "kill the first step": kill_in_backward,
+        "interrupt": interrupt_the_start,
         "no process": lambda: vars(subprocess).update(Popen=refuse),
     }
     before_the_start.get(what, lambda: None)()

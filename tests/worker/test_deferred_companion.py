@@ -55,6 +55,14 @@ def test_steps_of_a_signal_handler_amid_the_start_are_recorded(tmp_path: Path) -
     assert steps == 3
 
 
+def test_ctrl_c_in_the_start_costs_no_record(tmp_path: Path) -> None:
+    """The next record starts another companion; of the interrupted step it is unknown whether it is whole."""
+    lines, errors, steps = run("interrupt", tmp_path / "run")
+    assert lines == [NOTHING_YET, "[True, True, True] True", f"{steps} True False"], errors
+    assert steps >= 2
+    assert errors == ""
+
+
 def test_a_stream_that_was_closed_before_the_first_record_takes_the_thread(tmp_path: Path) -> None:
     lines, errors, steps = run("closed streams", tmp_path / "run")
     assert lines == [NOTHING_YET, "[False, True, True] True", "2 True False"], errors

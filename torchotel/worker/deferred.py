@@ -24,10 +24,10 @@ NOT_STARTED = "Nothing is exported or recorded by this process: %s"
 _logger = logging.getLogger("torchotel")
 
 
-class _FirstPhase(PhaseWriter):
+class StartingPhaseWriter(PhaseWriter):
     """Write phases, and call a function in the first backward or optimizer step.
 
-    Not in a forward: a worker of a DataLoader may have one, and the process group may not exist yet.
+    A forward does not call it, because a worker of a DataLoader may have one, and the process group may not exist yet.
     """
 
     __slots__ = ("on_first",)
@@ -67,22 +67,23 @@ class DeferredBackend(Backend):
     ) -> None:
         self.id_source, self._capture_stats = id_source, capture_stats
         self._guard = Guard("the start of the worker", limit=1000)
-        self.phase_log = phases = _FirstPhase(new_page(), threading.main_thread().ident or 0)
-        phases.on_first = self._guard.guarded(begin)
-        self._make: Callable[[ExitStack], Backend] = lambda undo: make(undo, phases)
+        self.phase_log = self._phases = StartingPhaseWriter(new_page(), threading.main_thread().ident or 0)
+        self._phases.on_first = self._guard.guarded(begin)
+        self._make: Callable[[ExitStack], Backend] = lambda undo: make(undo, self._phases)
         self._lock = threading.RLock()  # reentrant: a signal handler may run while the backend starts
         self._backend: Backend | None = None
         self._waiting: deque[Recordable] = deque()
         """Records from before the start: logged values, and steps that a signal handler ended during the start."""
+        self._starts_at = MAX_WAITING
         self._has_tried = self._ended = False
         self._dropped = self._dropped_at_flush = 0
         """Spans of the records that no backend got, now and at the last flush."""
 
     def fix_identity(self) -> None:
-        """Start the backend with the first record of a kind, and pass the call on."""
+        """Start the backend with the first record of a kind, or pass the call on."""
         if self._backend is None:
             self._start()
-        if self._backend is not None:
+        else:
             self._backend.fix_identity()
 
     def _start(self) -> None:
@@ -91,20 +92,30 @@ class DeferredBackend(Backend):
             if self._has_tried or self._ended:
                 return
             self._has_tried = True
+            backend: Backend | None = None
             try:
                 backend = self._guard.guarded(self._make_started)()
+                if backend is not None:
+                    self._guard.guarded(backend.fix_identity)()
+                if backend is None:
+                    self._ended = True
+                elif self._ended:  # a signal handler has shut down meanwhile
+                    backend.discard()
+                else:
+                    self._backend = backend
             except BaseException:  # Ctrl-C: the next record tries again
-                self._has_tried = False
+                self._backend, self._has_tried, self._starts_at = None, False, 1
+                if backend is not None:
+                    self._phases.move_to(new_page())  # the backend takes its page along
+                    backend.discard()
                 raise
-            if backend is None:
-                self._ended = True
-            elif self._ended:  # a signal handler has shut down meanwhile
-                backend.discard()
-            else:
-                backend.fix_identity()
-                self._backend = backend
-            while self._waiting:
-                self.append(self._waiting.popleft())
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Pass the waiting records on, or count them without a backend."""
+        while self._waiting and (self._backend is not None or self._ended):
+            self.append(self._waiting[0])
+            self._waiting.popleft()
 
     def _make_started(self) -> Backend | None:
         try:
@@ -126,7 +137,7 @@ class DeferredBackend(Backend):
                     return
                 if self._backend is None:
                     self._waiting.append(record)
-                    if len(self._waiting) >= MAX_WAITING:
+                    if len(self._waiting) >= self._starts_at:
                         self._start()
                     return
         self._backend.append(record)
@@ -154,6 +165,7 @@ class DeferredBackend(Backend):
         with self._lock:  # another thread may start the backend now
             if self._waiting:
                 self._start()
+                self._pass_on()  # an interrupt may have ended the start before all were passed on
             dropped, self._dropped_at_flush = self._dropped - self._dropped_at_flush, self._dropped
             complete = not dropped and not self._waiting
         return complete if self._backend is None else self._backend.flush(timeout_s) and complete
@@ -163,6 +175,7 @@ class DeferredBackend(Backend):
         with self._lock:
             if self._waiting:
                 self._start()
+                self._pass_on()
             self._ended = True
         if self._backend is not None:
             self._backend.stop(deadline_s, end)
