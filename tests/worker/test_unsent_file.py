@@ -1,10 +1,12 @@
 """The next run of the same name exports the steps that a training and its companion, which ended together, left."""
 
+import errno
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support import commands, crashing_program
@@ -19,6 +21,7 @@ from torchotel.runs import open_run
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
+from torchotel.worker import unsent_file
 from torchotel.worker.unsent_file import UNSENT_NAME, UnsentFile, encode_unsent, finish_runs
 
 STEPS = crashing_program.STEPS
@@ -177,6 +180,38 @@ def test_a_folder_that_cannot_be_used_stops_no_other(
     finish(odd, server.url, folder)
     assert f"The last steps of {odd} could not be exported" in caplog.text
     assert len(server.spans) == 4
+
+
+def test_steps_that_cannot_be_added_are_not_sent_again(
+    folder: Path, server: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full, for example."""
+    (folder / "trace-00001.jsonl").mkdir()  # LineFile refuses a name that exists
+    with patch.object(unsent_file, "next_segment", lambda _: folder / "trace-00001.jsonl"):
+        finish(folder, server.url)
+    assert len(server.spans) > 0
+    assert "were exported, but they are not in its files ([Errno 17] File exists" in caplog.text
+    assert not (folder / UNSENT_NAME).exists()
+
+
+def test_a_foreign_line_of_metrics_blames_no_other_file(folder: Path, server: Receiver) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('\n{"kind": "step", "number": "two"}\n{"kind": "step", "number": null}\n')
+    finish(folder, server.url)
+    assert [span.name for span in server.spans].count("torch.step") == 2
+    assert not list(folder.glob("*unreadable*"))
+
+
+def test_a_folder_whose_file_system_has_no_locks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is unknown whether its run lives, and no file is left there in the first place."""
+    refuse = OSError(errno.ENOSYS, "Function not implemented")
+    with patch("fcntl.flock", side_effect=refuse):
+        finish(folder, "http://localhost:1")
+        (folder / UNSENT_NAME).unlink()
+        with pytest.raises(OSError, match="not implemented"):
+            UnsentFile(folder / UNSENT_NAME)
+    assert not (folder / UNSENT_NAME).exists()
+    assert not caplog.records
 
 
 def test_a_link_is_not_followed(folder: Path, server: Receiver, tmp_path: Path) -> None:

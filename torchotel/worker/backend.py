@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
     from torchotel.exporters.run_folder import ClaimedFolder
 
+EARLIER_RUNS_S = 2.0
+"""Time at the shutdown for the last steps of earlier runs; what is not sent by then remains for the next run."""
 METRICS_SHARE = 0.1
 """Share of the time of a shutdown that is kept for the last export of metrics, if traces take all the rest."""
 _logger = logging.getLogger("torchotel")
@@ -321,7 +323,7 @@ class ThreadBackend(Backend):
         yield late(partial(self._metric_exporters.shutdown, finished=end.finished), 0.0)
         if self._finisher is not None:
             finisher = self._finisher
-            yield lambda deadline_s: finisher.join(max(0.0, deadline_s - time.monotonic()))
+            yield lambda deadline_s: finisher.join(max(0.0, min(EARLIER_RUNS_S, deadline_s - time.monotonic())))
 
     def discard(self) -> None:
         """Stop at once, and remove the run file."""
@@ -413,10 +415,13 @@ class ThreadBackend(Backend):
         transport = make_trace_transport(self._config) if folders else None
         if transport is not None:
             run = self.guard.guarded(finish_runs)
-            self._finisher = threading.Thread(
-                target=run, args=(folders, transport), name="torchotel-unfinished", daemon=True
-            )
-            self._finisher.start()
+            finisher = threading.Thread(target=run, args=(folders, transport), name="torchotel-unfinished", daemon=True)
+            try:
+                finisher.start()
+            except RuntimeError:  # no thread can be started: the next run sends them
+                transport.close()
+            else:
+                self._finisher = finisher
 
     def _outcomes(self) -> dict[str, int]:
         """Count spans by outcome, as `torchotel.spans`; those that the buffer dropped are in `dropped_queue`."""

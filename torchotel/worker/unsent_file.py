@@ -15,7 +15,7 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -34,7 +34,7 @@ from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_
 UNSENT_NAME: Final = "unsent.jsonl"
 TRACE_KEY: Final = "trace"
 """The key of a trace in the line of its step."""
-BAD_NAME: Final = "unsent-unreadable.jsonl"
+UNREADABLE_NAME: Final = "unsent-unreadable.jsonl"
 
 SENT = "%s ended without a shutdown. Its last steps were exported now (%d spans)"
 REJECTED = "%s ended without a shutdown. The endpoint rejected %d spans of its last steps: %s"
@@ -42,7 +42,10 @@ NOT_SENT = (
     "%s ended without a shutdown, and its last steps could not be exported to %s: %s. The next run that records to the "
     "same name tries again. Check that the endpoint answers"
 )
-NOT_ADDED = "The last steps of %s could not be exported, because its files cannot be used (%s). Check their permissions"
+UNUSABLE = "The last steps of %s could not be exported, because its files cannot be used (%s). Check their permissions"
+NOT_ADDED = "The last steps of %s were exported, but they are not in its files (%s). Make room in the folder"
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""Errors of a file system without locks."""
 IS_FOREIGN = "%s holds a line that torchotel does not write (%s) and is not exported. It is renamed to %s"
 
 Line: TypeAlias = dict[str, Any]
@@ -116,6 +119,7 @@ def _create_locked(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
+        path.unlink(missing_ok=True)
         raise
     return fd
 
@@ -164,11 +168,8 @@ def finish_runs(folders: Iterable[Path], transport: Transport) -> None:
             except (FileNotFoundError, BlockingIOError):  # another process has just done it, or the run lives
                 continue
             except OSError as error:
-                _logger.warning(NOT_ADDED, folder, error)
-            except FOREIGN as error:
-                with contextlib.suppress(OSError):
-                    (folder / UNSENT_NAME).replace(folder / BAD_NAME)
-                _logger.warning(IS_FOREIGN, folder / UNSENT_NAME, error, BAD_NAME)
+                if error.errno not in NO_LOCKS:  # without locks it is unknown whether the run lives
+                    _logger.warning(UNUSABLE, folder, error)
 
 
 def _finish_run(folder: Path, replay: Replay, stack: contextlib.ExitStack) -> None:
@@ -177,30 +178,47 @@ def _finish_run(folder: Path, replay: Replay, stack: contextlib.ExitStack) -> No
     Raises:
         FileNotFoundError: A file is missing: another process has just done it.
         BlockingIOError: The run lives.
-        OSError: A file cannot be used.
-        json_to_protobuf.FOREIGN: A file holds what torchotel does not write.
+        OSError: A file cannot be used, or not be locked.
     """
     unsent = _open_own(folder / UNSENT_NAME, stack)
     fcntl.flock(unsent, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if not os.fstat(unsent).st_nlink:
         raise FileNotFoundError
+    lines = [*_read_lines(unsent)]
     metrics = LineFile(folder / METRICS_NAME, _open_own(folder / METRICS_NAME, stack))
-    last = _last_numbers(_read_lines(metrics.fileno()))
-    lines = [line for line in _read_lines(unsent) if int(line["number"]) > last[line["kind"]]]
-    traces = [line.pop(TRACE_KEY) for line in lines if TRACE_KEY in line]
-    if not all(map(replay.add, traces)) or not replay.push():
+    try:
+        last_recorded = _last_numbers(_read_lines(metrics.fileno())) if lines else {}
+        lines = [line for line in lines if int(line["number"]) > last_recorded[line["kind"]]]
+        traces = [line.pop(TRACE_KEY) for line in lines if TRACE_KEY in line]
+        is_sent = all(map(replay.add, traces)) and replay.push()
+    except FOREIGN as error:
+        (folder / UNSENT_NAME).replace(folder / UNREADABLE_NAME)
+        _logger.warning(IS_FOREIGN, folder / UNSENT_NAME, error, UNREADABLE_NAME)
+        return
+    if not is_sent:
         _logger.warning(NOT_SENT, folder, replay.transport.endpoint, replay.failure)
         return
-    if traces:
-        with contextlib.closing(LineFile(next_segment(folder))) as segment:
-            segment.append(b"\n".join(map(to_json, traces)))
-    for line in lines:
-        metrics.append(to_json(line))
-    (folder / UNSENT_NAME).unlink()
+    (folder / UNSENT_NAME).unlink()  # first: what was exported must not be exported again
     if replay.rejected:
         _logger.warning(REJECTED, folder, replay.rejected, replay.failure)
     if replay.arrived:
         _logger.warning(SENT, folder, replay.arrived)
+    try:
+        _add(folder, metrics, lines, traces)
+    except OSError as error:
+        _logger.warning(NOT_ADDED, folder, error)
+
+
+def _add(folder: Path, metrics: LineFile, lines: Iterable[Line], traces: Sequence[Any]) -> None:
+    if traces:
+        with contextlib.closing(LineFile(next_segment(folder))) as segment:
+            try:
+                segment.append(b"\n".join(map(to_json, traces)))
+            except OSError:
+                segment.path.unlink(missing_ok=True)
+                raise
+    for line in lines:
+        metrics.append(to_json(line))
 
 
 def _open_own(path: Path, stack: contextlib.ExitStack) -> int:
@@ -232,6 +250,7 @@ def _last_numbers(lines: Iterable[Line]) -> dict[str, int]:
     """Return the last numbers of records: the companion may have recorded steps after it wrote the unsent ones."""
     last = {"step": -1, "evaluation": -1}
     for line in lines:
-        if line.get("kind") in last:
-            last[line["kind"]] = max(last[line["kind"]], int(line["number"]))
+        kind, number = line.get("kind"), line.get("number")
+        if kind in last and isinstance(number, int):
+            last[kind] = max(last[kind], number)
     return last
