@@ -33,14 +33,15 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="number of parallel processes, each on one core")
     parser.add_argument("--device", default="cpu", help="device of the subjects that compute numbers (%(default)s)")
     arguments = parser.parse_args()
+    if arguments.device != "cpu" and (arguments.write or arguments.resume):
+        parser.error("--write and --resume are for the CPU: the page and the file have no device")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # matrix products repeat their results
     chosen = [key for key in known() if re.search(arguments.pattern, " ".join(key), re.IGNORECASE)]
     if not chosen:
         parser.error(f"no kind or name matches {arguments.pattern!r}")
     check = partial(line_of, device=arguments.device)
     found = _checked(chosen, check, arguments.resume, arguments.processes)
-    is_whole = not arguments.pattern and arguments.device == "cpu"
-    if arguments.write is not None and is_whole:  # the page needs all subjects
+    if arguments.write is not None and not arguments.pattern:  # the page needs all subjects
         write(arguments.write, found)
     bad = [line for line in found if line.wrong]
     for line in bad:

@@ -53,6 +53,8 @@ def line_of(key: Key, *, alone: bool = False, device: str = "cpu") -> Line:
 def _trains(subject: Subject) -> bool:
     try:
         train(subject)
+    except (torch.AcceleratorError, torch.OutOfMemoryError):  # may be another subject's, so it is no reason to exclude
+        raise
     except Exception:  # noqa: BLE001  # the subject's own code names another device
         return False
     return True

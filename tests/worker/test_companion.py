@@ -317,7 +317,7 @@ session._guard.fault()
 for _ in range(2):
     with torchotel.step():
         pass
-handle.flush(60)
+handle.flush(5)
 assert handle.stats()["internal_errors"] == 1
 print(json.dumps([before, handle.stats()["worker"], session.companion_pid or os.getpid()]))
 handle.shutdown(1)

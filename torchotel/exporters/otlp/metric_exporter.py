@@ -283,11 +283,13 @@ class _Pusher:
         self._asked = self._done = 0
         self._ended = False
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `end` pushes
+        with contextlib.suppress(RuntimeError):  # no thread can be started: only `end` pushes
             self._thread.start()
 
     def push(self, deadline_s: float) -> bool:
-        """Push now; return False on timeout."""
+        """Push now; return False on timeout, and without a thread."""
+        if not self._thread.is_alive():
+            return False
         with self._changed:
             self._asked += 1
             asked = self._asked
