@@ -103,7 +103,7 @@ def claim_folder(wanted: Path) -> ClaimedFolder:
             metrics = _begin(folder)
         except FileExistsError as error:
             if folder == wanted and not folder.is_dir():
-                raise ConfigError("record", os.fspath(wanted), "a folder, and a file is there") from error
+                raise ConfigError("record", os.fspath(wanted), "a folder, but a file is there") from error
         except OSError as error:
             takes = f"a folder that can be written to ({error.strerror})"
             raise ConfigError("record", os.fspath(wanted), takes) from error
@@ -130,9 +130,9 @@ def check_folder(wanted: Path) -> None:
     except OSError as error:  # for example, the name is too long
         raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to ({error.strerror})") from error
     if not found.is_dir():
-        raise ConfigError("record", os.fspath(wanted), f"a folder, and {found} is a file")
+        raise ConfigError("record", os.fspath(wanted), f"a folder, but {found} is a file")
     if not os.access(found, os.W_OK | os.X_OK):
-        raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to, and {found} cannot")
+        raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to, but {found} cannot")
 
 
 def earlier_folders(wanted: Path, claimed: Path) -> Iterator[Path]:

@@ -219,8 +219,8 @@ class Run:
             yield from _converted(path, _objects(path, on_read), lambda line: (_record(line),))
 
     def _unsent(self, convert: Callable[[dict[str, Any]], Iterable[Line]]) -> Iterator[Line]:
-        """Read the lines of the steps that had no record when the companion process ended."""
-        if not self._ended_with_companion():
+        """Read the lines of the steps that had no record when the training and its companion ended together."""
+        if not self._left_unsent():
             return
         last: dict[str, int] = {}
         for record in self._recorded(int):
@@ -234,8 +234,8 @@ class Run:
         with contextlib.suppress(FileNotFoundError):  # the next run may have added the steps meanwhile
             yield from _converted(path, _objects(path, self.on_read), convert_new)
 
-    def _ended_with_companion(self) -> bool:
-        """Return whether there is a file of steps without a record, and no companion process that holds its lock."""
+    def _left_unsent(self) -> bool:
+        """Return whether there is a file of steps without a record, and no process that holds its lock."""
         path = self.folder / UNSENT_NAME
         if not path.is_file():  # opening a named pipe would block for ever
             return False

@@ -407,7 +407,7 @@ class ThreadBackend(Backend):
         )
 
     def _finish_earlier_runs(self) -> None:
-        """Export what the companions of earlier runs of this name could not, on a thread of its own."""
+        """Export the last steps that earlier runs of this name left, on a thread of its own."""
         if self._run_file is None or self._config.record is None:
             return
         wanted = own_folder(self._config.record, self._resource.identity)

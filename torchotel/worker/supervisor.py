@@ -341,7 +341,7 @@ class CompanionBackend(Backend):
                 self._channel.close()
 
     def _remove_unsent(self) -> None:
-        """Remove the note of a companion that has ended while this process goes on, or ends in order."""
+        """Remove the file of steps without a record, after the companion has ended while this process lives."""
         if self._unsent_file is not None:
             self._unsent_file.remove()
 
