@@ -107,6 +107,7 @@ class Program:
             "stop the companion": self._stop_the_companion,
             "shut down amid a restart": self._shut_down_amid_a_restart,
             "fill the channel": self._fill_the_channel,
+            "train a large model": self._train_a_large_model,
             "garble the channel": self._garble_the_channel,
             "end a step amid a record": self._end_a_step_amid_a_record,
             "fork": self._fork,
@@ -216,6 +217,15 @@ class Program:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.handle.prometheus_port}/metrics") as scrape:
             (line,) = [line for line in scrape.read().decode().splitlines() if 'outcome="dropped_queue"' in line]
         say(complete, self.handle.flush(), float(line.split()[-1]) == self.handle.stats()["spans_dropped"] > 0)
+
+    def _train_a_large_model(self) -> None:
+        """Print whether a step of a model that is too large for the channel was dropped."""
+        self.handle.flush()
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(800)])
+        model(torch.ones(2, 4)).sum().backward()
+        self._optimizer.step()
+        self.train()
+        say(self.handle.flush(), self.handle.stats()["spans_dropped"] > 0)
 
     def _garble_the_channel(self) -> None:
         self.handle.flush()

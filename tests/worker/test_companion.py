@@ -142,7 +142,15 @@ def test_records_that_a_full_channel_drops_are_counted_as_those_of_a_full_buffer
     happened, counted = run.lines
     assert happened == "False True True", run.errors
     assert counted.endswith(" 0")
-    assert run.errors.count("the worker cannot build spans as fast as steps end") == 1
+    assert run.errors.count("because the buffer before the worker was full") == 1
+
+
+def test_a_record_that_is_larger_than_the_channel_costs_no_other(tmp_path: Path) -> None:
+    """The message names the setting, and the size that is needed."""
+    run = Run("train a large model", tmp_path / "run", TORCHOTEL_CHANNEL_BYTES="65536")
+    assert run.lines[0] == "False True", run.errors
+    assert len(run.steps()) == 3 * STEPS
+    assert len(re.findall(r"the record of one takes \d{6} bytes, and channel_bytes .* is 65536", run.errors)) == 1
 
 
 def test_a_shutdown_amid_a_restart_leaves_no_companion(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_a_definition_is_sent_until_one_message_with_it_was_sent(records: list[R
     """A full channel drops a message; the next one has the definitions again, and later ones have none."""
     encoder, decoder = RecordEncoder(), RecordDecoder()
     dropped = encoder.encode(records[0])
+    encoder.retract()
     again = encoder.encode(records[0])
     assert len(again) == len(dropped)
     encoder.confirm()
@@ -113,6 +114,20 @@ def test_a_definition_is_sent_until_one_message_with_it_was_sent(records: list[R
     short = encoder.encode(records[0])
     assert len(short) < len(again) * 0.8
     assert plain(decoder.decode(short)) == plain(records[0])
+
+
+def test_a_record_does_not_carry_the_definitions_of_dropped_ones(records: list[Record]) -> None:
+    """Else no later record would fit into a channel that is too small for one detailed step."""
+    encoder, decoder = RecordEncoder(), RecordDecoder()
+    (log,) = [record for record in records if isinstance(record, Log)]
+    alone = RecordEncoder().encode(log)
+    encoder.encode(records[0])
+    encoder.retract()
+    message = encoder.encode(log)
+    encoder.confirm()
+    assert len(message) == len(alone)
+    assert decoder.decode(message) == log
+    assert plain(decoder.decode(encoder.encode(records[0]))) == plain(records[0])
 
 
 def test_a_receiver_that_missed_definitions_refuses_the_message(records: list[Record]) -> None:

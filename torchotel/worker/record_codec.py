@@ -82,7 +82,7 @@ class RunStart(NamedTuple):
 
 
 class RecordEncoder:
-    """Encode records; a definition is part of each message until `confirm` is called after one."""
+    """Encode records; a message has the definitions that it needs, and `confirm` or `retract` follows."""
 
     def __init__(self) -> None:
         self._modules: dict[ModuleInfo, int] = {}
@@ -114,6 +114,14 @@ class RecordEncoder:
     def confirm(self) -> None:
         """Note that the receiver will get the last message."""
         self._confirmed = len(self._module_definitions), len(self._signature_definitions)
+
+    def retract(self) -> None:
+        """Note that the receiver will not get the last message: the next ones define only what they need."""
+        modules, signatures = self._confirmed
+        del self._module_definitions[modules:], self._signature_definitions[signatures:]
+        for numbers, confirmed in ((self._modules, modules), (self._signatures, signatures)):
+            while len(numbers) > confirmed:
+                numbers.popitem()
 
     def _encode_step(self, record: StepRecord) -> tuple[Any, ...]:
         values = dict(zip(_STEP_FIELDS, _step_values(record), strict=True))

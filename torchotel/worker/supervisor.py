@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchotel._records import Recordable, StepRecord
-from torchotel._utils.faults import Guard
+from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_traced, resident_bytes
 from torchotel.config.config import Config
 from torchotel.exporters.factory import claim_endpoint, claim_run_folder
@@ -57,6 +57,11 @@ KILLED = (
     "shutdown() with a longer timeout_s."
 )
 
+TOO_LARGE = (
+    "Steps in detail are dropped: the record of one takes %d bytes, and channel_bytes (TORCHOTEL_CHANNEL_BYTES) is %d. "
+    "Set channel_bytes to ten times the size of a record, or leave it out"
+)
+
 _logger = logging.getLogger("torchotel")
 
 
@@ -91,6 +96,7 @@ class CompanionBackend(Backend):
         self._links = links
         self.id_source = IdGenerator(config.sampler, config.sampler_ratio)
         self._guard = Guard("the channel to the companion", limit=1000)
+        self._warn = Warn()
         self._channel, self._encoder = Sender(config.channel_bytes), RecordEncoder()
         self.phase_log = phase_log or PhaseWriter(new_page(), threading.main_thread().ident or 0)
         self.phase_log.move_to(self._channel.page)
@@ -273,7 +279,11 @@ class CompanionBackend(Backend):
         if not companion.alive:
             return False
         waited = self._channel.waiting
-        if not self._channel.send(self._encoder.encode(record)):
+        message = self._encoder.encode(record)
+        if not self._channel.send(message):
+            self._encoder.retract()
+            if len(message) > self._config.channel_bytes:
+                self._warn(TOO_LARGE, len(message), self._config.channel_bytes, key=TOO_LARGE)
             return False
         self._spans += record.span_estimate()
         self._encoder.confirm()

@@ -21,7 +21,7 @@ LAST_RECORD_S = 2.0
 """Further time at the end of a shutdown for the record that is being processed."""
 
 BEHIND = (
-    "the worker cannot build spans as fast as steps end: records of %d spans were dropped and are in no metric "
+    "records of %d spans were dropped and are in no metric, because the buffer before the worker was full "
     "(`spans_dropped` in stats() counts all). Record fewer steps in detail: detail=n records every n-th"
 )
 

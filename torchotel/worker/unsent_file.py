@@ -36,7 +36,10 @@ TRACE_KEY: Final = "trace"
 """The key of a trace in the line of its step."""
 UNREADABLE_NAME: Final = "unsent-unreadable.jsonl"
 
-SENT = "%s ended without a shutdown. Its last steps were exported now (%d spans)"
+SENT = (
+    "%s ended without a shutdown. Its steps without a record were exported now (%d spans). If earlier steps did not "
+    "arrive, `torchotel export --to` sends them"
+)
 REJECTED = "%s ended without a shutdown. The endpoint rejected %d spans of its last steps: %s"
 NOT_SENT = (
     "%s ended without a shutdown, and its last steps could not be exported to %s: %s. The next run that records to the "
