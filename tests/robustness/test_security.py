@@ -147,7 +147,7 @@ def test_a_target_file_is_everybodys_and_follows_no_link(tmp_path: Path) -> None
     folder = tmp_path / "targets"
     folder.mkdir()
     name = f"torchotel-{socket.gethostname()}-{os.getpid()}.json"
-    (folder / f".{name}.new").symlink_to(victim)
+    (folder / name).symlink_to(victim)
     os.mkfifo(folder / f"torchotel-{socket.gethostname()}-1.json")  # reading it would wait for a writer
     with _umask(0o077), torchotel.instrument(traces_exporter="none", discovery_dir=folder) as handle:
         (target,) = json.loads((folder / name).read_text())

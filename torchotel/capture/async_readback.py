@@ -46,6 +46,7 @@ class AsyncReadback:
         self._event = event
         if event is None:
             self._read_buffer()
+            self._buffer = None
 
     @property
     def is_waiting(self) -> bool:
@@ -59,7 +60,7 @@ class AsyncReadback:
                 if is_capturing() or not self._event.query():  # a query would end the capture of a CUDA graph
                     return False
                 self._read_buffer()
-            self._buffer = self._event = None
+            self._buffer = self._event = None  # also on a device that has failed
         return True
 
     def wait(self) -> None:
@@ -70,7 +71,7 @@ class AsyncReadback:
                     return
                 self._event.synchronize()
                 self._read_buffer()
-            self._buffer = self._event = None
+            self._buffer = self._event = None  # also on a device that has failed
 
     def values(self) -> list[float]:
         """Return the numbers; an empty list if they are not ready or can't be known."""
@@ -79,7 +80,6 @@ class AsyncReadback:
     def _read_buffer(self) -> None:
         if self._buffer is not None:
             self._values = [float(value) for value in self._buffer.tolist()]
-        self._buffer = self._event = None
 
 
 UNKNOWN = AsyncReadback(None, None)

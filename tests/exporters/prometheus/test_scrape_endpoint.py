@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from torch import nn
 
 import torchotel
 from torchotel._types import ConfigError
+from torchotel.exporters.prometheus.endpoint import DiscoveryFile
 from torchotel.exporters.prometheus.exposition import target_labels
 
 
@@ -210,6 +212,20 @@ def test_a_given_registry_knows_our_names(caplog: pytest.LogCaptureFixture) -> N
         assert "torch_evaluations" not in generate_latest(registry).decode()
     assert "torch_steps_total 0.0" in generate_latest(registry).decode()
     assert "Give another registry" in caplog.text
+
+
+def test_companions_of_a_process_may_write_their_target_at_once(tmp_path: Path) -> None:
+    """A process may end a session while it starts the next; each has a companion, which writes the same file."""
+    files = [DiscoveryFile(tmp_path, "digits", 1) for _ in range(4)]
+
+    def write_often(file: DiscoveryFile) -> None:
+        for _ in range(200):
+            file.write("127.0.0.1", 9464)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write_often, files))
+    (left,) = tmp_path.iterdir()
+    assert json.loads(left.read_text())[0]["targets"] == ["127.0.0.1:9464"]
 
 
 @pytest.mark.parametrize(("setting", "bad"), [("discovery_dir", "file/below"), ("prometheus_host", "203.0.113.7")])

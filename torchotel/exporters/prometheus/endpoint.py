@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,18 @@ class DiscoveryFile:
         """Write the target; Prometheus sees the whole file or none."""
         name = socket.gethostname() if host in WILDCARDS else host
         address = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
-        new = self.path.with_name(f".{self.path.name}.new")
-        new.unlink(missing_ok=True)
-        # Other users may write to the folder, so links are not followed. Prometheus, another user, must be able to read
-        # the file with any umask. Labels other than `job` would collide with those of target_info.
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(json.dumps([{"targets": [address], "labels": {"job": self._job}}]) + "\n")
-        new.replace(self.path)
+        # mkstemp follows no link that another user has put there. Its random name lets several sessions of a process
+        # write at once. Prometheus, another user, must be able to read the file with any umask. Labels other than `job`
+        # would collide with those of target_info.
+        descriptor, new = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(json.dumps([{"targets": [address], "labels": {"job": self._job}}]) + "\n")
+            Path(new).replace(self.path)
+        except OSError:
+            Path(new).unlink()
+            raise
         self._remove_dead(address)
 
     def remove(self) -> None:
