@@ -31,6 +31,10 @@ class ModuleInfo:
         return f"{self.type} `{self.path}` of {self.model}" if self.depth else self.model
 
 
+Alignment: TypeAlias = tuple[int, int]
+"""Names a step on all ranks: the collectives of the default process group before it, and the steps since the last."""
+
+
 class ModelInfo(NamedTuple):
     """The model of the first step."""
 
@@ -265,6 +269,8 @@ class StepRecord:
     error: Error | None = None
     identity: SpanReference | None = None
     """Context of the root span if it was allocated while the step ran."""
+    alignment: Alignment | None = None
+    """Of a step; None if there are no other ranks."""
     values: Mapping[str, LogValue] = field(default_factory=dict)
     """Logged values by name."""
     gradients: GradientNorms | None = None

@@ -12,7 +12,9 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 SPAN_RUN = "torch.run"
 """One short span at the first step: configuration, versions, model."""
 SPAN_STEP = "torch.step"
-"""One training step, the root of its trace."""
+"""One training step, the root of its trace; `torch.step rank 3` if several ranks share the trace."""
+STEP_OF_RANK = SPAN_STEP + " rank "
+"""Prefix of a rank: its step, a root beside those of the other ranks."""
 SPAN_EVALUATION = "torch.evaluation"
 """One batch that was forwarded outside of training steps."""
 SPAN_STALL = "torch.stall"
@@ -31,6 +33,12 @@ SPAN_BACKWARD = "torch.backward"
 """One run of the autograd engine."""
 SPAN_OPTIMIZER = "torch.optimizer.step"
 """One step of the optimizer."""
+
+
+def is_step(span: str) -> bool:
+    """Return whether a span of this name is a training step."""
+    return span == SPAN_STEP or span.startswith(STEP_OF_RANK)
+
 
 # Attributes of module spans.
 

@@ -16,12 +16,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from torchotel import _semconv as names
-from torchotel._records import Error, Record, Recordable, StepRecord
+from torchotel._records import Alignment, Baggage, Error, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
-from torchotel._utils.distributed import Identity, identify, own_folder, own_run
+from torchotel._utils.distributed import Identity, agree_on_launch, identify, own_folder, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
 from torchotel.capture.recorder import Capture
+from torchotel.capture.torch_internals import group_store
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.factory import load_endpoint
@@ -32,6 +33,7 @@ from torchotel.sampling.detail import Detail, Overhead, sampling_interval
 from torchotel.tracing.context import attach_proxy, current_baggage, current_span
 from torchotel.tracing.ids import IdGenerator
 from torchotel.tracing.resource import ProcessResource, describe_process
+from torchotel.tracing.shared_trace import SharedTraces
 from torchotel.worker.backend import Backend, RunEnd, SessionLinks, ThreadBackend
 from torchotel.worker.deferred import DeferredBackend
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
@@ -77,10 +79,11 @@ class Session:
         self._printed_before = _last_printed()
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         described = describe_process(config.service_name, script_name(), _torch_versions())
-        self._identity_fixed = False
+        self._identity_fixed, self._launch_id = False, ""
         exports_spans = exporters is None and config.traces_exporter != "none"
         self._found_no_provider = exports_spans and find_provider(config.tracer_provider) is None
         self._resource = ProcessResource(described, self._identify)
+        self._shared = SharedTraces(lambda: self._resource.identity)
         with ExitStack() as undo:  # closes what is open if a later part fails
             self._backend = self._make_backend(exporters, on_record, undo, defer_start=defer_start)
             self._start(model, undo)
@@ -163,7 +166,7 @@ class Session:
             gradient_norms=config.gradient_norms,
             user_span=current_span,
             baggage=current_baggage,
-            start_span=self._backend.id_source.start,
+            start_span=self._start_span,
             make_current=attach_proxy,
             warn=Warn(),
             on_first=self._guard.guarded(self._begin),
@@ -276,14 +279,34 @@ class Session:
         )
 
     def _identify(self) -> Identity:
-        return identify(os.environ, self._config.run_id, own_run.current())
+        return identify(os.environ, self._config.run_id, own_run.current(), self._launch_id)
 
-    def _begin(self) -> None:
-        """Find the final identity with the first step, on the training thread: the process group exists by then."""
+    def _fix_identity(self) -> None:
         if not self._identity_fixed:
             self._identity_fixed = True
             own_run.use()
+            self._launch_id = agree_on_launch(group_store())
             self._resource.update()
+
+    def _start_span(
+        self,
+        name: str,
+        parent: SpanReference | None,
+        start_ns: int,
+        *,
+        baggage: Baggage | None = None,
+        alignment: Alignment | None = None,
+    ) -> SpanReference:
+        """Fix the ids of a span that the program asks for while it runs; see `StartSpan`."""
+        if alignment is not None:
+            self._fix_identity()
+            name = self._shared.root_template("step", alignment).name
+        trace_id = self._shared.trace_id(alignment)
+        return self._backend.id_source.start(name, parent, start_ns, baggage=baggage, trace_id=trace_id)
+
+    def _begin(self) -> None:
+        """Find the final identity with the first step, on the training thread: the process group exists by then."""
+        self._fix_identity()
         if self._found_no_provider:
             warn_of_late_provider()
         self._backend.fix_identity()

@@ -106,7 +106,7 @@ class Captured:
     @property
     def steps(self) -> list[CapturedSpan]:
         """The root spans of the training steps."""
-        return [root for root in self.roots if root.name == names.SPAN_STEP]
+        return [root for root in self.roots if names.is_step(root.name)]
 
     @property
     def evaluations(self) -> list[CapturedSpan]:

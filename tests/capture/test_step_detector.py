@@ -35,6 +35,9 @@ class Listener:
     def baggage(self) -> None:
         """Return no baggage."""
 
+    def alignment(self, ahead: int) -> None:
+        """Return no alignment: there are no other ranks."""
+
     def on_segment_begin(self) -> None:
         """Do nothing."""
 

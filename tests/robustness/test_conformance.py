@@ -41,7 +41,7 @@ from torchotel.tracing.evaluation_folding import EvaluationFold
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.span import SpanContextSource
 from torchotel.tracing.span_templates import Templates
-from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
+from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_parent, trace_attributes
 
 RUN = run_reference(Identity(0, 0, 2, "conformance", 0))
 RESOURCE = {"service.name": "tests"}
@@ -73,7 +73,9 @@ def export(units: Sequence[StepRecord], exporter: TraceExporter, starter: SpanCo
     for unit in [*ready, *fold.pop_all()]:
         attributes = root_attributes(unit, unit.reason, [])
         start_ns = unit.start_ns + unit.unix_offset_ns
-        root = starter.start(root_name(unit), root_parent(unit), start_ns, {**trace_attributes(unit), **attributes})
+        root = starter.start(
+            builder.shared.root_name(unit), root_parent(unit), start_ns, {**trace_attributes(unit), **attributes}
+        )
         exporter.export(builder.build(unit, timer.build(unit), root, attributes))
     assert exporter.flush(time.monotonic() + 10)
     exporter.shutdown(time.monotonic() + 10)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from torchotel._utils.process import MAX_PORT, is_child
@@ -18,6 +18,17 @@ from torchotel._utils.text import shortened
 
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 """Slurm step ids from here on belong to batch scripts and interactive shells, not to steps of `srun`."""
+
+
+class Store(Protocol):
+    """A key-value store that the ranks share."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set the value of a key that has none, if `expected` is empty, and return its value."""
+
+
+LAUNCH_KEY = "torchotel/launch"
+"""Key of the launch's id in the store of the process group."""
 
 
 class Identity(NamedTuple):
@@ -31,6 +42,8 @@ class Identity(NamedTuple):
     run_id: str
     generation: int
     """Restarts of the run so far."""
+    launch: str = ""
+    """Random id that the ranks of this launch have agreed on; empty without a process group of several ranks."""
 
 
 class _Launcher(NamedTuple):
@@ -75,7 +88,9 @@ _KUBERNETES = _Launcher("JOB_COMPLETION_INDEX", "", "", "")
 _RAY = _Launcher("", "", "", "")
 
 
-def identify(environ: Mapping[str, str], run_id: str | None = None, own_run_id: str = "") -> Identity:
+def identify(
+    environ: Mapping[str, str], run_id: str | None = None, own_run_id: str = "", launch_id: str = ""
+) -> Identity:
     """Return the identity of this process, without communication; it may change until a process group exists.
 
     Sources in order: the default process group of `torch.distributed`, then the first launcher with complete and
@@ -85,6 +100,7 @@ def identify(environ: Mapping[str, str], run_id: str | None = None, own_run_id: 
         environ: The environment.
         run_id: The configured id of the run.
         own_run_id: The id of the run if this is the only process.
+        launch_id: What `agree_on_launch` returned; the id of the run if no launcher sets one.
     """
     launch, group = _find_launch(environ), _default_group()
     rank, world_size = group or ((0, 1) if launch is None else (launch.rank, launch.world_size))
@@ -97,9 +113,25 @@ def identify(environ: Mapping[str, str], run_id: str | None = None, own_run_id: 
         rank,
         local_rank,
         world_size,
-        shortened(run_id or _find_run_id(environ, launch, world_size) or own_run_id),
+        shortened(run_id or _find_run_id(environ, launch, world_size) or launch_id or own_run_id),
         0 if launch is None else launch.generation,
+        launch_id,
     )
+
+
+def agree_on_launch(store: Store | None) -> str:
+    """Return a random id that is the same on all ranks of a launch; empty if it cannot be agreed on.
+
+    The ids of launchers do not tell two launches of a program apart: many programs set a constant one. The store is
+    accessed once, and no rank waits for another.
+
+    Args:
+        store: The store of the process group; None: there is no group of several ranks.
+    """
+    if store is not None:
+        with suppress(RuntimeError):  # another kind of store, or its process has ended
+            return store.compare_set(LAUNCH_KEY, "", uuid4().hex).decode()
+    return ""
 
 
 def own_folder(record: Path, identity: Identity) -> Path:

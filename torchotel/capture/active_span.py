@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torchotel import _semconv as names
-from torchotel._records import Baggage, SpanReference
+from torchotel._records import Alignment, Baggage, SpanReference
 from torchotel.capture.step_segment import Identity, StepSegment, unix_offset_ns
 
 if TYPE_CHECKING:
@@ -27,9 +27,23 @@ class StartSpan(Protocol):
     """Fixes the ids of a span."""
 
     def __call__(
-        self, name: str, parent: SpanReference | None, start_ns: int, *, baggage: Baggage | None = None
+        self,
+        name: str,
+        parent: SpanReference | None,
+        start_ns: int,
+        *,
+        baggage: Baggage | None = None,
+        alignment: Alignment | None = None,
     ) -> SpanReference:
-        """Return the ids; `start_ns` is unix time, and spans below a torchotel span have its baggage."""
+        """Return the ids.
+
+        Args:
+            name: The name of the span; with an alignment, that of its rank replaces it.
+            parent: The parent; None for a root.
+            start_ns: The start, in unix time.
+            baggage: The program's baggage, which spans below a torchotel span inherit.
+            alignment: The alignment of a step that is in the trace of all ranks; None: it has its own trace.
+        """
 
 
 Leave: TypeAlias = Callable[[], None]
@@ -59,6 +73,7 @@ class ActiveSpans:
         start_span: Fixes ids.
         make_current: Puts into the context what answers.
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
+        alignment: Returns the alignment of a step that begins now, after a number of further ones.
         path_of: Returns the path of an open call's module, None for a module whose calls are left out.
         switch: Whether anything is recorded.
         fault: Called for an internal error, in its `except` block.
@@ -69,11 +84,13 @@ class ActiveSpans:
         start_span: StartSpan | None,
         make_current: MakeCurrent | None,
         baggage: Callable[[], Baggage | None],
+        alignment: Callable[[int], Alignment | None],
         path_of: Callable[[CallStack, Module], str | None],
         switch: RecordingSwitch,
         fault: Callable[[], None],
     ) -> None:
         self._start_span, self._make_current, self._baggage = start_span, make_current, baggage
+        self._alignment = alignment
         self._path_of, self._switch, self._fault = path_of, switch, fault
         self._lock = threading.RLock()  # reentrant: a signal handler may ask while its thread holds it
 
@@ -187,8 +204,11 @@ class ActiveSpans:
         name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
         user_span = segment.user_span if segment is not None and evaluates else None
         baggage = self._baggage() if segment is None else segment.baggage
+        alignment = self._alignment(0) if segment is None else segment.alignment
         start_ns += identity.unix_offset_ns
-        identity.reference = start_span(name, user_span, start_ns, baggage=baggage)
+        identity.reference = start_span(
+            name, user_span, start_ns, baggage=baggage, alignment=None if evaluates else alignment
+        )
         if identity.used:  # the step's own thread has ended it
             identity.reference = None
         return identity.reference

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from torchotel._records import SUPPRESSED, Baggage, DeviceMemory, Log, SpanReference, StepRecord
+from torchotel._records import SUPPRESSED, Alignment, Baggage, DeviceMemory, Log, SpanReference, StepRecord
 from torchotel.capture.gradient_norms import step_norms
 from torchotel.capture.logged_values import Logged
 from torchotel.capture.step_segment import StepSegment, build_record, unix_offset_ns
@@ -15,6 +15,7 @@ from torchotel.capture.step_segment import StepSegment, build_record, unix_offse
 if TYPE_CHECKING:
     from torchotel.capture.cuda import Memory
     from torchotel.capture.gradient_norms import Gradients
+    from torchotel.capture.step_alignment import StepAlignment
     from torchotel.capture.thread_state import ThreadState
     from torchotel.sampling.detail import Detail
 
@@ -216,6 +217,7 @@ class RecordOutput:
         memory: Reads the memory of devices at the end of a step.
         user_span: Returns the user's span that is current on the calling thread.
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
+        alignment: Aligns steps with those of other ranks.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
     """
 
@@ -227,10 +229,11 @@ class RecordOutput:
         memory: Memory,
         user_span: Callable[[], SpanReference | None],
         baggage: Callable[[], Baggage | None],
+        alignment: StepAlignment,
         on_first: Callable[[], None],
     ) -> None:
         self._next, self._detail, self._gradients, self._memory = hand_over, detail, gradients, memory
-        self.user_span, self.baggage, self._on_first = user_span, baggage, on_first
+        self.user_span, self.baggage, self._alignment, self._on_first = user_span, baggage, alignment, on_first
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         """How many records of each kind were made."""
         self._numbering = threading.RLock()  # reentrant: a signal's handler may end a step while it is held
@@ -240,6 +243,10 @@ class RecordOutput:
         if pending.logged.loss_is_bad():
             self._gradients.note_bad_loss(self.numbers["step"])
         self._next(pending)
+
+    def alignment(self, ahead: int) -> Alignment | None:
+        """Return the alignment of a step that begins now, after `ahead` further ones."""
+        return self._alignment.of_step(self.numbers["step"] + ahead)
 
     def make_record(self, kind: str, segments: list[StepSegment], thread: int) -> PendingRecord:
         """Make the record of a step, an evaluation or a fetch, with the next number of its kind."""
@@ -263,7 +270,7 @@ class StepRecorder:
 
     def __init__(self, thread: ThreadState, output: RecordOutput) -> None:
         self._thread, self._output = thread, output
-        self.user_span, self.baggage = output.user_span, output.baggage
+        self.user_span, self.baggage, self.alignment = output.user_span, output.baggage, output.alignment
 
     def on_segment_begin(self) -> None:
         """Hand over finished steps: values that are logged from now on belong to the next step."""

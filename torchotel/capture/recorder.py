@@ -26,6 +26,7 @@ from torchotel.capture.module_calls import ModuleCallRecorder
 from torchotel.capture.module_registry import ModuleRegistry
 from torchotel.capture.pending_records import HandOver, PendingLog, RecordOutput, StepRecorder
 from torchotel.capture.root_calls import RootCalls
+from torchotel.capture.step_alignment import StepAlignment
 from torchotel.capture.tensor_watch import Watches
 from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
 from torchotel.capture.torch_compile import CompileHooks
@@ -76,7 +77,10 @@ class Capture:
         self.errors = ErrorReader(exception_text, self.registry.known)
         self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
-        self.output = RecordOutput(hand_over, detail, self.gradients, self.memory, user_span, baggage, on_first)
+        alignment = StepAlignment()
+        self.output = RecordOutput(
+            hand_over, detail, self.gradients, self.memory, user_span, baggage, alignment, on_first
+        )
         self._phase_log = phase_log
         self._make_listener = partial(StepRecorder, output=self.output)
         self.switch = RecordingSwitch()
@@ -90,7 +94,13 @@ class Capture:
             self.registry, CallSignatures(self.warn, shapes=shapes), self.errors, self.device_marks
         )
         self.active_spans = ActiveSpans(
-            start_span, make_current, baggage, calls.shown_path, self.switch, self.guard.fault
+            start_span,
+            make_current,
+            baggage,
+            self.output.alignment,
+            calls.shown_path,
+            self.switch,
+            self.guard.fault,
         )
         self._make_forward_hooks(calls)
         self._make_event_hooks()

@@ -290,7 +290,7 @@ class RootCalls:
     def _is_detailed(self, segment: StepSegment, *, grad: bool) -> bool:
         numbers, detail = self._numbers, self._detail
         if grad or segment.trained or segment.explicit:
-            return detail.of_step(numbers["step"] + segment.ahead)
+            return detail.of_step(numbers["step"] + segment.ahead, segment.alignment)
         return detail.of_evaluation(numbers["evaluation"])
 
     def leave(self, thread: ThreadState, now_ns: int, error: Error | None) -> None:

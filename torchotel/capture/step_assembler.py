@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from typing import Protocol
 
-from torchotel._records import Baggage, Error, SpanReference
+from torchotel._records import Alignment, Baggage, Error, SpanReference
 from torchotel.capture.step_segment import Identity, StepSegment, step_start_ns
 
 
@@ -15,6 +15,13 @@ class StepListener(Protocol):
 
     def baggage(self) -> Baggage | None:
         """Return the program's baggage, None if it is empty."""
+
+    def alignment(self, ahead: int) -> Alignment | None:
+        """Return the alignment of a step that begins now; None if there are no other ranks.
+
+        Args:
+            ahead: Steps that will end before it.
+        """
 
     def on_segment_begin(self) -> None:
         """Take note that a segment opens: no more values can be logged to the steps before."""
@@ -90,8 +97,11 @@ class StepAssembler:
         )
         segment.idle_since_ns, segment.paused = self.idle_since_ns, self.paused
         if self.segments and not self.is_finished():
-            segment.identity, segment.ahead = self.segments[-1].identity, self.segments[-1].ahead
-        elif fetched:
+            before = self.segments[-1]
+            segment.identity, segment.ahead, segment.alignment = before.identity, before.ahead, before.alignment
+            return segment
+        segment.alignment = listener.alignment(ahead=bool(self.segments))
+        if fetched:
             segment.identity, self.next = self.next, Identity()
         return segment
 

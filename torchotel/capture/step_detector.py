@@ -467,7 +467,7 @@ class StepDetector:
         segment = assembler.begin(now_ns)
         if assembler.segments and assembler.is_finished():
             if not assembler.is_whole():
-                segment.identity = assembler.segments[-1].identity
+                segment.identity, segment.alignment = assembler.segments[-1].identity, assembler.segments[-1].alignment
             elif not assembler.continues_until_fetch():
                 segment.ahead = 1
         return segment

@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from torchotel._limits import MAX_BETWEEN_NS
 from torchotel._records import (
+    Alignment,
     Baggage,
     DeviceTimes,
     Error,
@@ -77,6 +78,8 @@ class StepSegment:
     user_span: SpanReference | None = None
     baggage: Baggage | None = None
     identity: Identity = field(default_factory=Identity)
+    alignment: Alignment | None = None
+    """Of the step that it begins or continues; None if there are no other ranks."""
     forward_id: int = 0
     """Span id of the open forward phase; 0 if it is not fixed."""
     ahead: int = 0
@@ -215,6 +218,7 @@ def build_record(
         registrations=first.registrations,
         error=first.error,
         identity=identity,
+        alignment=first.alignment if kind == "step" else None,
     )
     for before, segment in pairwise(segments):
         _merge_segment(record, segment)

@@ -30,6 +30,8 @@
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
+| `distributed_c10d._get_default_store` | telling launches with the same run id apart | their steps share traces |
+| `ProcessGroup._get_sequence_number_for_group` | finding the same step on all ranks | each rank has its own traces |
 | `_torchdynamo_orig_callable`, `_torchdynamo_disable` | compiled functions | a compiled `forward` is not marked |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
 """
@@ -660,3 +662,31 @@ def around_strict_export(trace: ModuleType, begin: Callable[[], None], end: Call
     if not hasattr(trace, "_export_to_torch_ir"):
         return lambda: None
     return replace(trace, "_export_to_torch_ir", make)
+
+
+def default_group() -> Any:
+    """Return the default process group; None if there is none, or if it has one rank."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    group = None if distributed is None else distributed.GroupMember.WORLD
+    return None if group is None or group.size() == 1 else group
+
+
+def collective_number() -> int | None:
+    """Return how many collectives the default process group has run; None without one of several ranks."""
+    group = default_group()
+    try:
+        return None if group is None else int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError):  # a backend without numbers, or the group is being destroyed
+        return None
+
+
+def group_store() -> Any:
+    """Return the store of the default process group; None without one of several ranks.
+
+    That of the agent of torchrun outlives a restart. Each restart has a prefix, which is left out.
+    """
+    find = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_get_default_store", None)
+    store: Any = None if find is None or default_group() is None else find()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from math import ceil, log2, sqrt
 
-from torchotel._records import StepRecord
+from torchotel._records import Alignment, StepRecord
 
 FIRST_STEPS = 10
 WHILE_MEASURING = 8
@@ -15,10 +15,12 @@ EVALUATIONS_EVERY = 64
 # generators", 2014, https://doi.org/10.1145/2660193.2660195.
 GOLDEN_64 = 0x9E3779B97F4A7C15
 SPREAD_64 = 0xBF58476D1CE4E5B9
+MIX_64 = 0x94D049BB133111EB
+MASK_64 = (1 << 64) - 1
 
 
 class Detail:
-    """Decide, by its number, whether a step is recorded in detail.
+    """Decide whether a step is recorded in detail: by its number or, with several ranks, by its alignment.
 
     Args:
         setting: "auto": the first ten steps, then one in each block of `every`; "all"; "off"; n: every n-th.
@@ -38,9 +40,11 @@ class Detail:
         last = max(first + steps, self._asked.stop if first in self._asked else 0)
         self._asked = range(first, last)
 
-    def of_step(self, number: int) -> bool:
-        """Return whether the step with this number is detailed."""
-        return number in self._asked or self._is_due(number, self.every)
+    def of_step(self, number: int, alignment: Alignment | None = None) -> bool:
+        """Return whether the step with this number is detailed; all ranks agree on it by its alignment."""
+        if alignment is None or number < self._first or not self.every:
+            return number in self._asked or self._is_due(number, self.every)
+        return number in self._asked or hash_of(alignment) < (1 << 64) // self.every
 
     def of_evaluation(self, number: int) -> bool:
         """Return whether the evaluation with this number is detailed; with "auto" rarely: its cost is not measured."""
@@ -54,6 +58,14 @@ class Detail:
         if number < self._first or not every:
             return number < self._first
         return is_chosen(number, every) if self.steered else number % every == 0
+
+
+def hash_of(alignment: Alignment) -> int:
+    """Return 64 bits that look random and are the same on all ranks."""
+    mixed = (alignment[0] * GOLDEN_64 + alignment[1] * SPREAD_64 + GOLDEN_64) & MASK_64
+    for constant, shift in ((SPREAD_64, 30), (MIX_64, 27)):
+        mixed = (mixed ^ mixed >> shift) * constant & MASK_64
+    return mixed ^ mixed >> 31
 
 
 def is_chosen(number: int, every: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from torchotel import _semconv as names
 from torchotel._records import Baggage, ModelInfo, SpanReference
 from torchotel._utils.distributed import Identity
+from torchotel.tracing.shared_trace import shared_digest
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanContextSource, SpanTemplate, Trace
 
 if TYPE_CHECKING:
@@ -93,9 +93,13 @@ class IdGenerator(SpanContextSource):
         start_ns: int,
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,  # not exported
+        trace_id: int | None = None,
     ) -> SpanReference:
         """Fix the ids of a span, in the trace of its parent if it has one."""
-        trace_id = random_trace_id() if parent is None else parent.trace_id
+        if parent is not None:
+            trace_id = parent.trace_id
+        elif trace_id is None:
+            trace_id = random_trace_id()
         sampled = parent is None or parent.sampled
         if self._sampler is not None:
             context = Context() if parent is None else context_of(parent)
@@ -117,7 +121,7 @@ def run_reference(identity: Identity) -> SpanReference:
     """
     if identity.world_size == 1:
         return SpanReference(random_trace_id(), random_span_id(), sampled=True, other_flags=_RANDOM_TRACE_ID)
-    digest = hashlib.sha256(f"{identity.run_id}/{identity.generation}/run".encode("utf-8", "replace")).digest()
+    digest = shared_digest(identity, "run")
     remote = identity.rank != 0
     return SpanReference(int.from_bytes(digest[:16]), int.from_bytes(digest[16:24]), sampled=True, remote=remote)
 

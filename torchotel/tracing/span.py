@@ -110,6 +110,7 @@ class SpanContextSource(Protocol):
         start_ns: int,
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,
+        trace_id: int | None = None,
     ) -> SpanReference:
         """Fix the ids of a span and make its sampling decision; may be called from any thread.
 
@@ -121,6 +122,7 @@ class SpanContextSource(Protocol):
             start_ns: The start of the span, in unix time.
             attributes: Attributes for the sampler.
             baggage: The program's baggage, for span processors.
+            trace_id: The trace of a root that shares it with other ranks; None: a new one.
         """
 
     def end_unsampled(self, span: SpanReference, end_ns: int) -> None:

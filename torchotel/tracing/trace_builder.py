@@ -24,8 +24,9 @@ from torchotel._utils.text import shortened
 from torchotel.tracing.call_tree import CallTree
 from torchotel.tracing.ids import random_span_id
 from torchotel.tracing.layout import Node, TraceSpanBudget, fold, lay_out
-from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, Trace
-from torchotel.tracing.span_templates import ROOT_TEMPLATES, Directions, Templates
+from torchotel.tracing.shared_trace import SharedTraces
+from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
+from torchotel.tracing.span_templates import Directions, Templates
 
 MAX_ID = (1 << 64) - 1
 
@@ -51,10 +52,13 @@ class TraceBuilder:
         max_spans: The most spans of a trace, which evaluations of one request share; deeper modules fold into their
             parents. None: no limit.
         yielder: Iterates over calls and spans.
+        shared: The traces that steps share with other ranks; None: there are no other ranks.
     """
 
-    def __init__(self, templates: Templates, max_spans: int | None, yielder: GilYielder) -> None:
-        self.templates, self._yielder = templates, yielder
+    def __init__(
+        self, templates: Templates, max_spans: int | None, yielder: GilYielder, shared: SharedTraces | None = None
+    ) -> None:
+        self.templates, self._yielder, self.shared = templates, yielder, shared or SharedTraces()
         self._budget = TraceSpanBudget(max_spans)
         self._run_links: tuple[SpanLink, ...] = ()
 
@@ -72,7 +76,8 @@ class TraceBuilder:
             attributes: The attributes of the root span.
         """
         yielder, parent = self._yielder, root_parent(record)
-        nodes = TraceNodes([_make_root(record, root, attributes)])
+        template = self.shared.root_template(record.kind, record.alignment)
+        nodes = TraceNodes([_make_root(template, record, root, attributes)])
         _add_phases(nodes, record, self.templates)
         _add_links(nodes, self._links(record, parent))
         if tree.calls:
@@ -98,11 +103,6 @@ class TraceBuilder:
 
 
 # The root span.
-
-
-def root_name(record: StepRecord) -> str:
-    """Return the name of a record's root span."""
-    return ROOT_TEMPLATES[record.kind].name
 
 
 def root_parent(record: StepRecord) -> SpanReference | None:
@@ -150,8 +150,8 @@ def trace_attributes(record: StepRecord) -> Attributes:
     return {names.STEP_NUMBER: record.number} if has_step_number else {}
 
 
-def _make_root(record: StepRecord, reference: SpanReference, attributes: Attributes) -> Node:
-    node = Node(ROOT_TEMPLATES[record.kind], -1, record.start_ns, record.end_ns)
+def _make_root(template: SpanTemplate, record: StepRecord, reference: SpanReference, attributes: Attributes) -> Node:
+    node = Node(template, -1, record.start_ns, record.end_ns)
     node.span_id, node.events = reference.span_id, tuple(_registration_events(record))
     node.attributes = dict(attributes) or None
     _set_error(node, record.error)

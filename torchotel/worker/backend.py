@@ -27,6 +27,7 @@ from torchotel.exporters.run_folder import earlier_folders
 from torchotel.metrics.store import Metrics
 from torchotel.tracing.ids import IdGenerator, run_reference, run_trace
 from torchotel.tracing.resource import ProcessResource
+from torchotel.tracing.shared_trace import SharedTraces
 from torchotel.tracing.span import SpanContextSource, Trace
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
@@ -212,7 +213,8 @@ class ThreadBackend(Backend):
         self._buffer = Buffer()
         yielder = GilYielder()
         templates = Templates(config.include, config.exclude, config.max_depth)
-        self._builder = TraceBuilder(templates, config.max_spans, yielder)
+        shared = SharedTraces(lambda: resource.identity)
+        self._builder = TraceBuilder(templates, config.max_spans, yielder, shared)
         self._pipeline = self._make_pipeline(yielder)
         self._worker = Worker(
             self._buffer, self._exporters, self._pipeline, on_record=on_record, guard=self.guard, warn=self._warn

@@ -17,7 +17,7 @@ from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.diagnostics import BlindSpotDiagnostics, find_nonfinite
 from torchotel.tracing.evaluation_folding import EvaluationFold
 from torchotel.tracing.span import SpanContextSource, Trace
-from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, root_parent, trace_attributes
+from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_parent, trace_attributes
 
 
 class PipelineListener(Protocol):
@@ -139,12 +139,14 @@ class Pipeline:
         nonfinite = find_nonfinite(record, tree)
         late_reason, parent = self._tail_sampler.reason(record, nonfinite), root_parent(record)
         attributes = root_attributes(record, late_reason or record.reason, nonfinite)
+        shared = self._builder.shared
         root = record.identity or self._id_source.start(
-            root_name(record),
+            shared.root_name(record),
             parent,
             record.start_ns + record.unix_offset_ns,
             {**trace_attributes(record), **attributes},
             record.baggage,
+            shared.trace_id(record.alignment),
         )
         if self._run_file is not None:
             self._run_file.step(record_line(record, root.trace_id, nonfinite))

@@ -29,7 +29,7 @@ from torchotel.exporters.run_file import record_line, to_json
 from torchotel.exporters.run_folder import METRICS_NAME, LineFile, next_segment
 from torchotel.tracing.call_tree import CallTreeBuilder
 from torchotel.tracing.span import SpanContextSource
-from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, root_name, trace_attributes
+from torchotel.tracing.trace_builder import TraceBuilder, root_attributes, trace_attributes
 
 UNSENT_NAME: Final = "unsent.jsonl"
 TRACE_KEY: Final = "trace"
@@ -140,7 +140,7 @@ def encode_unsent(
     """
     attributes = root_attributes(record, None if record.error is None else "error", ())
     start_ns = record.start_ns + record.unix_offset_ns
-    root = id_source.start(root_name(record), None, start_ns, {**trace_attributes(record), **attributes})
+    root = id_source.start(builder.shared.root_name(record), None, start_ns, {**trace_attributes(record), **attributes})
     line = record_line(record, root.trace_id, ())
     if root.sampled or (record.error is not None and id_source.keeps_late):
         tree = CallTreeBuilder(GilYielder()).build(record)

@@ -68,9 +68,10 @@ class ReplayThread(TraceExporter, SpanContextSource):
         start_ns: int,
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,
+        trace_id: int | None = None,
     ) -> SpanReference:
         """Start a span with the provider; from any thread."""
-        return self._exporter.start(name, parent, start_ns, attributes, baggage)
+        return self._exporter.start(name, parent, start_ns, attributes, baggage, trace_id)
 
     def end_unsampled(self, span: SpanReference, end_ns: int) -> None:
         """End a root that the provider's sampler only records."""

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -83,19 +83,28 @@ class StartedSpans:
 _logger = logging.getLogger("torchotel")
 
 
+class SharedTraceId(threading.local):
+    """The id of the trace of the root that the calling thread starts; None: a new trace."""
+
+    trace_id: int | None = None
+
+
 class OwnRandomIds(RandomIdGenerator):
     """Draw random ids from a separate generator.
 
     Programs seed the global generator, and Dynamo resets it after each compilation, which would repeat ids.
     """
 
+    def __init__(self) -> None:
+        self.shared = SharedTraceId()
+
     def generate_span_id(self) -> int:
         """Return 64 random bits, not all 0."""
         return own_random.getrandbits(64) or 1
 
     def generate_trace_id(self) -> int:
-        """Return 128 random bits, not all 0."""
-        return own_random.getrandbits(128) or 1
+        """Return 128 random bits, not all 0, or the id of the trace that the ranks share."""
+        return self.shared.trace_id or own_random.getrandbits(128) or 1
 
 
 def get_tracer(provider: TracerProvider, version: str) -> Tracer:
@@ -173,8 +182,11 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         start_ns: int,
         attributes: Attributes | None = None,
         baggage: Baggage | None = None,
+        trace_id: int | None = None,
     ) -> SpanReference:
         """Start a span now, which ends when its trace is replayed; from any thread.
+
+        With an id generator of the program, the ranks of a step do not share a trace.
 
         A recording span without the sampled flag is not sampled. If the program's sampler or processor raises, the
         trace is built nevertheless, so that each span is counted when its replay fails or succeeds.
@@ -182,14 +194,17 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         above = None if parent is None else self._started.get(parent.trace_id, parent.span_id)
         try:
             outer = _outer(parent, baggage) if above is None else set_span_in_context(*above)
-            with suppressed():  # a sampler or a processor that runs a model is not recorded
+            with suppressed(), self._in_trace(trace_id):  # a sampler or a processor that runs a model is not recorded
                 live = self._begin(name, outer, otlp_safe(attributes or {}), None, start_ns)
             context = live.get_span_context()
             recording = live.is_recording()
         except Exception as error:  # noqa: BLE001  # not SystemExit: a signal handler may end the program here
             self._failed(error)
-            trace_id = random_trace_id() if parent is None else parent.trace_id
-            return SpanReference(trace_id, random_span_id(), sampled=parent is None or parent.sampled)
+            if parent is not None:
+                trace_id = parent.trace_id
+            return SpanReference(
+                trace_id or random_trace_id(), random_span_id(), sampled=parent is None or parent.sampled
+            )
         if recording or above is not None:  # otherwise no trace is built
             self._started.add(live, outer)
         sampled = recording and context.trace_flags.sampled
@@ -256,6 +271,19 @@ class TracerProviderExporter(TraceExporter, SpanContextSource):
         if isinstance(self._tracer, ProxyTracer):  # the global provider may be set now
             self._tracer = self._get_tracer()
         return self._tracer.start_span(otlp_safe_text(name), context, SpanKind.INTERNAL, attributes, links, start_ns)
+
+    @contextlib.contextmanager
+    def _in_trace(self, trace_id: int | None) -> Iterator[None]:
+        """Give the root that the block starts this trace id."""
+        generator = getattr(self._tracer, "id_generator", None)
+        if trace_id is None or not isinstance(generator, OwnRandomIds):
+            yield
+            return
+        generator.shared.trace_id = trace_id
+        try:
+            yield
+        finally:
+            generator.shared.trace_id = None
 
     def _open(self, trace: Trace, span: Span, context: Context, common: Attributes) -> tuple[LiveSpan, Context]:
         """Start a span unless `start` has, and return it with its parent context."""

@@ -228,7 +228,7 @@ def _higher_ranked(
 
 
 def _step(spans: Sequence[SpanLine]) -> StepTrace | None:
-    root = next((span for span in spans if span.name == names.SPAN_STEP), None)
+    root = next((span for span in spans if names.is_step(span.name)), None)
     if root is None:
         return None
     number = root.attributes.get(names.STEP_NUMBER)

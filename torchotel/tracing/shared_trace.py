@@ -1,0 +1,56 @@
+"""The trace that all ranks of a step share: its id, and the name of this rank's root."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from torchotel import _semconv as names
+from torchotel._records import Alignment, StepRecord
+from torchotel._utils.distributed import Identity
+from torchotel.tracing.span import SpanTemplate
+from torchotel.tracing.span_templates import ROOT_TEMPLATES
+
+SINGLE = Identity(rank=0, local_rank=0, world_size=1, run_id="", generation=0)
+"""A process without other ranks."""
+
+
+def shared_digest(identity: Identity, what: str) -> bytes:
+    """Return 32 bytes that are the same on all ranks, and in no other launch, for what they name."""
+    parts = identity.run_id, str(identity.generation), identity.launch, what
+    return hashlib.sha256("/".join(parts).encode("utf-8", "replace")).digest()
+
+
+class SharedTraces:
+    """Put the steps of all ranks that have the same alignment into one trace.
+
+    Each rank's step is a root. A common root above them would have to be sent by every rank, because any of them may
+    end early, and Jaeger shows each copy of it.
+
+    Args:
+        find_identity: Returns the identity of this process.
+    """
+
+    def __init__(self, find_identity: Callable[[], Identity] = lambda: SINGLE) -> None:
+        self._find_identity = find_identity
+        self._template = ROOT_TEMPLATES["step"]
+
+    def trace_id(self, alignment: Alignment | None) -> int | None:
+        """Return the id of the trace of a step; None if the step has its own trace."""
+        if alignment is None:
+            return None
+        collectives, steps = alignment
+        return int.from_bytes(shared_digest(self._find_identity(), f"{collectives}/{steps}")[:16]) or 1
+
+    def root_template(self, kind: str, alignment: Alignment | None) -> SpanTemplate:
+        """Return the template of the root of a kind of record."""
+        if alignment is None:
+            return ROOT_TEMPLATES[kind]
+        name = f"{names.STEP_OF_RANK}{self._find_identity().rank}"
+        if self._template.name != name:
+            self._template = SpanTemplate(name, {})
+        return self._template
+
+    def root_name(self, record: StepRecord) -> str:
+        """Return the name of a record's root span."""
+        return self.root_template(record.kind, record.alignment).name
