@@ -182,6 +182,44 @@ class GradientNorms(NamedTuple):
     """Over each module's own parameters, in the order of `Module.modules()`; may be infinite or NaN."""
 
 
+class Collective(NamedTuple):
+    """A collective operation of a process group; times are those of the record."""
+
+    operation: str
+    """The function of `torch.distributed`."""
+    group: str
+    """Description of the process group, or its number."""
+    ranks: int
+    """Size of the group."""
+    size_bytes: int
+    """Size of the tensors that this rank gives, or receives if it gives none."""
+    sequence: int
+    """Number in its group, the same on all ranks; 0: unknown."""
+    start_ns: int
+    issued_ns: int
+    """When the call had issued it."""
+    done_ns: int
+    """When it was done; 0: unknown, as on a device, or it was not done when the step was recorded."""
+
+    @property
+    def end_ns(self) -> int:
+        """Return when it was done, else when it was issued."""
+        return self.done_ns or self.issued_ns
+
+
+def waits_ns(collectives: Sequence[Collective]) -> list[int]:
+    """Return the time of each collective during which no collective before it ran.
+
+    The sum is the time during which any collective ran. The rank that the others wait for has the least of it.
+    """
+    waits = []
+    covered_ns = 0
+    for one in collectives:
+        waits.append(max(0, one.end_ns - max(one.start_ns, covered_ns)))
+        covered_ns = max(covered_ns, one.end_ns)
+    return waits
+
+
 class TensorGradient(NamedTuple):
     """The gradient of a watched tensor."""
 
@@ -276,6 +314,8 @@ class StepRecord:
     gradients: GradientNorms | None = None
     """None: norms were not computed."""
     tensor_gradients: Sequence[TensorGradient] = ()
+    collectives: Sequence[Collective] = ()
+    """In the order in which they were issued."""
     memory: Sequence[DeviceMemory] = ()
     device_times: Sequence[DeviceTimes] = ()
     gap_ns: int = 0

@@ -270,7 +270,14 @@ class Session:
 
     def _capture_stats(self) -> CaptureStats:
         capture = self._capture
-        optional = (capture.gradients, capture.watches, capture.memory, capture.rates, capture.device_marks)
+        optional = (
+            capture.gradients,
+            capture.collectives,
+            capture.watches,
+            capture.memory,
+            capture.rates,
+            capture.device_marks,
+        )
         guards = [self._guard, *(part.guard for part in (capture, *optional, self._frameworks))]
         return CaptureStats(
             capture.switch.calls_dropped,

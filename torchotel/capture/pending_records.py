@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from torchotel._records import SUPPRESSED, Alignment, Baggage, DeviceMemory, Log, SpanReference, StepRecord
 from torchotel.capture.gradient_norms import step_norms
 from torchotel.capture.logged_values import Logged
+from torchotel.capture.step_alignment import StepAlignment
 from torchotel.capture.step_segment import StepSegment, build_record, unix_offset_ns
 
 if TYPE_CHECKING:
+    from torchotel.capture.collectives import Collectives
     from torchotel.capture.cuda import Memory
     from torchotel.capture.gradient_norms import Gradients
-    from torchotel.capture.step_alignment import StepAlignment
     from torchotel.capture.thread_state import ThreadState
     from torchotel.sampling.detail import Detail
 
@@ -113,6 +114,7 @@ class PendingRecord:
         first = self._segments[0]
         spans = 1 + (self.kind == "step" and first.step_start_ns < first.start_ns)
         for segment in self._segments:
+            spans += len(segment.collectives) if self.detailed else 0
             spans += len(segment.phases) + len(segment.calls) + (len(segment.timestamps) + 1) // 2
         return spans
 
@@ -124,6 +126,7 @@ class PendingRecord:
         record.values = self.logged.values()
         record.gradients = step_norms([segment.gradients for segment in segments])
         record.tensor_gradients = [gradient.result() for segment in segments for gradient in segment.watched]
+        record.collectives = [one.record() for segment in segments for one in segment.collectives]
         times = [segment.device_times.result() for segment in segments if segment.device_times is not None]
         record.device_times = [one for one in times if one is not None]
         return record
@@ -217,7 +220,7 @@ class RecordOutput:
         memory: Reads the memory of devices at the end of a step.
         user_span: Returns the user's span that is current on the calling thread.
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
-        alignment: Aligns steps with those of other ranks.
+        collectives: Records the collectives of all process groups.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
     """
 
@@ -229,11 +232,12 @@ class RecordOutput:
         memory: Memory,
         user_span: Callable[[], SpanReference | None],
         baggage: Callable[[], Baggage | None],
-        alignment: StepAlignment,
+        collectives: Collectives,
         on_first: Callable[[], None],
     ) -> None:
         self._next, self._detail, self._gradients, self._memory = hand_over, detail, gradients, memory
-        self.user_span, self.baggage, self._alignment, self._on_first = user_span, baggage, alignment, on_first
+        self.user_span, self.baggage, self.collectives, self._on_first = user_span, baggage, collectives, on_first
+        self._alignment = StepAlignment(collectives.sent_or_received)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         """How many records of each kind were made."""
         self._numbering = threading.RLock()  # reentrant: a signal's handler may end a step while it is held
@@ -275,10 +279,12 @@ class StepRecorder:
     def on_segment_begin(self) -> None:
         """Hand over finished steps: values that are logged from now on belong to the next step."""
         self._thread.pending.release(self._output.hand_over)
+        self._output.collectives.watch_new_groups()
 
     def on_segment_end(self, segment: StepSegment) -> None:
         """Move the records since the last segment into the segment that ends."""
         self._thread.drain_into(segment)
+        segment.collectives = self._output.collectives.take()
 
     def on_record(self, kind: str, segments: list[StepSegment]) -> None:
         """Number a record, and hand it over unless values may still be logged to it."""

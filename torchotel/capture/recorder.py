@@ -15,6 +15,7 @@ from torchotel._utils.text import shortened
 from torchotel.capture.active_span import ActiveSpans, MakeCurrent, StartSpan
 from torchotel.capture.autograd_hooks import NodePath, RecordingSwitch
 from torchotel.capture.call_signatures import CallSignatures, SeenSignatures
+from torchotel.capture.collectives import Collectives
 from torchotel.capture.cuda import Clock, CudaClock, DeviceMarks, Memory
 from torchotel.capture.event_hooks import EventHooks
 from torchotel.capture.exceptions import ErrorReader, ExceptionText
@@ -26,7 +27,6 @@ from torchotel.capture.module_calls import ModuleCallRecorder
 from torchotel.capture.module_registry import ModuleRegistry
 from torchotel.capture.pending_records import HandOver, PendingLog, RecordOutput, StepRecorder
 from torchotel.capture.root_calls import RootCalls
-from torchotel.capture.step_alignment import StepAlignment
 from torchotel.capture.tensor_watch import Watches
 from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
 from torchotel.capture.torch_compile import CompileHooks
@@ -77,9 +77,9 @@ class Capture:
         self.errors = ErrorReader(exception_text, self.registry.known)
         self.gradients = Gradients(self.registry, self.warn, setting=gradient_norms)
         self.memory, self.rates = Memory(), LearningRates()
-        alignment = StepAlignment()
+        self.collectives = Collectives()
         self.output = RecordOutput(
-            hand_over, detail, self.gradients, self.memory, user_span, baggage, alignment, on_first
+            hand_over, detail, self.gradients, self.memory, user_span, baggage, self.collectives, on_first
         )
         self._phase_log = phase_log
         self._make_listener = partial(StepRecorder, output=self.output)
@@ -164,6 +164,7 @@ class Capture:
         self.event_hooks.install()
         self.watches.install()
         self.compile_hooks.install()
+        self.collectives.install()
         own = self.forward_hooks
         self.hooks.install(own.before, own.after, own.on_root_forward_start, own.on_root_forward_end)
 
@@ -173,7 +174,7 @@ class Capture:
         with ExitStack() as stack:
             for thread in list(self.threads.all):
                 stack.callback(self.root_calls.remove_exit_hook, thread)
-            for part in (self.watches, self.event_hooks, self.compile_hooks):
+            for part in (self.collectives, self.watches, self.event_hooks, self.compile_hooks):
                 stack.callback(part.uninstall)
             stack.callback(self.hooks.remove)
 

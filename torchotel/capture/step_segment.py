@@ -25,6 +25,7 @@ from torchotel._records import (
     TensorGradient,
 )
 from torchotel.capture.async_readback import AsyncReadback
+from torchotel.capture.collectives import OpenCollective
 from torchotel.capture.gradient_norms import GradientState, NormsByOptimizer
 from torchotel.capture.logged_values import Logged
 
@@ -123,6 +124,7 @@ class StepSegment:
     read: dict[int, GradientState] | None = None
     """The state of each gradient when its norm was read, by `id()`; None: no norms were read."""
     watched: Sequence[Awaited[TensorGradient]] = ()
+    collectives: Sequence[OpenCollective] = ()
     device_times: Awaited[DeviceTimes | None] | None = None
 
     def copy(self) -> Self:

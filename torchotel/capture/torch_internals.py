@@ -30,6 +30,7 @@
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
+| `distributed_c10d._world` | finding all process groups | no collectives |
 | `distributed_c10d._get_default_store` | telling launches with the same run id apart | their steps share traces |
 | `ProcessGroup._get_sequence_number_for_group` | finding the same step on all ranks | each rank has its own traces |
 | `_torchdynamo_orig_callable`, `_torchdynamo_disable` | compiled functions | a compiled `forward` is not marked |
@@ -39,7 +40,9 @@
 import functools
 import gc
 import inspect
+import random
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -666,7 +669,7 @@ def around_strict_export(trace: ModuleType, begin: Callable[[], None], end: Call
 
 def default_group() -> Any:
     """Return the default process group; None if there is none, or if it has one rank."""
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    distributed = _distributed()
     group = None if distributed is None else distributed.GroupMember.WORLD
     return None if group is None or group.size() == 1 else group
 
@@ -680,13 +683,72 @@ def collective_number() -> int | None:
         return None
 
 
+def sequence_of(group: Any) -> int:
+    """Return the number of the last collective of a process group; 0 if the backend has no numbers."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError):
+        return 0
+
+
 def group_store() -> Any:
     """Return the store of the default process group; None without one of several ranks.
 
     That of the agent of torchrun outlives a restart. Each restart has a prefix, which is left out.
     """
-    find = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_get_default_store", None)
+    find = getattr(_distributed(), "_get_default_store", None)
     store: Any = None if find is None or default_group() is None else find()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
+
+
+GROUPS_HAVE_HOOKS = hasattr(getattr(getattr(torch, "distributed", None), "ProcessGroup", None), "register_pre_hook")
+"""Whether collectives can be seen: from torch 2.14 on."""
+
+
+def groups_made() -> int:
+    """Return how many process groups were made since the default group; 0 if there is none."""
+    return int(getattr(getattr(_distributed(), "_world", None), "group_count", 0))
+
+
+def process_groups() -> list[Any]:
+    """Return the process groups that this process is a member of."""
+    return list(getattr(getattr(_distributed(), "_world", None), "pg_map", ()))
+
+
+def group_name(group: Any) -> str:
+    """Return the description of a process group, or its number if the program gave none."""
+    description = str(group.group_desc)
+    return str(group.group_name) if description in {"", "undefined"} else description
+
+
+def backend_of(group: Any) -> str:
+    """Return the name of the backend of a process group; empty if it has several or none."""
+    try:
+        return str(group.name())
+    except RuntimeError:
+        return ""
+
+
+def around_collectives(group: Any, begin: Callable[[Any], None], issued: Callable[[Any], None]) -> Undo:
+    """Call `begin` before each collective of a process group, and `issued` after it was issued.
+
+    An id that another hook has would replace that hook, so it is random.
+    """
+    hook_id = random.getrandbits(62)
+    group.register_pre_hook(hook_id, begin)
+    group.register_post_hook(hook_id, issued)
+    kept = weakref.ref(group)
+
+    def undo() -> None:
+        living = kept()
+        if living is not None:
+            living.unregister_pre_hook(hook_id)
+            living.unregister_post_hook(hook_id)
+
+    return undo
+
+
+def _distributed() -> ModuleType | None:
+    return sys.modules.get("torch.distributed.distributed_c10d")

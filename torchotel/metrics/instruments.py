@@ -10,6 +10,7 @@ from torchotel import _semconv as names
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0)
 MODULE_BOUNDS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
 _SUFFIXES = {"s": "seconds", "By": "bytes", "1": "ratio"}
+_COLLECTIVE = (names.COLLECTIVE_OPERATION, names.COLLECTIVE_GROUP)
 _MODULE = (names.MODEL, names.MODULE_PATH, names.MODULE_TYPE, names.DIRECTION)
 
 
@@ -119,6 +120,20 @@ MEMORY_RESERVED = Instrument(
     names.METRIC_MEMORY_RESERVED, "gauge", "By", (names.DEVICE,), "Device memory of the allocator at the end of a step."
 )
 MEMORY_PEAK = Instrument(names.METRIC_MEMORY_PEAK, "gauge", "By", (names.DEVICE,), "Peak device memory of tensors.")
+COLLECTIVE_TIME = Instrument(
+    names.METRIC_COLLECTIVE_TIME, "counter", "s", _COLLECTIVE, "Time of collectives, until they are done or issued."
+)
+COLLECTIVE_WAIT = Instrument(
+    names.METRIC_COLLECTIVE_WAIT,
+    "counter",
+    "s",
+    _COLLECTIVE,
+    "Time of collectives during which no earlier one ran. The rank that the others wait for has the least.",
+)
+COLLECTIVE_BYTES = Instrument(
+    names.METRIC_COLLECTIVE_BYTES, "counter", "By", _COLLECTIVE, "Bytes that this rank gave to collectives."
+)
+COLLECTIVE_CALLS = Instrument(names.METRIC_COLLECTIVE_CALLS, "counter", "{call}", _COLLECTIVE, "Collectives.")
 SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", (names.OUTCOME,), "Spans by outcome.")
 EXPORT_ERRORS = Instrument(
     names.METRIC_EXPORT_ERRORS, "counter", "{error}", (names.ERROR_TYPE,), "Failed attempts to export."

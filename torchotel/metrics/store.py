@@ -10,7 +10,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torchotel._limits import MAX_METRIC_MODULES
-from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s
+from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s, waits_ns
 from torchotel._semconv import LOGGED_NAMES
 from torchotel._utils.faults import Warn
 from torchotel._utils.gil import GilYielder
@@ -196,6 +196,7 @@ class Metrics:
                 self._aggregations.add(
                     table.EVALUATION_TIME, (record.folded_ns or record.end_ns - record.start_ns) / 1e9
                 )
+            self._add_collectives(record)
             self._add_values(record.values, record.number)
             self._add_norms_and_memory(record)
         for observation in observed:  # without the lock: an observer's reader may read these metrics
@@ -288,6 +289,15 @@ class Metrics:
             if room and not tree.hidden[index]:
                 self._aggregations.observe(table.MODULE_DURATION, duration_ns / 1e9, labels)
                 observed.append(Observation(table.MODULE_DURATION, duration_ns / 1e9, labels, span))
+
+    def _add_collectives(self, record: StepRecord) -> None:
+        add = self._aggregations.add
+        for one, wait_ns in zip(record.collectives, waits_ns(record.collectives), strict=True):
+            labels = one.operation, label(one.group)
+            add(table.COLLECTIVE_CALLS, 1, labels)
+            add(table.COLLECTIVE_BYTES, one.size_bytes, labels)
+            add(table.COLLECTIVE_TIME, (one.end_ns - one.start_ns) / 1e9, labels)
+            add(table.COLLECTIVE_WAIT, wait_ns / 1e9, labels)
 
     def _add_values(self, values: Mapping[str, LogValue], step: int) -> None:
         for name, value in values.items():

@@ -22,6 +22,7 @@ from torchotel._records import (
 from torchotel._utils.gil import GilYielder
 from torchotel._utils.text import shortened
 from torchotel.tracing.call_tree import CallTree
+from torchotel.tracing.collective_spans import CollectiveSpans
 from torchotel.tracing.ids import random_span_id
 from torchotel.tracing.layout import Node, TraceSpanBudget, fold, lay_out
 from torchotel.tracing.shared_trace import SharedTraces
@@ -59,7 +60,7 @@ class TraceBuilder:
         self, templates: Templates, max_spans: int | None, yielder: GilYielder, shared: SharedTraces | None = None
     ) -> None:
         self.templates, self._yielder, self.shared = templates, yielder, shared or SharedTraces()
-        self._budget = TraceSpanBudget(max_spans)
+        self._budget, self._collectives = TraceSpanBudget(max_spans), CollectiveSpans()
         self._run_links: tuple[SpanLink, ...] = ()
 
     def link_steps_to(self, run: SpanReference) -> None:
@@ -84,6 +85,7 @@ class TraceBuilder:
             shown = _find_templates(tree, self.templates, yielder)
             _add_backward_calls(nodes, tree, shown, yielder)
             _add_forward_calls(nodes, record, tree, shown, yielder)
+        self._collectives.add(nodes.all, record)
         _add_gradient_events(nodes, record)
         _convert_to_unix_time(nodes.all, record.unix_offset_ns, yielder)
         budget = self._budget.max_spans if parent is None else self._budget.remaining(root.trace_id)

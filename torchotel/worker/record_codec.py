@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from torchotel._records import (
     CallNote,
     CallSignature,
+    Collective,
     DeviceMemory,
     DeviceTimes,
     Error,
@@ -136,6 +137,7 @@ class RecordEncoder:
             for signature, start_ns, end_ns, starts, ends, note, device_slot in record.calls
         ]
         values["timestamps"] = list(record.timestamps)
+        values["collectives"] = [tuple(collective) for collective in record.collectives]
         if record.gradients is not None:
             norms = [(self._module_number(module), float(norm)) for module, norm in record.gradients.modules]
             values["gradients"] = float(record.gradients.total), norms
@@ -213,6 +215,7 @@ class RecordDecoder:
             total, norms = values["gradients"]
             values["gradients"] = GradientNorms(total, tuple((self._modules[number], norm) for number, norm in norms))
         values["tensor_gradients"] = [TensorGradient(*gradient) for gradient in values["tensor_gradients"]]
+        values["collectives"] = [Collective(*collective) for collective in values["collectives"]]
         values["memory"] = [DeviceMemory(*memory) for memory in values["memory"]]
         values["device_times"] = [DeviceTimes(*times) for times in values["device_times"]]
         return StepRecord(**values)
