@@ -436,6 +436,16 @@ def phase_times_s(record: StepRecord) -> dict[str, float]:
     return {kind: ns / 1e9 for kind, ns in times_ns.items()}
 
 
+def phase_waits_s(record: StepRecord) -> dict[str, float]:
+    """Return the time of collectives by the kind of the innermost phase that each begins in; see `waits_ns`."""
+    waits_s: dict[str, float] = {}
+    for collective, wait_ns in zip(record.collectives, waits_ns(record.collectives), strict=True):
+        around = [one for one in record.phases if one.start_ns <= collective.start_ns <= one.end_ns]
+        kind = max(around, key=lambda phase: phase.start_ns).kind if around else "other"
+        waits_s[kind] = waits_s.get(kind, 0.0) + wait_ns / 1e9
+    return waits_s
+
+
 def plain(value: Any, *, finite: bool = False) -> Any:
     """Return a value in the types that JSON and `marshal` know: an object of another type becomes its `str`.
 

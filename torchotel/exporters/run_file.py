@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from torchotel._limits import MAX_RUN_FILE_BYTES
-from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s, plain
+from torchotel._records import GradientNorms, Log, StepRecord, phase_times_s, phase_waits_s, plain
 from torchotel._utils.faults import Warn
 from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
@@ -272,6 +272,10 @@ def record_line(record: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> 
         line["memory"] = [memory._asdict() for memory in record.memory]
     if nonfinite:
         line["nonfinite"] = nonfinite
+    if record.alignment is not None:
+        line["alignment"] = record.alignment
+    if record.collectives:
+        line["collectives"], line["waits"] = len(record.collectives), phase_waits_s(record)
     return line
 
 

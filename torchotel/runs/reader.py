@@ -123,6 +123,12 @@ class RecordLine(NamedTuple):
     """Evaluations that this line stands for; 0: the line is a single evaluation."""
     folded_s: float = 0.0
     """Seconds of all evaluations that this line stands for."""
+    alignment: tuple[int, int] | None = None
+    """Names the step on all ranks; None if there are no other ranks."""
+    collectives: int = 0
+    """Collectives of process groups in the step."""
+    waits: Mapping[str, float] = {}
+    """Seconds of these collectives by the phase that they began in; of several that ran at once, the first counts."""
 
 
 class LayerKey(NamedTuple):
@@ -371,7 +377,17 @@ def _record(line: Mapping[str, Any]) -> RecordLine:
         error_phase=str(error.get("phase") or ""),
         folded=_integer(line.get("folded", 0)),
         folded_s=_seconds(line.get("folded_s")),
+        alignment=_alignment(line.get("alignment")),
+        collectives=_integer(line.get("collectives", 0)),
+        waits={name: _seconds(seconds) for name, seconds in (line.get("waits") or {}).items()},
     )
+
+
+def _alignment(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    collectives, steps = value
+    return _integer(collectives), _integer(steps)
 
 
 def _seconds(value: Any) -> float:
