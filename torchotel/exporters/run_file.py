@@ -272,6 +272,12 @@ def record_line(record: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> 
         line["memory"] = [memory._asdict() for memory in record.memory]
     if nonfinite:
         line["nonfinite"] = nonfinite
+    return line | _of_ranks(record)
+
+
+def _of_ranks(record: StepRecord) -> dict[str, object]:
+    """Return what compares a step with that of other ranks."""
+    line: dict[str, object] = {}
     if record.alignment is not None:
         line["alignment"] = record.alignment
     if record.collectives:
