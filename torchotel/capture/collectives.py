@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from torchotel._records import Collective
 from torchotel._utils.faults import Guard
 from torchotel.capture import torch_internals
-from torchotel.capture.torch_internals import Undo
 
 MAX_COLLECTIVES = 1 << 14
 """Collectives that wait for the end of their segment; of more, the oldest are left out of the trace and the metrics."""
@@ -71,44 +70,63 @@ class OpenCollective:
 
 
 class GroupHooks:
-    """The hooks of one process group.
+    """The hooks of one process group, which stay until the group is destroyed.
+
+    A group may not lose a hook while another thread runs a collective of it: torch would crash. Without a listener the
+    hooks only count.
 
     Args:
         group: The group, to which no reference is kept.
         name: Its name in spans and metrics.
-        collect: Gets each collective when it is issued.
     """
 
-    def __init__(self, group: Any, name: str, collect: Callable[[OpenCollective], None]) -> None:
-        self.name, self.ranks, self._collect = name, int(group.size()), collect
+    def __init__(self, group: Any, name: str) -> None:
+        self.name, self.ranks = name, int(group.size())
+        self.listener: Collectives | None = None
         self._group = weakref.ref(group)
         self._on_cpu = torch_internals.backend_of(group) == "gloo"
         self._open: dict[int, OpenCollective] = {}
         self.sent_or_received = 0
         """Sends and receives that are in the numbers of the group's collectives."""
+        torch_internals.add_collective_hooks(group, self._begins, self._issued)
 
-    def begins(self, arguments: Any) -> None:
-        """Note a collective before it is issued; runs in the program's call."""
-        operation: str = arguments.name.name
-        if self._on_cpu and operation in _SENDS:
-            self.sent_or_received += 1
-        tensors: Sequence[torch.Tensor] = arguments.input_tensors or arguments.output_tensors
-        tells_end = tensors[0].is_cpu if tensors else self._on_cpu
-        size_bytes = sum([tensor.nbytes for tensor in tensors])
-        name = _OPERATIONS.get(operation) or operation.lower()
-        self._open[arguments.op_id] = OpenCollective(name, self, size_bytes, tells_end=tells_end)
+    def _begins(self, arguments: Any) -> None:
+        """Note a collective before it is issued; runs in the program's call, and never raises."""
+        listener = self.listener
+        try:
+            operation: str = arguments.name.name
+            if self._on_cpu and operation in _SENDS:
+                self.sent_or_received += 1
+            if listener is not None:
+                tensors: Sequence[torch.Tensor] = arguments.input_tensors or arguments.output_tensors
+                tells_end = tensors[0].is_cpu if tensors else self._on_cpu
+                size_bytes = sum([tensor.nbytes for tensor in tensors])
+                name = _OPERATIONS.get(operation) or operation.lower()
+                if len(self._open) > MAX_COLLECTIVES:  # their calls raised
+                    self._open.clear()
+                self._open[arguments.op_id] = OpenCollective(name, self, size_bytes, tells_end=tells_end)
+        except Exception:  # noqa: BLE001  # it would reach the program's collective
+            if listener is not None:
+                listener.guard.fault()
 
-    def issued(self, arguments: Any) -> None:
-        """Note a collective after it was issued; runs in the program's call."""
-        collective = self._open.pop(arguments.op_id, None)
-        if collective is None:
+    def _issued(self, arguments: Any) -> None:
+        """Note a collective after it was issued; runs in the program's call, and never raises."""
+        listener = self.listener
+        if listener is None:
             return
-        collective.issued(torch_internals.sequence_of(self._group()))
-        self._collect(collective)
-        if collective.tells_end and (work := arguments.work) is not None:
-            work.get_future().add_done_callback(collective.done)
-        if len(self._open) > MAX_COLLECTIVES:  # those that raised
-            self._open.clear()
+        try:
+            collective = self._open.pop(arguments.op_id, None)
+            if collective is not None:
+                collective.issued(torch_internals.sequence_of(self._group()))
+                listener.issued.append(collective)
+                if collective.tells_end:
+                    torch_internals.when_done(arguments.work, collective.done)
+        except Exception:  # noqa: BLE001  # it would reach the program's collective
+            listener.guard.fault()
+
+
+_hooked: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
+"""The process groups that have hooks."""
 
 
 class Collectives:
@@ -116,50 +134,45 @@ class Collectives:
 
     def __init__(self) -> None:
         self.guard = Guard("the collectives", off=self.uninstall)
-        """An exception in a hook would reach the program's collective."""
-        self._issued: deque[OpenCollective] = deque(maxlen=MAX_COLLECTIVES)
-        self._known: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
-        self._undos: list[Undo] = []
+        self.issued: deque[OpenCollective] = deque(maxlen=MAX_COLLECTIVES)
+        """The collectives since the last `take`."""
+        self._is_installed = False
         self._groups_made = 0
         self._names: set[str] = set()
-        self._is_installed = False
 
     def install(self) -> None:
-        """Watch all groups from now on."""
-        self._is_installed = torch_internals.GROUPS_HAVE_HOOKS
+        """Record from now on."""
+        self._is_installed, self._groups_made = torch_internals.GROUPS_HAVE_HOOKS, 0
         self.watch_new_groups()
 
     def uninstall(self) -> None:
-        """Remove the hooks of all groups."""
-        self._is_installed, self._groups_made = False, 0
-        undos, self._undos = self._undos, []
-        for undo in undos:
-            undo()
-        self._known.clear()
+        """Record no more."""
+        self._is_installed = False
+        for hooks in list(_hooked.values()):
+            if hooks.listener is self:
+                hooks.listener = None
 
     def watch_new_groups(self) -> None:
-        """Add hooks to the groups that have none; cheap if there is no new one."""
+        """Listen to the groups that were made since the last call; cheap if there are none."""
         made = torch_internals.groups_made()
-        if made == self._groups_made or not self._is_installed:
-            return
-        self._groups_made = made
-        for group in torch_internals.process_groups():
-            if group not in self._known:
-                hooks = self._known[group] = GroupHooks(group, self._name(group), self._issued.append)
-                begins, issued = self.guard.guarded(hooks.begins), self.guard.guarded(hooks.issued)
-                self._undos.append(torch_internals.around_collectives(group, begins, issued))
+        if made != self._groups_made and self._is_installed:
+            self._groups_made = made
+            for group in torch_internals.process_groups():
+                if group not in _hooked:
+                    _hooked[group] = GroupHooks(group, self._name(group))
+                _hooked[group].listener = self
 
     def sent_or_received(self) -> int:
         """Return how many sends and receives the number of the default group's collectives includes."""
         group = torch_internals.default_group()
-        hooks = None if group is None else self._known.get(group)
+        hooks = None if group is None else _hooked.get(group)
         return 0 if hooks is None else hooks.sent_or_received
 
     def take(self) -> list[OpenCollective]:
         """Return the collectives since the last call."""
         taken = []
-        while self._issued:
-            taken.append(self._issued.popleft())
+        while self.issued:
+            taken.append(self.issued.popleft())
         return taken
 
     def _name(self, group: Any) -> str:

@@ -42,10 +42,9 @@ import gc
 import inspect
 import random
 import sys
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
@@ -55,6 +54,8 @@ from torch.autograd.graph import Node
 from torch.fx import GraphModule
 from torch.nn.modules import module as nn_module
 from torch.utils.hooks import RemovableHandle
+
+_own_random = random.Random()  # noqa: S311  # the global generator belongs to the program, which may seed it
 
 LEAF_NUMBER = 1 << 63
 """Sequence numbers of AccumulateGrad nodes lie from here on."""
@@ -731,23 +732,21 @@ def backend_of(group: Any) -> str:
         return ""
 
 
-def around_collectives(group: Any, begin: Callable[[Any], None], issued: Callable[[Any], None]) -> Undo:
-    """Call `begin` before each collective of a process group, and `issued` after it was issued.
+def add_collective_hooks(group: Any, begins: Callable[[Any], None], issued: Callable[[Any], None]) -> None:
+    """Call `begins` before each collective of a process group, and `issued` after it was issued.
 
     An id that another hook has would replace that hook, so it is random.
     """
-    hook_id = random.getrandbits(62)
-    group.register_pre_hook(hook_id, begin)
+    hook_id = _own_random.getrandbits(62)
+    group.register_pre_hook(hook_id, begins)
     group.register_post_hook(hook_id, issued)
-    kept = weakref.ref(group)
 
-    def undo() -> None:
-        living = kept()
-        if living is not None:
-            living.unregister_pre_hook(hook_id)
-            living.unregister_post_hook(hook_id)
 
-    return undo
+def when_done(work: Any, call: Callable[[Any], None]) -> None:
+    """Call a function when a collective is done, if its backend tells that: gloo does not for a send or a receive."""
+    with suppress(RuntimeError):
+        if work is not None:
+            work.get_future().add_done_callback(call)
 
 
 def _distributed() -> ModuleType | None:
