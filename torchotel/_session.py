@@ -21,8 +21,9 @@ from torchotel._types import ConfigError
 from torchotel._utils.distributed import Identity, agree_on_launch, identify, own_folder, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
+from torchotel.capture.cuda import device_id
 from torchotel.capture.recorder import Capture
-from torchotel.capture.torch_internals import group_store
+from torchotel.capture.torch_internals import group_store, mesh_place
 from torchotel.config.config import Config
 from torchotel.exporters.base import ExportStats, TraceExporter
 from torchotel.exporters.factory import load_endpoint
@@ -79,7 +80,7 @@ class Session:
         self._printed_before = _last_printed()
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         described = describe_process(config.service_name, script_name(), _torch_versions())
-        self._identity_fixed, self._launch_id = False, ""
+        self._identity_fixed, self._launch_id, self._device_id, self._mesh = False, "", "", ""
         exports_spans = exporters is None and config.traces_exporter != "none"
         self._found_no_provider = exports_spans and find_provider(config.tracer_provider) is None
         self._resource = ProcessResource(described, self._identify)
@@ -286,13 +287,15 @@ class Session:
         )
 
     def _identify(self) -> Identity:
-        return identify(os.environ, self._config.run_id, own_run.current(), self._launch_id)
+        identity = identify(os.environ, self._config.run_id, own_run.current(), self._launch_id)
+        return identity._replace(device_id=self._device_id, mesh=self._mesh)
 
     def _fix_identity(self) -> None:
         if not self._identity_fixed:
             self._identity_fixed = True
             own_run.use()
             self._launch_id = agree_on_launch(group_store())
+            self._device_id, self._mesh = device_id(), mesh_place()
             self._resource.update()
 
     def _start_span(

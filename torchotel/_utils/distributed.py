@@ -44,6 +44,10 @@ class Identity(NamedTuple):
     """Restarts of the run so far."""
     launch: str = ""
     """Random id that the ranks of this launch have agreed on; empty without a process group of several ranks."""
+    device_id: str = ""
+    """UUID of the GPU; empty without one."""
+    mesh: str = ""
+    """Place in each dimension of the device mesh, and its size; empty without one."""
 
 
 class _Launcher(NamedTuple):

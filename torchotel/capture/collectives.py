@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
 
@@ -45,12 +47,12 @@ class OpenCollective:
         tells_end: Whether the backend tells when the collective is done, and not only when a device has queued it.
     """
 
-    __slots__ = ("_done_ns", "_group", "_issued_ns", "_operation", "_sequence", "_size_bytes", "_start_ns", "tells_end")
+    __slots__ = ("_done_ns", "_group", "_issued_ns", "_operation", "_sequence", "_size_bytes", "start_ns", "tells_end")
 
     def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, tells_end: bool) -> None:
         self._operation, self._group, self._size_bytes, self.tells_end = operation, group, size_bytes, tells_end
         self._sequence = self._done_ns = 0
-        self._start_ns = self._issued_ns = perf_counter_ns()
+        self.start_ns = self._issued_ns = perf_counter_ns()
 
     def issued(self, sequence: int) -> None:
         """Note that the call has issued it."""
@@ -65,15 +67,15 @@ class OpenCollective:
         group = self._group
         return Collective(
             self._operation, group.name, group.ranks, self._size_bytes, self._sequence,
-            self._start_ns, self._issued_ns, self._done_ns,
+            self.start_ns, self._issued_ns, self._done_ns,
         )  # fmt: skip
 
 
 class GroupHooks:
-    """The hooks of one process group, which stay until the group is destroyed.
+    """The hooks of one process group, which stay until the group is destroyed or the process ends.
 
-    A group may not lose a hook while another thread runs a collective of it: torch would crash. Without a listener the
-    hooks only count.
+    torch 2.15 crashes if a group gets or loses a hook while another thread runs a collective of it, and if a group that
+    has hooks outlives the interpreter. Without a listener the hooks only count.
 
     Args:
         group: The group, to which no reference is kept.
@@ -88,7 +90,7 @@ class GroupHooks:
         self._open: dict[int, OpenCollective] = {}
         self.sent_or_received = 0
         """Sends and receives that are in the numbers of the group's collectives."""
-        torch_internals.add_collective_hooks(group, self._begins, self._issued)
+        self.remove = torch_internals.add_collective_hooks(group, self._begins, self._issued)
 
     def _begins(self, arguments: Any) -> None:
         """Note a collective before it is issued; runs in the program's call, and never raises."""
@@ -129,6 +131,12 @@ _hooked: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary(
 """The process groups that have hooks."""
 
 
+@atexit.register
+def _remove_hooks() -> None:
+    for hooks in list(_hooked.values()):
+        hooks.remove()
+
+
 class Collectives:
     """Record the collectives of all process groups, also of those that are made later."""
 
@@ -141,9 +149,8 @@ class Collectives:
         self._names: set[str] = set()
 
     def install(self) -> None:
-        """Record from now on."""
+        """Record from the next segment on."""
         self._is_installed, self._groups_made = torch_internals.GROUPS_HAVE_HOOKS, 0
-        self.watch_new_groups()
 
     def uninstall(self) -> None:
         """Record no more."""
@@ -153,7 +160,10 @@ class Collectives:
                 hooks.listener = None
 
     def watch_new_groups(self) -> None:
-        """Listen to the groups that were made since the last call; cheap if there are none."""
+        """Listen to the groups that were made since the last call; cheap if there are none.
+
+        Called by a thread that trains, between its collectives: a group may not get hooks while it runs one.
+        """
         made = torch_internals.groups_made()
         if made != self._groups_made and self._is_installed:
             self._groups_made = made
@@ -168,11 +178,12 @@ class Collectives:
         hooks = None if group is None else _hooked.get(group)
         return 0 if hooks is None else hooks.sent_or_received
 
-    def take(self) -> list[OpenCollective]:
-        """Return the collectives since the last call."""
+    def take(self, end_ns: int) -> list[OpenCollective]:
+        """Return the collectives that began by a time; later ones belong to the next segment."""
         taken = []
-        while self.issued:
-            taken.append(self.issued.popleft())
+        with suppress(IndexError):  # there are no more; another thread may take some meanwhile
+            while self.issued[0].start_ns <= end_ns:
+                taken.append(self.issued.popleft())
         return taken
 
     def _name(self, group: Any) -> str:

@@ -299,3 +299,14 @@ def device_memory() -> tuple[DeviceMemory, ...]:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         found.append(DeviceMemory(f"cuda:{index}", allocated["current"], reserved["current"], allocated["peak"]))
     return tuple(found)
+
+
+def device_id() -> str:
+    """Return the UUID of the current GPU, as NVIDIA's tools write it; empty if this process uses none."""
+    try:
+        if not torch.cuda.is_initialized():
+            return ""
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    except AcceleratorError:
+        return ""
+    return "" if uuid is None else f"GPU-{uuid}"

@@ -42,6 +42,7 @@ import gc
 import inspect
 import random
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -704,6 +705,9 @@ def group_store() -> Any:
     return store
 
 
+MESH_PREFIX = "mesh_"
+"""Prefix of the descriptions of the groups of a device mesh."""
+
 GROUPS_HAVE_HOOKS = hasattr(getattr(getattr(torch, "distributed", None), "ProcessGroup", None), "register_pre_hook")
 """Whether collectives can be seen: from torch 2.14 on."""
 
@@ -716,6 +720,20 @@ def groups_made() -> int:
 def process_groups() -> list[Any]:
     """Return the process groups that this process is a member of."""
     return list(getattr(getattr(_distributed(), "_world", None), "pg_map", ()))
+
+
+def mesh_place() -> str:
+    """Return the place of this rank in each dimension of its device meshes, and its size: `dp=1/4,tp=0/2`.
+
+    The groups of a mesh are named after its dimensions. Each name counts once, and numbers of dimensions do not.
+    """
+    places = {str(group.group_desc): f"{group.rank()}/{group.size()}" for group in process_groups()}
+    names = {description.removeprefix(MESH_PREFIX): description for description in places}
+    return ",".join(
+        f"{name}={places[description]}"
+        for name, description in names.items()
+        if description.startswith(MESH_PREFIX) and not name.startswith("dim_")
+    )
 
 
 def group_name(group: Any) -> str:
@@ -732,7 +750,7 @@ def backend_of(group: Any) -> str:
         return ""
 
 
-def add_collective_hooks(group: Any, begins: Callable[[Any], None], issued: Callable[[Any], None]) -> None:
+def add_collective_hooks(group: Any, begins: Callable[[Any], None], issued: Callable[[Any], None]) -> Undo:
     """Call `begins` before each collective of a process group, and `issued` after it was issued.
 
     An id that another hook has would replace that hook, so it is random.
@@ -740,6 +758,15 @@ def add_collective_hooks(group: Any, begins: Callable[[Any], None], issued: Call
     hook_id = _own_random.getrandbits(62)
     group.register_pre_hook(hook_id, begins)
     group.register_post_hook(hook_id, issued)
+    kept = weakref.ref(group)
+
+    def undo() -> None:
+        living = kept()
+        if living is not None:
+            living.unregister_pre_hook(hook_id)
+            living.unregister_post_hook(hook_id)
+
+    return undo
 
 
 def when_done(work: Any, call: Callable[[Any], None]) -> None:

@@ -18,7 +18,7 @@ from torchotel.tracing.span import Attributes, AttributeValue
 COMMAND_LINE = {"process.command_args", "process.command_line"}
 """Attributes of detectors that are left out: arguments may be passwords, and each scrape includes the resource."""
 
-IDENTITY = {names.RUN_ID, names.RUN_GENERATION, names.RANK, names.LOCAL_RANK, names.WORLD_SIZE}
+IDENTITY = {names.RUN_ID, names.RUN_GENERATION, names.RANK, names.LOCAL_RANK, names.WORLD_SIZE, names.MESH}
 """Attributes that `TorchResourceDetector` may add before the final identity is known; `ProcessResource` adds them."""
 
 
@@ -116,6 +116,8 @@ def identity_attributes(identity: Identity) -> dict[str, str | int]:
         names.RANK: identity.rank,
         names.LOCAL_RANK: identity.local_rank,
         names.WORLD_SIZE: identity.world_size,
+        names.DEVICE_ID: identity.device_id or None,
+        names.MESH: identity.mesh or None,
     }
     return {name: value for name, value in known.items() if value is not None}
 

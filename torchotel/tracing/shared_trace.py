@@ -11,6 +11,13 @@ from torchotel._utils.distributed import Identity
 from torchotel.tracing.span import SpanTemplate
 from torchotel.tracing.span_templates import ROOT_TEMPLATES
 
+RANKS_WITH_MODULES = 4
+"""Ranks whose module spans have the spans that are left in a trace; other ranks have their turn in other steps."""
+STEP_SPANS = 6
+"""Spans of a step with one phase of each kind."""
+STEPS_SHARE = 0.9
+"""Share of the spans of a trace that steps and phases may take; with more ranks, phases are attributes."""
+
 SINGLE = Identity(rank=0, local_rank=0, world_size=1, run_id="", generation=0)
 """A process without other ranks."""
 
@@ -50,6 +57,28 @@ class SharedTraces:
         if self._template.name != name:
             self._template = SpanTemplate(name, {})
         return self._template
+
+    def max_spans(self, max_spans: int | None, alignment: Alignment | None) -> int | None:
+        """Return the most spans that this rank adds to the trace of a step.
+
+        All ranks have an equal share of one half. Only a few of them get a share of the rest, in turns. With so many
+        ranks that phases do not fit, each other rank has one span.
+
+        Args:
+            max_spans: The most spans of a trace; None: no limit.
+            alignment: Of the step.
+        """
+        identity, trace_id = self._find_identity(), self.trace_id(alignment)
+        ranks = identity.world_size or 1
+        if max_spans is None or trace_id is None or ranks == 1:
+            return max_spans
+        own = max(STEP_SPANS, max_spans // (2 * ranks))
+        if ranks * own > STEPS_SHARE * max_spans:
+            own = 1
+        distance = -(-ranks // RANKS_WITH_MODULES)
+        if (identity.rank - trace_id) % ranks % distance:
+            return own
+        return own + max(0, max_spans - ranks * own) // min(ranks, RANKS_WITH_MODULES)
 
     def root_name(self, record: StepRecord) -> str:
         """Return the name of a record's root span."""

@@ -18,6 +18,7 @@ from torchotel._records import (
     StepRecord,
     TensorGradient,
     enclosing,
+    phase_times_s,
 )
 from torchotel._utils.gil import GilYielder
 from torchotel._utils.text import shortened
@@ -88,7 +89,12 @@ class TraceBuilder:
         self._collectives.add(nodes.all, record)
         _add_gradient_events(nodes, record)
         _convert_to_unix_time(nodes.all, record.unix_offset_ns, yielder)
-        budget = self._budget.max_spans if parent is None else self._budget.remaining(root.trace_id)
+        if parent is None:
+            budget = self.shared.max_spans(self._budget.max_spans, record.alignment)
+        else:
+            budget = self._budget.remaining(root.trace_id)
+        if budget == 1:
+            _show_phases(nodes.all[0], record)
         folded = fold(nodes.all, budget, yielder)
         lay_out(nodes.all, yielder)
         spans = _make_spans(nodes.all, folded, 0 if parent is None else parent.span_id, yielder)
@@ -239,6 +245,12 @@ def _add_phases(nodes: TraceNodes, record: StepRecord, templates: Templates) -> 
             node.set(names.ESTIMATED, phase.estimated)
         nodes.phases.append(len(nodes.all))
         nodes.all.append(node)
+
+
+def _show_phases(root: Node, record: StepRecord) -> None:
+    """Set the times of phases as attributes of the step: the trace has no room for their spans."""
+    for kind, seconds in phase_times_s(record).items():
+        root.set(names.PHASE_PREFIX + kind, seconds)
 
 
 def _find_templates(tree: CallTree, templates: Templates, yielder: GilYielder) -> Sequence[Directions | None]:

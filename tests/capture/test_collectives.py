@@ -1,0 +1,106 @@
+"""The hooks of process groups: they change nothing, and stay when sessions come and go."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support import commands
+
+pytestmark = pytest.mark.program
+
+START = """
+import json, sys, threading, torch, torchotel
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step():
+    model(torch.ones(2, 4)).sum().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+
+def spans(captured):
+    return [span for root in captured.roots for span in root.walk() if span.name.startswith("torch.collective")]
+"""
+
+
+def said(program: str, folder: Path) -> object:
+    """Run a program, and read what it printed."""
+    path = folder / "program.py"
+    path.write_text(START + program)
+    done = commands.python(str(path), str(folder / "store"), cwd=folder, **commands.SILENT)
+    assert done.returncode == 0, done.stderr
+    assert "internal error" not in done.stderr
+    return json.loads(done.stdout)
+
+
+def test_sessions_beside_a_thread_that_trains(tmp_path: Path) -> None:
+    """Hooks that come or go while a collective runs would crash torch."""
+    program = """
+ended = threading.Event()
+def train():
+    while not ended.is_set():
+        step()
+thread = threading.Thread(target=train)
+thread.start()
+seen = []
+for _ in range(30):
+    with torchotel.testing.capture() as captured:
+        until = threading.Event()
+        while captured.handle.stats()["steps"] < 3:
+            until.wait(0.01)
+    seen.append(len(spans(captured)) > 0)
+ended.set()
+thread.join()
+print(json.dumps(seen))
+"""
+    assert said("import torchotel.testing\n" + program, tmp_path) == [True] * 30
+
+
+def test_groups_that_are_made_later_and_destroyed(tmp_path: Path) -> None:
+    """A new group has hooks, a destroyed one is freed, and the number of names is bounded."""
+    program = """
+import gc, weakref, torchotel.testing
+with torchotel.testing.capture() as captured:
+    step()
+    groups = [dist.new_group([0], group_desc=f"group {number}") for number in range(80)]
+    step()
+    for group in groups:
+        dist.all_reduce(torch.ones(3), group=group)
+    step()
+    freed = [weakref.ref(group) for group in groups]
+    for group in groups:
+        dist.destroy_process_group(group)
+    del group
+    groups.clear()
+    gc.collect()
+found = [span.attributes["torch.collective.group"] for span in spans(captured)]
+print(json.dumps([sum(one() is None for one in freed), found.count("default_pg"), found.count("group 0"),
+                  found.count("other"), len(set(found))]))
+"""
+    assert said(program, tmp_path) == [80, 6, 1, 17, 65]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo has other names of backends elsewhere")
+def test_a_hook_that_fails_does_not_reach_the_collective(tmp_path: Path) -> None:
+    """An internal error is counted, and after several of them the part is off; the numbers are the program's."""
+    program = """
+import logging, torchotel.testing
+from torchotel.capture import collectives
+logging.getLogger("torchotel").setLevel(logging.CRITICAL)
+def fails(*_):
+    raise ValueError("a defect")
+collectives.OpenCollective.issued = fails
+with torchotel.testing.capture() as captured:
+    for _ in range(20):
+        step()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    print(json.dumps([captured.handle.stats()["internal_errors"], tensor.tolist(), len(captured.steps)]))
+"""
+    assert said(program, tmp_path) == [10, [1.0, 1.0, 1.0], 20]
