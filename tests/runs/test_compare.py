@@ -10,7 +10,8 @@ from support import timed_runs
 
 from torchotel.runs import RunError, open_run
 from torchotel.runs.compare import CONFIDENCE, GATES, Diff, Gate, Row, RunTimes, compare, read_times, warm
-from torchotel.runs.reader import LayerKey, open_runs
+from torchotel.runs.rank_folders import open_runs
+from torchotel.runs.reader import LayerKey
 from torchotel.runs.statistics import ratio
 from torchotel.runs.tables import render_diff
 

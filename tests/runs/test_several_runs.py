@@ -1,12 +1,13 @@
 """Test folders with several runs."""
 
+import os
 from pathlib import Path
 
 import pytest
 from support import run_folders as folders
 
 from torchotel.runs import RunError
-from torchotel.runs.reader import open_runs
+from torchotel.runs.rank_folders import open_ranks, open_runs, sibling_ranks
 
 
 def _write(folder: Path, rank: int | None = None) -> Path:
@@ -30,12 +31,32 @@ def test_takes_rank_0_for_all_ranks_of_a_run(tmp_path: Path) -> None:
     assert [run.folder for run in open_runs(written[1, 1])] == [written[1, 1]]
 
 
-def test_names_the_ranks_of_a_missing_folder(tmp_path: Path) -> None:
-    """The error message on a missing folder names the folders of the ranks."""
-    for rank in (0, 1, 10):
-        _write(tmp_path / f"run-rank{rank}", rank)
-    with pytest.raises(RunError, match=r"run: no such folder; name the folder of a rank: .*rank0, .*rank1 and 1 more"):
-        open_runs(tmp_path / "run")
+def _write_rank(folder: Path, rank: int, run_id: str, *, generation: int = 0, changed_s: int = 0) -> Path:
+    described = {"torch.run.id": run_id, "torch.run.generation": generation, "torch.rank": rank, "torch.world_size": 2}
+    folders.write(folder, info={"resource": described}, units=[folders.step(0, 0.1)])
+    os.utime(folder / "metrics.jsonl", (changed_s, changed_s))
+    return folder
+
+
+def test_opens_all_ranks_by_their_common_name(tmp_path: Path) -> None:
+    """The newest run of this name counts; runs of other names, and a run without ranks, are other runs."""
+    first = [_write_rank(tmp_path / f"run-rank{rank}", rank, "a", changed_s=1) for rank in (1, 0)]
+    restarted = [_write_rank(tmp_path / f"run-rank{rank}-2", rank, "a", generation=1, changed_s=2) for rank in (0, 1)]
+    other = [_write_rank(tmp_path / f"run-2-rank{rank}", rank, "a", generation=1, changed_s=3) for rank in (0, 1)]
+    assert [run.folder for run in open_ranks(tmp_path / "run")] == restarted
+    assert sibling_ranks(first[0]) == first[::-1]
+    assert [run.folder for run in open_ranks(tmp_path / "run-2")] == other
+    assert [run.folder for run in open_ranks(restarted[1])] == [restarted[1]]
+    assert [run.folder for run in open_runs(tmp_path / "run")] == restarted[:1]
+    alone = _write(tmp_path / "run")
+    assert [run.folder for run in open_ranks(alone)] == [alone]
+
+
+def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:
+    """`torchotel run` names a folder by the time, unless it is told a name."""
+    ranks = [_write_rank(tmp_path / f"20261126-10000{rank}-train-rank{rank}", rank, "a") for rank in (0, 1)]
+    _write_rank(tmp_path / "20261126-100000-train-rank1", 1, "another")
+    assert sibling_ranks(ranks[0]) == sibling_ranks(ranks[1]) == ranks
 
 
 def test_says_what_is_wrong_with_a_folder_without_runs(tmp_path: Path) -> None:

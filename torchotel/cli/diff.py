@@ -33,7 +33,7 @@ from pathlib import Path
 from torchotel._utils.text import printable
 from torchotel.cli.terminal import Terminal, layers_to_show
 from torchotel.runs.compare import GATES, compare, read_times
-from torchotel.runs.reader import open_runs
+from torchotel.runs.rank_folders import open_runs
 from torchotel.runs.tables import render_diff
 
 MAX_REGRESSION = 0.05

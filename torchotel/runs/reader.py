@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from torchotel import _semconv as names
 from torchotel._limits import MAX_INFO_BYTES, MAX_LINE_BYTES
 
-MAX_NAMED_RANKS = 2
-"""Rank folders that the error message on a missing run folder names."""
 UNSENT_NAME = "unsent.jsonl"
 """The file of steps without a record, which a companion process writes and locks."""
 _MAX_INT = 2**63
@@ -268,6 +266,11 @@ class Run:
         yield from self._unsent(lambda line: convert(line["trace"]) if "trace" in line else ())
 
 
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder has any file of a run."""
+    return any((folder / name).exists() for name in ("run.json", "metrics.jsonl")) or bool(_segments(folder))
+
+
 def open_run(folder: Path) -> Run:
     """Open a run folder.
 
@@ -275,10 +278,10 @@ def open_run(folder: Path) -> Run:
         RunError: The folder does not exist, or holds no run.
     """
     if not folder.is_dir():
-        reason = "is a file; name a run folder" if folder.exists() else f"no such folder; {_name_another(folder)}"
-        raise RunError(f"{folder}: {reason}")
+        reason = "is a file" if folder.exists() else "no such folder"
+        raise RunError(f"{folder}: {reason}; name a run folder")
     path = folder / "run.json"
-    if not path.exists() and not (folder / "metrics.jsonl").exists() and not _segments(folder):
+    if not holds_run(folder):
         missing = "run.json, metrics.jsonl and trace-*.jsonl are missing"
         raise RunError(f"{folder}: no run in it ({missing}); name a run folder")
     info = read_info(path)
@@ -287,17 +290,6 @@ def open_run(folder: Path) -> Run:
     if not (folder / "metrics.jsonl").is_file():
         _logger.warning("%s has no file metrics.jsonl. Steps and evaluations are not shown.", folder)
     return Run(folder, info)
-
-
-def _name_another(folder: Path) -> str:
-    """Return the advice on a missing folder, which names the folders `<folder>-rank<N>` of the run's ranks, if any."""
-    ranks = sorted(
-        (path for path in folder.parent.glob("*-rank*") if path.name.rpartition("-rank")[0] == folder.name),
-        key=lambda path: (len(path.name), path.name),
-    )
-    more = f" and {len(ranks) - MAX_NAMED_RANKS:,} more" if len(ranks) > MAX_NAMED_RANKS else ""
-    named = ", ".join(map(str, ranks[:MAX_NAMED_RANKS]))
-    return f"name the folder of a rank: {named}{more}" if ranks else "name a run folder"
 
 
 def _segments(folder: Path) -> list[Path]:
@@ -448,18 +440,3 @@ def _value(value: Mapping[str, Any]) -> Value:
         if isinstance(content, str | bool):
             return content
     return None
-
-
-def open_runs(folder: Path) -> Sequence[Run]:
-    """Open a run folder, or all runs in a folder. Of a run with several ranks, only rank 0 is opened.
-
-    Raises:
-        RunError: The folder does not exist, or holds no run of a rank 0.
-    """
-    inner = () if (folder / "metrics.jsonl").exists() else sorted(folder.glob("*/metrics.jsonl"))
-    runs = [open_run(path.parent) for path in inner]
-    return [run for run in runs if _rank(run) == 0] or [open_run(folder)]
-
-
-def _rank(run: Run) -> object:
-    return run.info.get("resource", {}).get(names.RANK, 0)
