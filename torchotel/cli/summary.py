@@ -1,31 +1,61 @@
 """Show the time of a recorded run by phase and by layer.
 
 Without RUN, the newest run in torchotel-runs/ is shown. A layer's self time excludes the layers inside it.
+
+A run of several ranks has a folder for each rank: RUN-rank0, RUN-rank1 and so on. RUN stands for all of them: the
+ranks are compared, and a rank that the others wait for is named. The other tables are those of the lowest rank. The
+folder of a rank is shown alone.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchotel._utils.text import printable
 from torchotel.cli.run import RUNS
 from torchotel.cli.terminal import Terminal, layers_to_show
-from torchotel.runs import RunError, open_run, render, summarise
+from torchotel.runs import Run, RunError, open_run, render, summarise
+from torchotel.runs.rank_folders import open_ranks, rank_of, sibling_ranks, world_size
+from torchotel.runs.slow_rank import compare_ranks
+from torchotel.runs.tables import render_ranks
+
+RUN_HELP = "run folder; for a run of several ranks, the folders' name without -rankN"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=RUN_HELP)
     parser.add_argument("--top", type=layers_to_show, default=10, metavar="N", help="layers to show (default: 10)")
 
 
 def call(arguments: argparse.Namespace) -> int:
     """Print the summary."""
-    folder = arguments.run or newest()
-    run = open_run(folder)
-    print(render(summarise(run.records(), run.spans()), run.info, top=arguments.top, output=Terminal()))
-    if arguments.run is None:
-        print(f"\nread from {printable(str(folder))}")
+    runs, output = chosen(arguments.run), Terminal()
+    run, *others = runs
+    if others:
+        print(render_ranks(compare_ranks(runs), top=arguments.top, output=output), end="\n\n")
+        print(f"rank {rank_of(run)}")
+    print(render(summarise(run.records(), run.spans()), run.info, top=arguments.top, output=output))
+    if others or arguments.run is None:
+        print(f"\nread from {printable(ranks_in_words(runs))}")
     return 0
+
+
+def ranks_in_words(runs: Sequence[Run]) -> str:
+    """Return the folder of a run; for several ranks, their first and last folder, and how many ranks are missing."""
+    folders = [str(run.folder) for run in (runs if len(runs) == 1 else (runs[0], runs[-1]))]
+    missing = world_size(runs[0]) - len(runs) if len(runs) > 1 else 0
+    note = f"; {missing:,} of {world_size(runs[0]):,} ranks are missing there" if missing > 0 else ""
+    return " … ".join(folders) + note
+
+
+def chosen(run: Path | None) -> Sequence[Run]:
+    """Open the run that the command line names, or else the newest run, with all of its ranks.
+
+    Raises:
+        RunError: There is no such run.
+    """
+    return open_ranks(run) if run else [open_run(folder) for folder in sibling_ranks(newest())]
 
 
 def newest(runs: Path = RUNS) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torchotel import _semconv as names
 from torchotel._records import PHASES
-from torchotel.runs.reader import LayerKey, Run, RunError, SpanLine, calls_by_trace
+from torchotel.runs.reader import Call, LayerKey, Run, RunError, SpanLine, calls_by_trace
 from torchotel.runs.statistics import MIN_STEPS, Ratio, ratio, ratio_of_runs, typical
 from torchotel.runs.summary import quantile
 
@@ -63,7 +63,7 @@ def run_environment(info: Mapping[str, Any], devices: Iterable[str]) -> RunEnvir
         **{name: _text(resource.get(key)) for name, key in _RESOURCE.items()},
         # A setting that is None is not in `run.json`.
         **({name: _text(settings.get(name)) or "None" for name in _SETTINGS} if settings else {}),
-        "end": _end(info),
+        "end": run_end(info),
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -79,7 +79,8 @@ def differences(before: Sequence[RunEnvironment], after: Sequence[RunEnvironment
     return result
 
 
-def _end(info: Mapping[str, Any]) -> str:
+def run_end(info: Mapping[str, Any]) -> str:
+    """Return how a run ended, by its `run.json`; empty if unknown."""
     error = _text((info.get("error") or {}).get("type"))
     return f"ended with {error}" if error else _ENDS.get(info.get("finished", ""), "")
 
@@ -160,15 +161,20 @@ def _layer_times(spans: Iterable[SpanLine], failed: set[str]) -> tuple[Mapping[L
     for trace_id, calls in calls_by_trace(in_steps):
         devices |= {device for call in calls if isinstance(device := call.span.attributes.get(names.DEVICE), str)}
         if trace_id not in failed:
-            times_ns: Counter[LayerKey] = Counter()
-            for span, layer, outer in calls:
-                times_ns[layer] += span.duration_ns
-                if outer is not None:
-                    times_ns[outer] -= span.duration_ns
-            for layer, self_ns in times_ns.items():
-                # A child can end after its parent if its end is an upper bound.
-                layers[layer].append(max(0, self_ns) / 1e9)
+            for layer, time_s in self_times(calls).items():
+                layers[layer].append(time_s)
     return layers, devices
+
+
+def self_times(calls: Iterable[Call]) -> Mapping[LayerKey, float]:
+    """Return the seconds of self time of the layers in one trace."""
+    times_ns: Counter[LayerKey] = Counter()
+    for span, layer, outer in calls:
+        times_ns[layer] += span.duration_ns
+        if outer is not None:
+            times_ns[outer] -= span.duration_ns
+    # A child can end after its parent if its end is an upper bound.
+    return {layer: max(0, self_ns) / 1e9 for layer, self_ns in times_ns.items()}
 
 
 Series: TypeAlias = Sequence[Sequence[float]]

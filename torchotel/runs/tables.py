@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torchotel._records import PHASES
 from torchotel._utils.text import GREEN, RED, YELLOW, Output, cut, duration, printable, shortened
 from torchotel._utils.text import rate as per_second
 from torchotel.runs.compare import Diff, Row, Spread
+from torchotel.runs.slow_rank import RankComparison
 from torchotel.runs.summary import Failure, LayerTime, Summary, has_several_models, run_failure
 from torchotel.runs.value_ranges import NOT_FINITE, Onset, ValueRange
 
@@ -236,6 +238,42 @@ def _layers(layers: Sequence[LayerTime], top: int, output: Output) -> str:
         for layer in layers[:top]
     ]
     return table(head, rows, left=2, output=output, spare=[[head.index("mean")]])
+
+
+_FINISHED = "finished"
+
+
+def render_ranks(comparison: RankComparison, *, top: int = 10, output: Output = _PLAIN) -> str:
+    """Return the comparison of a run's ranks as text: the slow rank, and the `top` ranks that wait least."""
+    phases = [name for name in PHASES if any(rank.own_s[name] for rank in comparison.ranks)]
+    head = ("rank", "host", "end", "steps", "step", "waits", *phases)
+    ranks = sorted(comparison.ranks, key=lambda rank: (rank.wait_s, rank.rank))
+    rows = [
+        (
+            str(rank.rank),
+            rank.host,
+            rank.end,
+            f"{rank.steps:,}",
+            *(duration(time_s) for time_s in (rank.step_s, rank.wait_s, *(rank.own_s[name] for name in phases))),
+        )
+        for rank in ranks[:top]
+    ]
+    hosts, ends = len({rank.host for rank in ranks}) > 1, any(rank.end != _FINISHED for rank in ranks)
+    shown = [at for at, name in enumerate(head) if (name != "host" or hosts) and (name != "end" or ends)]
+    left = sum(name in {"rank", "host", "end"} for name in (head[at] for at in shown))
+    title = f"ranks, median of {comparison.common_steps:,} common steps, phases without waits"
+    cells = [[line[at] for at in shown] for line in (head, *rows)]
+    lines = [
+        *_wrapped([comparison.conclusion], output).splitlines(),
+        "",
+        *output.wrap(title),
+        table(cells[0], cells[1:], left=left, output=output),
+    ]
+    if comparison.slow is not None:
+        lines[0] = output.colour(lines[0], YELLOW)
+    if len(ranks) > top:
+        lines += output.wrap(f"ranks that wait longer: {len(ranks) - top:,} (--top shows more)")
+    return "\n".join(lines)
 
 
 _COMPARED = {
