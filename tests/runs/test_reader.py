@@ -217,4 +217,4 @@ def test_gives_the_lines_of_traces_as_they_are(tmp_path: Path) -> None:
     spans = [folders.span("torch.step", 1, 0, 5, 9), folders.span("torch.data", 2, 1, 5, 6)]
     line = folders.request(spans)
     (found,) = open_run(folders.write(tmp_path / "run", segments=[[line]])).requests()
-    assert found == RequestLine(json.loads(line), frozenset([folders.TRACE]), 2)
+    assert found == RequestLine(json.loads(line), frozenset([folders.TRACE]), 2, 5)

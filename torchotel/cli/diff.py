@@ -25,6 +25,9 @@ A cause that slows a whole run, such as another program on the machine, cannot b
 and fails the gate. For that case, A and B may each be a folder of several runs of the same code, of which rank 0
 counts. Then runs are compared instead of steps, by Student's t on the logarithms of their medians. Record A and B in
 turns, so that a machine that slows down affects both.
+
+If A or B stands for the folders of several ranks, A-rank0, A-rank1 and so on, rank 0 counts too: the ranks of a
+synchronous training have equal steps. To compare two ranks, name their folders.
 """
 
 import argparse

@@ -5,7 +5,7 @@
     torchotel export runs/today --to http://localhost:4318
 
 Without RUN, the newest run in torchotel-runs/ is exported. A run that was cut short is exported up to its last whole
-line.
+line. If RUN stands for the folders of several ranks, RUN-rank0, RUN-rank1 and so on, all ranks are exported.
 
 chrome writes one file of trace events. otlp writes a folder of OTLP/JSON lines, at most 50 traces in each file, or one
 file if -o ends in .json or .jsonl. Existing files are kept unless --force is given.
@@ -21,20 +21,22 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from heapq import merge
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchotel._limits import MAX_UPLOAD_BYTES, MAX_UPLOAD_TRACES
 from torchotel._utils.installation import package_version
 from torchotel._utils.text import printable
-from torchotel.cli.summary import newest
+from torchotel.cli.summary import RUN_HELP, chosen
 from torchotel.cli.terminal import Progress, add_force, atomic_file, atomic_folder, private_file
 from torchotel.config.config import Config
-from torchotel.runs import Run, RunError, open_run
+from torchotel.runs import Run, RunError
 from torchotel.runs.chrome_trace import ChromeTrace
+from torchotel.runs.rank_folders import run_name
 from torchotel.runs.reader import RequestLine
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ _OFF = "OTEL_SDK_DISABLED"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=RUN_HELP)
     parser.add_argument("--format", choices=("chrome", "otlp"), help="format to write; --to sends otlp")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="PATH", help="file or folder to write (default: named after RUN, here)"
@@ -59,24 +61,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     """Write files or send spans; return 1 if some spans did not arrive."""
-    folder = arguments.run or newest()
     if arguments.to is None and arguments.format is None:
-        raise RunError(f"{folder}: no format given: use --format chrome, --format otlp or --to ENDPOINT")
+        raise RunError("no format given: use --format chrome, --format otlp or --to ENDPOINT")
     if arguments.to is not None and (arguments.format == "chrome" or arguments.output is not None):
         raise RunError("--to sends OTLP and writes no file: remove --format chrome and -o")
-    run = open_run(folder)
+    runs = chosen(arguments.run)
     if arguments.to is not None:
-        return _send(run, arguments.to)
-    name = folder.resolve().name
+        return _send(runs, arguments.to)
+    name = run_name(runs)
     if arguments.format == "chrome":
-        return _write_chrome(run, arguments.output or Path(f"{name}.chrome.json"), force=arguments.force)
-    return _write_otlp(run, arguments.output or Path(f"{name}-otlp"), force=arguments.force)
+        return _write_chrome(runs, arguments.output or Path(f"{name}.chrome.json"), force=arguments.force)
+    return _write_otlp(runs, arguments.output or Path(f"{name}-otlp"), force=arguments.force)
 
 
-def _write_chrome(run: Run, output: Path, *, force: bool) -> int:
-    with Progress(run.size_bytes) as progress, atomic_file(output, force=force) as file:
-        progress.begin(f"reading {run.folder.name}")
-        trace = ChromeTrace(replace(run, on_read=progress.advance))
+def _write_chrome(runs: Sequence[Run], output: Path, *, force: bool) -> int:
+    with Progress(_size_bytes(runs)) as progress, atomic_file(output, force=force) as file:
+        progress.begin(f"reading {run_name(runs)}")
+        trace = ChromeTrace(*_shown(runs, progress))
         for chunk in trace.chunks():
             file.write(chunk)
     left_out = f", {trace.left_out:,} left out because they fit on no track" if trace.left_out else ""
@@ -84,10 +85,19 @@ def _write_chrome(run: Run, output: Path, *, force: bool) -> int:
     return 0
 
 
-def _write_otlp(run: Run, output: Path, *, force: bool) -> int:
-    with Progress(run.size_bytes) as progress:
-        progress.begin(f"reading {run.folder.name}")
-        export_lines = lines(replace(run, on_read=progress.advance))
+def _size_bytes(runs: Sequence[Run]) -> int:
+    return sum(run.size_bytes for run in runs)
+
+
+def _shown(runs: Sequence[Run], progress: Progress) -> Sequence[Run]:
+    """Return the runs so that reading them moves the progress display."""
+    return [replace(run, on_read=progress.advance) for run in runs]
+
+
+def _write_otlp(runs: Sequence[Run], output: Path, *, force: bool) -> int:
+    with Progress(_size_bytes(runs)) as progress:
+        progress.begin(f"reading {run_name(runs)}")
+        export_lines = lines(*_shown(runs, progress))
         write = _write_single_file if output.suffix in _FILE_SUFFIXES else _write_files
         files = write(export_lines, output, force=force)
     per_file = f", at most {MAX_UPLOAD_TRACES} traces in each" if files > 1 else ""
@@ -114,7 +124,7 @@ def _write_files(export_lines: Iterator[Line], output: Path, *, force: bool) -> 
     return number
 
 
-def _send(run: Run, endpoint: str) -> int:
+def _send(runs: Sequence[Run], endpoint: str) -> int:
     from torchotel.exporters.otlp import json_to_protobuf, replay, sender, transport  # noqa: PLC0415  # load OpenTelemetry
 
     # --to overrides OTEL_SDK_DISABLED, which disables telemetry of programs.
@@ -124,26 +134,26 @@ def _send(run: Run, endpoint: str) -> int:
     replayed = replay.Replay(connection)
     sent_all = True
     try:
-        with Progress(run.size_bytes) as progress:
-            progress.begin(f"sending {run.folder.name}")
-            for line in replace(run, on_read=progress.advance).requests():
+        with Progress(_size_bytes(runs)) as progress:
+            progress.begin(f"sending {run_name(runs)}")
+            for line in chain.from_iterable(run.requests() for run in _shown(runs, progress)):
                 sent_all = replayed.add(line.request)
                 if not sent_all:
                     break
-                progress.begin(f"sending {run.folder.name}, {replayed.arrived:,} spans arrived")
+                progress.begin(f"sending {run_name(runs)}, {replayed.arrived:,} spans arrived")
             sent_all = sent_all and replayed.push()
     except json_to_protobuf.FOREIGN as error:
-        raise RunError(f"{run.folder}: holds a span that torchotel does not write ({error})") from error
+        raise RunError(f"{run_name(runs)}: holds a span that torchotel does not write ({error})") from error
     finally:
         connection.close()
-    return _report_result(run, replayed, connection.endpoint, sent_all=sent_all)
+    return _report_result(runs, replayed, connection.endpoint, sent_all=sent_all)
 
 
-def _report_result(run: Run, replayed: Replay, endpoint: str, *, sent_all: bool) -> int:
+def _report_result(runs: Sequence[Run], replayed: Replay, endpoint: str, *, sent_all: bool) -> int:
     if sent_all and not replayed.rejected:
         print(f"{replayed.arrived:,} spans sent to {endpoint}")
         return 0
-    total = sum(line.spans for line in run.requests())
+    total = sum(line.spans for run in runs for line in run.requests())
     print(
         f"torchotel export: {replayed.arrived:,} of {total:,} spans arrived at {endpoint}: {replayed.failure}",
         file=sys.stderr,
@@ -158,22 +168,25 @@ class Line(NamedTuple):
     text: bytes
 
 
-def lines(run: Run) -> Iterator[Line]:
-    """Yield the lines of a run's traces in their order.
+def lines(*runs: Run) -> Iterator[Line]:
+    """Yield the lines of a run's traces in their order; lines of several ranks by time, so that a trace is in one file.
 
     Raises:
         RunError: A line is not valid OTLP/JSON; Jaeger's page would refuse the whole file.
     """
     traces: frozenset[str] = frozenset()
     file = size = 0
-    for request in run.requests():
-        text = _text(run, request)
+    for request, text in merge(*map(_texts, runs), key=lambda line: line[0].start_ns):
         if not file or len(traces | request.trace_ids) > MAX_UPLOAD_TRACES or size + len(text) > MAX_UPLOAD_BYTES:
             traces, size = frozenset(), 0
             file += 1
         traces |= request.trace_ids
         size += len(text)
         yield Line(file, text)
+
+
+def _texts(run: Run) -> Iterator[tuple[RequestLine, bytes]]:
+    return ((request, _text(run, request)) for request in run.requests())
 
 
 def _text(run: Run, line: RequestLine) -> bytes:

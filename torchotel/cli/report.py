@@ -1,18 +1,23 @@
 """Write one HTML page of a recorded run: times, gradient norms, the slowest step, logged values and advice.
 
 Without RUN, the newest run in torchotel-runs/ is used. The page is self-contained and opens without a network.
+
+If RUN stands for the folders of several ranks, RUN-rank0, RUN-rank1 and so on, the page compares the ranks. The other
+parts of the page are those of the lowest rank.
 """
 
 import argparse
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from torchotel._utils.text import printable
-from torchotel.cli.summary import newest
+from torchotel.cli.summary import RUN_HELP, chosen
 from torchotel.cli.terminal import Progress, add_force, atomic_file
-from torchotel.runs import open_run
+from torchotel.runs import Run
+from torchotel.runs.rank_folders import run_name
 
 _DRAWING_SHARE = 0.2
 """Share of drawing in the time of a long run's report; the rest is reading."""
@@ -20,7 +25,7 @@ _DRAWING_SHARE = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=RUN_HELP)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the page (default: <name of RUN>.html here)")
     add_force(parser)
 
@@ -30,23 +35,22 @@ def call(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("plotly") is None:
         print("the report needs plotly: pip install plotly", file=sys.stderr)
         return 1
-    folder = arguments.run or newest()
-    output = arguments.output or Path(f"{folder.resolve().name}.html")
+    runs = chosen(arguments.run)
+    output = arguments.output or Path(f"{run_name(runs)}.html")
     with atomic_file(output, force=arguments.force) as file:
-        page = _page(folder).encode()
+        page = _page(runs).encode()
         file.write(page)
     print(printable(f"{output}: {len(page) / 1e6:.1f} MB, opens in any browser"))
     return 0
 
 
-def _page(folder: Path) -> str:
+def _page(runs: Sequence[Run]) -> str:
     from torchotel.runs import html  # noqa: PLC0415 - loads plotly, which only this command needs
 
-    run = open_run(folder)
-    size_bytes = run.size_bytes
+    size_bytes = sum(run.size_bytes for run in runs)
     drawing = int(size_bytes * _DRAWING_SHARE)
     with Progress(size_bytes + drawing) as progress:
-        progress.begin(f"reading {folder.name}")
-        content = html.gather(replace(run, on_read=progress.advance))
+        progress.begin(f"reading {run_name(runs)}")
+        content = html.gather(*(replace(run, on_read=progress.advance) for run in runs))
         progress.begin("drawing")
         return html.document(content, lambda: progress.advance(drawing // len(html.SECTIONS)))

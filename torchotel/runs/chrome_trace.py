@@ -144,35 +144,65 @@ _RUN = "run"
 """Name of the track with the run's span."""
 
 
-@dataclass
 class ChromeTrace:
-    """Convert a run to trace events while it is read."""
+    """Convert a run to trace events while it is read.
 
-    run: Run
-    spans: int = 0
-    """Spans written so far."""
-    left_out: int = 0
-    """Spans that began before the run, or that would need more than `MAX_TRACKS` tracks."""
-    _base_ns: int = 0
-    _pid: int = 1
-    _tracks: TrackAllocator = field(default_factory=TrackAllocator)
+    Args:
+        runs: The run, or its ranks, each of which becomes a process.
+    """
+
+    def __init__(self, *runs: Run) -> None:
+        base_ns = min(map(_start_ns, runs))
+        # Ranks on several hosts can have equal process ids.
+        pids = [_pid(runs[0].info)] if len(runs) == 1 else range(1, len(runs) + 1)
+        self._processes = [_Process(run, base_ns, pid) for run, pid in zip(runs, pids, strict=True)]
+
+    @property
+    def spans(self) -> int:
+        """Return the number of spans that have been written so far."""
+        return sum(process.spans for process in self._processes)
+
+    @property
+    def left_out(self) -> int:
+        """Return the number of spans that began before the run, or would need more than `MAX_TRACKS` tracks."""
+        return sum(process.left_out for process in self._processes)
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the file in pieces. Memory grows by two numbers for each trace."""
-        self._base_ns, self._pid = _start_ns(self.run), _pid(self.run.info)
-        head = {"displayTimeUnit": "ms", "otherData": _about(self.run.info, self._base_ns)}
-        yield _json(head)[:-1] + b',"traceEvents":[\n' + _json(self._named("process_name", 0, _process(self.run.info)))
-        for events in (self._span_events(), self._counter_events()):
-            for event in events:
-                yield b",\n" + _json(event)
+        first = self._processes[0]
+        head = {"displayTimeUnit": "ms", "otherData": _about(first.run.info, first.base_ns)}
+        separator = _json(head)[:-1] + b',"traceEvents":[\n'
+        for process in self._processes:
+            for event in process.events():
+                yield separator + _json(event)
+                separator = b",\n"
         yield b"\n]}\n"
+
+
+@dataclass
+class _Process:
+    """Convert the run of one process to trace events."""
+
+    run: Run
+    base_ns: int
+    """Unix time at which the trace starts."""
+    pid: int
+    spans: int = 0
+    left_out: int = 0
+    _tracks: TrackAllocator = field(default_factory=TrackAllocator)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events in the order of the run file."""
+        yield self._named("process_name", 0, _process_name(self.run.info))
+        yield from self._span_events()
+        yield from self._counter_events()
 
     def _span_events(self) -> Iterator[Event]:
         named = 0
         # The run file writes a trace as one line, so its spans are consecutive.
         for _, spans in groupby(self.run.spans(), key=lambda span: span.trace_id):
             trace = list(spans)
-            timely = [span for span in trace if span.start_ns >= self._base_ns]
+            timely = [span for span in trace if span.start_ns >= self.base_ns]
             placed = self._tracks.index(timely, _thread(trace))
             self.left_out += len(trace) - len(placed)
             self.spans += len(placed)
@@ -191,7 +221,7 @@ class ChromeTrace:
             "cat": _category(span),
             "ts": self._us(span.start_ns),
             "dur": max(0, span.end_ns - span.start_ns) / 1000,
-            "pid": self._pid,
+            "pid": self.pid,
             "tid": placed.track,
             "args": attributes if span.parent_id else {**attributes, "trace_id": _cut(span.trace_id)},
         }
@@ -199,19 +229,19 @@ class ChromeTrace:
     def _counter_events(self) -> Iterator[Event]:
         for record in self.run.records():
             end_ns = record.start_unix_ns + round(record.duration_s * 1e9)
-            if record.kind == "step" and end_ns >= self._base_ns:
+            if record.kind == "step" and end_ns >= self.base_ns:
                 for name, value in _curves(record).items():
-                    event = {"ph": "C", "name": name, "ts": self._us(end_ns), "pid": self._pid, "tid": 0}
+                    event = {"ph": "C", "name": name, "ts": self._us(end_ns), "pid": self.pid, "tid": 0}
                     yield {**event, "args": {name: value}}
 
     def _named(self, kind: str, track: int, name: str) -> Event:
         return self._metadata(kind, track, {"name": name})
 
     def _metadata(self, kind: str, track: int, attributes: Mapping[str, object]) -> Event:
-        return {"ph": "M", "name": kind, "ts": 0, "pid": self._pid, "tid": track, "args": attributes}
+        return {"ph": "M", "name": kind, "ts": 0, "pid": self.pid, "tid": track, "args": attributes}
 
     def _us(self, time_ns: int) -> float:
-        return (time_ns - self._base_ns) / 1000
+        return (time_ns - self.base_ns) / 1000
 
 
 def _start_ns(run: Run) -> int:
@@ -241,7 +271,7 @@ def _pid(info: Mapping[str, Any]) -> int:
     return pid if isinstance(pid, int) and 0 < pid <= MAX_PID else 1
 
 
-def _process(info: Mapping[str, Any]) -> str:
+def _process_name(info: Mapping[str, Any]) -> str:
     resource = _resource(info)
     rank = f" rank {resource.get(names.RANK)}" if resource.get(names.WORLD_SIZE, 1) != 1 else ""
     return _cut(f"{resource.get('service.name', 'torchotel')}{rank}")

@@ -188,6 +188,8 @@ class RequestLine(NamedTuple):
     request: Mapping[str, Any]
     trace_ids: frozenset[str]
     spans: int
+    start_ns: int
+    """Start of the first span that the line contains."""
 
 
 @dataclass(frozen=True)
@@ -401,8 +403,11 @@ def _logged(value: Any) -> Value:
 
 
 def _request(request: Mapping[str, Any]) -> RequestLine:
-    ids = [str(span.get("traceId", "")) for span in _span_objects(request)]
-    return RequestLine(request, frozenset(ids), len(ids))
+    ids, starts_ns = [], []
+    for span in _span_objects(request):
+        ids.append(str(span.get("traceId", "")))
+        starts_ns.append(_integer(span.get("startTimeUnixNano", 0)))
+    return RequestLine(request, frozenset(ids), len(ids), min(starts_ns, default=0))
 
 
 def _span_objects(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

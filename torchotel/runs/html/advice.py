@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchotel._records import PHASES
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.html.data import Content, StepTime
-from torchotel.runs.html.style import count, cut, duration, escaped, percent
+from torchotel.runs.html.style import count, cut, duration, escaped, percent, sentence
 from torchotel.runs.summary import LayerTime, Summary, has_several_models, run_failure
 from torchotel.runs.value_ranges import Onset
 
@@ -452,12 +452,33 @@ def _detail(content: Content) -> Iterator[Advice]:
         )
 
 
+_REMEDIES = {
+    "data": "Look at the store and the cores of that host, and at the size of the rank's share of the data.",
+    "between": "Look at the rank's part of the program between two steps: logging, checkpoints, a loader of its own.",
+    "optimizer": "Compare what the rank's optimizer updates with the other ranks.",
+}
+_OTHER_REMEDY = (
+    "Compare the rank's inputs (sequence lengths, experts) and its share of the model with the other ranks, and look "
+    "for another program, heat or a lower clock on its host and device."
+)
+
+
+def _slow_rank(content: Content) -> Iterator[Advice]:
+    slow = content.ranks.slow if content.ranks else None
+    if slow is not None:
+        remedy = _REMEDIES.get(slow.phase, _OTHER_REMEDY)
+        yield Advice(
+            slow.share, f"The other ranks wait for rank {slow.rank}", f"{escaped(sentence(str(slow)), 300)}. {remedy}"
+        )
+
+
 _RULES: Sequence[Callable[[Content], Iterator[Advice]]] = (
     _nonfinite,
     _nonfinite_values,
     _failed,
     _stalled,
     _unfinished,
+    _slow_rank,
     _waiting,
     _between,
     _other,

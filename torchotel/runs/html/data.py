@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 from torchotel import _semconv as names
 from torchotel._records import PHASES
 from torchotel.runs.compare import WARM_UP_STEPS
+from torchotel.runs.rank_folders import run_name
 from torchotel.runs.reader import RecordLine, Run, SpanLine
+from torchotel.runs.slow_rank import RankComparison, compare_ranks
 from torchotel.runs.summary import Summary, summarise
 from torchotel.runs.value_ranges import LayerId, layer_names
 
@@ -254,6 +256,8 @@ class Content:
     summary: Summary
     series: Series
     traces: StepTraceSelector
+    ranks: RankComparison | None = None
+    """The ranks of the run; None: only one rank was read."""
 
     @property
     def median_s(self) -> float:
@@ -261,8 +265,8 @@ class Content:
         return self.summary.phases[0].p50_s if self.summary.phases else 0.0
 
 
-def gather(run: Run) -> Content:
-    """Read a run. Memory is bounded by the number of steps and layers, not of spans.
+def gather(run: Run, *others: Run) -> Content:
+    """Read a run, and compare it with its other ranks. Memory is bounded by the number of steps and layers.
 
     Raises:
         RunError: A file is damaged.
@@ -278,7 +282,9 @@ def gather(run: Run) -> Content:
         traces.close()
 
     summary = summarise(_observed(run.records(), series.add), spans())
-    return Content(run.folder.resolve().name, run.info, summary, series, traces)
+    runs = [run, *others]
+    ranks = compare_ranks(runs) if others else None
+    return Content(run_name(runs), run.info, summary, series, traces, ranks)
 
 
 def _observed(lines: Iterable[Line], on_line: Callable[[Line], None]) -> Iterator[Line]:

@@ -9,11 +9,20 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from torchotel.runs.html import gradient_figure, logged_figure, module_figure, overview, step_figure, timeline_figure
+from torchotel.runs.html import (
+    gradient_figure,
+    logged_figure,
+    module_figure,
+    overview,
+    rank_figure,
+    step_figure,
+    timeline_figure,
+)
 from torchotel.runs.html.data import Content
 from torchotel.runs.html.style import PHASE_COLOURS, Section, cut, duration, percent
 
 SECTIONS: Sequence[Callable[[Content], Section | None]] = (
+    rank_figure.section,
     step_figure.section,
     module_figure.section,
     gradient_figure.section,

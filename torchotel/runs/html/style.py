@@ -113,6 +113,11 @@ def escaped(text: object, limit: int = _MAX_TEXT) -> str:
     return html.escape(cut(text, limit), quote=False).replace("$", "&#36;")
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
 def scale(seconds: float) -> tuple[str, float]:
     """Return the axis unit for a typical value, and the number of these units in a second."""
     for record, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
@@ -144,4 +149,4 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-__all__ = ["count", "count_in_words", "cut", "duration", "escaped", "percent", "rate", "rounded", "scale"]
+__all__ = ["count", "count_in_words", "cut", "duration", "escaped", "percent", "rate", "rounded", "scale", "sentence"]
