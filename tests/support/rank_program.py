@@ -1,11 +1,15 @@
-"""One rank of a run that trains until a file says how it ends: `python rank_program.py FILE`."""
+"""One rank of a run that trains until a file says how it ends: `python rank_program.py FILE [STORE]`.
 
+With the file of a store, the ranks add up their gradients, as long as all of them train.
+"""
+
+import os
 import sys
 import time
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
 import torchotel
@@ -36,16 +40,39 @@ class Model(nn.Module):
         return decoded
 
 
+def all_go_on(this_one: bool) -> bool:  # noqa: FBT001 # it has no name
+    """Agree on whether to train on together: a rank that ends would leave the others in their next collective."""
+    going = torch.tensor(float(this_one))
+    distributed.all_reduce(going)
+    return going.item() == distributed.get_world_size()
+
+
+def add_up(model: nn.Module) -> None:
+    """Add up the gradients of all ranks."""
+    for parameter in model.parameters():
+        distributed.all_reduce(parameter.grad)
+
+
 def main() -> None:
     """Train, log and evaluate, epoch after epoch."""
     end = Path(sys.argv[1])
+    together = len(sys.argv) > 2  # with a store
+    if together:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        distributed.init_process_group("gloo", f"file://{sys.argv[2]}", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    while not end.exists():
+    while True:
+        ends = end.exists()
+        together = together and all_go_on(not ends)
+        if ends:
+            break
         for batch in DataLoader(Slow(), batch_size=4):
             loss = model(batch).square().mean()
             loss.backward()
+            if together:
+                add_up(model)
             optimizer.step()
             optimizer.zero_grad()
             torchotel.log(loss=loss, samples=4, tokens=16, accuracy=0.5)

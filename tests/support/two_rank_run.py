@@ -74,4 +74,5 @@ def _rank(rank: int, folder: Path, server: Receiver) -> subprocess.Popen[bytes]:
         "WORLD_SIZE": "2",
     }
     program = PROGRAMS / "rank_program.py"
-    return subprocess.Popen([sys.executable, str(program), str(folder / f"end-{rank}")], env=environment(**settings))
+    command = [sys.executable, str(program), str(folder / f"end-{rank}"), str(folder / "store")]
+    return subprocess.Popen(command, env=environment(**settings))

@@ -132,7 +132,9 @@ def histogram(title: str, unit: str, description: str, query: Query, width: int 
     return panel.calculate(calculate=False).y_axis(heatmap.YAxisConfig().unit(unit)).color(_colours())
 
 
-def rows(title: str, unit: str, description: str, query: Query, *, low: float, high: float) -> heatmap.Panel:
+def rows(
+    title: str, unit: str, description: str, query: Query, *, low: float, high: float, empty: str | None = None
+) -> heatmap.Panel:
     """Draw a row of colours for each series of a run over time, from the top in the order of their labels as text.
 
     Each run has a separate panel.
@@ -144,11 +146,13 @@ def rows(title: str, unit: str, description: str, query: Query, *, low: float, h
         query: Query of the values, which may be negative.
         low: Values up to this one have the first colour.
         high: Values from this one on have the last colour.
+        empty: Text of a panel without rows, if that is usual.
     """
     panel = _framed(heatmap.Panel(), title, unit, description, WHOLE).height(_ROWS_HEIGHT)
     panel = panel.targets(_targets([query])).calculate(calculate=False).color(_colours().min(low).max(high))
     panel = panel.filter_values(heatmap.FilterValueRange().le(_BELOW_ALL))
     panel = panel.cell_values(heatmap.CellValues().unit(unit))
+    panel = panel.no_value(empty) if empty else panel
     panel = panel.y_axis(heatmap.YAxisConfig().axis_width(200).reverse(reverse=True))
     return panel.repeat("run").max_per_row(1)
 

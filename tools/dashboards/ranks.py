@@ -5,13 +5,14 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import GPU, framed
-from tools.dashboards.panels import WHOLE, Column, bars, lines, listed, number
+from tools.dashboards.panels import WHOLE, Column, bars, lines, listed, number, rows
 from tools.dashboards.queries import (
     Query,
     by_rank,
     by_run,
     grown,
     latest,
+    least_at_end,
     most,
     most_at_end,
     of_process,
@@ -28,6 +29,7 @@ _OWN = by_rank("sum", of_process(rate("torch_phase_time_seconds_total", 'torch_p
 _LATE = " - ".join(f"{how} by (torch_run_id) ({_OWN})" for how in ("max", "avg"))
 _OTHERS = f"clamp_min(1 - 1 / count by (torch_run_id) ({_OWN}), 0.5)"  # (max - avg) / (1 - 1 / count): 0 of one rank
 _SKEW = f"({_LATE}) / {_OTHERS} / ({by_run('avg', STEP_TIME)} > 0)"
+_WAITS = by_rank("sum", rate("torch_collective_wait_seconds_total"))
 _STEPS_SHOWN = grown("sum", series("torch_steps_total"), "torch_rank")
 _PHASES_SHOWN = grown("sum", series("torch_phase_time_seconds_total"), "torch_rank", "torch_phase")
 _OWN_TIME_SHOWN = grown("sum", series("torch_phase_time_seconds_total", 'torch_phase!="backward"'), "torch_rank")
@@ -75,10 +77,22 @@ _RANKS = [
         "percentunit",
         "How much longer the slowest rank needs outside of backward than the mean of the others, as a share of a"
         " step. The others wait that long for its gradients. A rank that is slow in backward itself is not visible"
-        " here, because all ranks wait there: compare its layers.",
+        " here, because all ranks wait there: see Waits by rank.",
         Query(_SKEW),
         width=WHOLE,
         sparse=True,
+    ),
+    rows(
+        "Waits by rank: $run",
+        "percentunit",
+        "Share of the time in which a rank waits in collectives, for the 64 ranks that wait least, in the order of"
+        " their numbers as text. In a synchronous training the others wait for the rank with the coldest colour, which"
+        " waits least. Collectives are recorded with torch 2.14 or later. With NCCL, a collective counts until it is"
+        " issued.",
+        Query(least_at_end(64, _WAITS), "rank {{torch_rank}}"),
+        low=0,
+        high=0.5,
+        empty="No collectives: one rank, or torch before 2.14",
     ),
     lines(
         "Time before the ranks meet",
