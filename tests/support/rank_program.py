@@ -50,7 +50,8 @@ def all_go_on(this_one: bool) -> bool:  # noqa: FBT001 # it has no name
 def add_up(model: nn.Module) -> None:
     """Add up the gradients of all ranks."""
     for parameter in model.parameters():
-        distributed.all_reduce(parameter.grad)
+        if parameter.grad is not None:
+            distributed.all_reduce(parameter.grad)
 
 
 def main() -> None:
