@@ -10,7 +10,7 @@ from support import PROGRAMS, commands, run_folders
 from support.slow_rank_program import CASES
 
 from torchotel.cli import main
-from torchotel.runs import html
+from torchotel.runs import html, slow_rank
 from torchotel.runs.compare import WARM_UP_STEPS
 from torchotel.runs.rank_folders import open_ranks
 from torchotel.runs.slow_rank import MIN_STEPS, RankComparison, compare_ranks
@@ -103,6 +103,17 @@ def test_states_what_the_rank_costs(tmp_path: Path) -> None:
     found = _compare(tmp_path, lambda rank, _: {"backward": 0.01 if rank == 2 else 0.055}, _own, ranks=4)
     assert found.conclusion == "rank 2 on host node2: its data loading costs every step 40.00 ms (40%)"
     assert [rank.wait_s for rank in found.ranks] == [0.055, 0.055, 0.01, 0.055]
+
+
+def test_compares_the_same_steps_of_a_long_run_on_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more steps than fit, a sample that does not depend on the rank."""
+    most = WARM_UP_STEPS + 2
+    monkeypatch.setattr(slow_rank, "MAX_STEPS", most)
+    monkeypatch.setattr(slow_rank, "MIN_STEPS", 2)
+    found = _compare(tmp_path, lambda rank, _: {"backward": 0.01 if rank == 1 else 0.05}, _at_1)
+    assert (found.common_steps, [rank.steps for rank in found.ranks]) == (2, [STEPS, STEPS])
+    assert found.slow is not None
+    assert found.slow.rank == 1
 
 
 def test_prefers_a_phase_without_collectives(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from torchotel.runs.reader import LayerKey, Run, calls_by_trace
 
 MIN_STEPS = 20
 """Common steps after the warm-up that are needed to name a rank."""
+MAX_STEPS = 2_000
+"""Largest number of steps that are compared."""
 MIN_SHARE = 2 / 3
 """Share of these steps in which the rank has to wait least."""
 MIN_COST = 0.02
@@ -108,29 +110,24 @@ class RankComparison(NamedTuple):
 
 
 def compare_ranks(runs: Sequence[Run]) -> RankComparison:
-    """Compare the ranks of a run. Memory grows with the steps of all ranks, and with the layers of a detailed step."""
-    steps, counts = [], []
-    for run in runs:
-        aligned, count = _read_steps(run)
-        steps.append(aligned)
-        counts.append(count)
+    """Compare the ranks of a run. Memory: `MAX_STEPS` steps of each rank, and the layers of a few ranks."""
+    steps, counts = zip(*map(_read_steps, runs), strict=True)
     common = sorted(set.intersection(*(set(aligned) for aligned in steps)))[WARM_UP_STEPS:]
     rows = [[aligned[key] for key in common] for aligned in steps]
     ranks = [_rank_times(run, row, count) for run, row, count in zip(runs, rows, counts, strict=True)]
     found = _find(rows)
     if isinstance(found, str):
         return RankComparison(ranks, len(common), None, found)
-    layer = _layer(runs, rows, found)
-    named = ranks[found.position]
-    step_s = median(step.duration_s for step in rows[found.position])
-    share = found.cost_s / step_s
+    named, layer = ranks[found.position], _layer(runs, rows, found)
+    share = found.cost_s / named.step_s
     slow = SlowRank(named.rank, named.host, found.phase, found.explains, found.cost_s, share, layer)
     return RankComparison(ranks, len(common), slow)
 
 
 def _read_steps(run: Run) -> tuple[Mapping[tuple[int, int], AlignedStep], int]:
     """Return the steps by their alignment, and the number of all steps."""
-    steps, count = {}, 0
+    steps: dict[tuple[int, int], AlignedStep] = {}
+    count = 0
     for record in run.records():
         if record.kind != "step":
             continue
@@ -143,7 +140,14 @@ def _read_steps(run: Run) -> tuple[Mapping[tuple[int, int], AlignedStep], int]:
                 frozenset(record.waits),
                 record.trace_id if record.detailed else "",
             )
-    return steps, count
+            if len(steps) >= 2 * MAX_STEPS:
+                steps = _sample(steps)
+    return _sample(steps), count
+
+
+def _sample(steps: Mapping[tuple[int, int], AlignedStep]) -> dict[tuple[int, int], AlignedStep]:
+    """Keep at most `MAX_STEPS` steps, chosen by the hash of the alignment: the same ones on all ranks."""
+    return {alignment: steps[alignment] for alignment in sorted(steps, key=hash)[:MAX_STEPS]}
 
 
 def _rank_times(run: Run, steps: Sequence[AlignedStep], count: int) -> RankTimes:
