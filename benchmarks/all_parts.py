@@ -1,6 +1,6 @@
 """All parts of the benchmark, in the order of its page."""
 
-from benchmarks import budget, growth, load, memory, overhead, scrape, startup, step, wire, worker
+from benchmarks import budget, growth, load, memory, overhead, ranks, scrape, startup, step, wire, worker
 from benchmarks.modes import AGAIN, ALL, ALL_THREAD, DEFAULT, DEFAULT_THREAD, NAIVE, OFF, SPANS
 from benchmarks.parts import Part
 
@@ -26,6 +26,7 @@ def parts(*, quick: bool) -> list[Part]:
         wire.part(*([TINY] if quick else [TRANSFORMER, RESNET])),
         load.part(TINY if quick else TRANSFORMER),
         scrape.part(),
+        ranks.part(),
         startup.part(),
         memory.part(),
         budget.part(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks import budget, load, memory, overhead, scrape, startup, step, wire, worker
+from benchmarks import budget, load, memory, overhead, ranks, scrape, startup, step, wire, worker
 from benchmarks.all_parts import RESNET, TRANSFORMER
 from benchmarks.modes import ALL, DEFAULT, OFF, SPANS
 from benchmarks.parts import Table, Tables, cell
@@ -70,6 +70,8 @@ TARGETS = (
     Target("bytes per span at level 6, transformer", 22, "wire", TRANSFORMER, wire.level(6)),
     Target("bytes per span at level 6, ResNet-18", 22, "wire", RESNET, wire.level(6)),
     Target("longest stall by the worker, ms", 0.75, "load", load.OURS, load.STALL, beside=(load.NO_SPANS, load.STALL)),
+    Target("step of two ranks with default settings, x", 1.02, "ranks", ranks.DEFAULT, ranks.STEP),
+    Target("hooks of a collective, CPU µs", 8, "ranks", ranks.DEFAULT, ranks.COLLECTIVE),
     Target("scrape of 500 layers, ms", 12, "scrape", scrape.ROW, scrape.TIME),
     Target(
         "longest delay by a scrape, ms", 0.5, "scrape", scrape.ROW, scrape.DELAY, beside=(scrape.ROW, scrape.NO_DELAY)

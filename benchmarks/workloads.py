@@ -26,10 +26,16 @@ class Workload(NamedTuple):
     """Module calls per step."""
 
 
-def make(name: str) -> Workload:
-    """Build one of `WORKLOADS`, or, for a number, a chain of that many modules. The values are deterministic."""
+def make(name: str, wrap: Callable[[nn.Module], nn.Module] = lambda model: model) -> Workload:
+    """Build one of `WORKLOADS`, or, for a number, a chain of that many modules. The values are deterministic.
+
+    Args:
+        name: The name of the workload.
+        wrap: Wraps the model, as for several ranks.
+    """
     torch.manual_seed(0)
     model, inputs, targets = _chain(int(name)) if name.isdigit() else WORKLOADS[name]()
+    model = wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
     def step() -> None:
