@@ -22,6 +22,7 @@ from torchotel._utils.distributed import Identity, agree_on_launch, identify, ow
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
 from torchotel.capture.cuda import device_id
+from torchotel.capture.flight_recorder import read_collectives
 from torchotel.capture.recorder import Capture
 from torchotel.capture.torch_internals import group_store, mesh_place
 from torchotel.config.config import Config
@@ -103,6 +104,7 @@ class Session:
             capture_stats=self._capture_stats,
             overhead_ratio=lambda: self._overhead.ratio,
             on_step=self._measure_overhead,
+            read_collectives=partial(read_collectives, with_places=self._config.exception_text != "type"),
         )
         make_thread = partial(
             ThreadBackend,

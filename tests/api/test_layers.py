@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "torchotel"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BASE = {"_types", "_semconv", "_limits", "_utils", "config"}
+BASE = {"_types", "_semconv", "_limits", "_collectives", "_utils", "config"}
 RECORDS = BASE | {"_records"}
 PRODUCT = RECORDS | {"capture", "sampling", "tracing", "metrics", "exporters", "integrations", "worker"}
 

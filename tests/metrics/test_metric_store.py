@@ -53,6 +53,8 @@ torch.evaluation.time torch_evaluation_time_seconds_total counter s
 torch.memory.allocated torch_memory_allocated_bytes gauge By torch.device
 torch.memory.reserved torch_memory_reserved_bytes gauge By torch.device
 torch.memory.peak torch_memory_peak_bytes gauge By torch.device
+torch.collective.enqueued torch_collective_enqueued gauge - torch.collective.group
+torch.collective.completed torch_collective_completed gauge - torch.collective.group
 torchotel.spans torchotel_spans_total counter {span} torchotel.outcome
 torchotel.export.errors torchotel_export_errors_total counter {error} error.type
 torchotel.overhead.ratio torchotel_overhead_ratio gauge 1

@@ -15,7 +15,8 @@ from support import commands, crashing_program
 from support.prometheus_server import until
 
 from torchotel.runs import open_run, summarise
-from torchotel.worker.stall_watch import FIRST_STEP_FACTOR, MAX_TICK_S, STALL_FACTOR, Frame, StackReader, StallWatch
+from torchotel.worker.collective_watch import FIRST_STEP_FACTOR, STALL_FACTOR
+from torchotel.worker.stall_watch import MAX_TICK_S, Frame, StackReader, StallWatch
 from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter, write_stack_signal
 
 THREAD = 42
@@ -64,7 +65,7 @@ class Watched:
 
 def trained() -> Watched:
     watched = Watched()
-    watched.watch.add_step(0.5)
+    watched.watch.limit.add_step(0.5)
     return watched
 
 
@@ -110,8 +111,8 @@ def test_no_open_phase_is_no_stall() -> None:
 def test_long_steps_have_a_longer_limit() -> None:
     watched = Watched()
     for _ in range(20):
-        watched.watch.add_step(30.0)
-    watched.watch.add_step(3000.0)  # one slow step does not count
+        watched.watch.limit.add_step(30.0)
+    watched.watch.limit.add_step(3000.0)  # one slow step does not count
     watched.begin()
     (second,) = watched.stalls(500)
     assert second >= STALL_FACTOR * 30
@@ -139,7 +140,7 @@ def test_the_first_step_has_a_longer_limit() -> None:
 def test_the_stacks_tell_a_stall_from_a_wait(frames: tuple[Frame, ...]) -> None:
     """An exception has ended the phase, or a debugger or the compiler works. Stacks are read ever less often."""
     watched = Watched(*frames)
-    watched.watch.add_step(0.5)
+    watched.watch.limit.add_step(0.5)
     watched.begin()
     assert watched.stalls(3600) == []
     assert watched.stacks.requests == 6  # after 1, 2, 4, 8, 16 and 32 minutes
@@ -161,7 +162,7 @@ def test_a_stopped_process_does_not_stall() -> None:
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         watched = Watched(pid=process.pid)
-        watched.watch.add_step(0.5)
+        watched.watch.limit.add_step(0.5)
         watched.begin()
         assert watched.stalls(500) == []
         os.kill(process.pid, signal.SIGCONT)

@@ -35,11 +35,13 @@
 | `ProcessGroup._get_sequence_number_for_group` | finding the same step on all ranks | each rank has its own traces |
 | `_torchdynamo_orig_callable`, `_torchdynamo_disable` | compiled functions | a compiled `forward` is not marked |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
+| `torch._C._distributed_c10d._dump_fr_trace`, `._dump_nccl_trace` | the collectives of each process group | not read |
 """
 
 import functools
 import gc
 import inspect
+import pickle
 import random
 import sys
 import weakref
@@ -226,6 +228,7 @@ def found() -> dict[str, bool]:
         "foreach_norm": _foreach_norm is not None,
         "clipping": GROUP_GRADIENTS in vars(torch.nn.utils.clip_grad),
         "sparse_parts": hasattr(torch.Tensor, "_indices") and hasattr(torch.Tensor, "_values"),
+        "flight_recorder": any(True for _ in flight_recorders()) or not torch.distributed.is_available(),
     }
 
 
@@ -788,3 +791,20 @@ def when_done(work: Any, call: Callable[[Any], None]) -> None:
 
 def _distributed() -> ModuleType | None:
     return sys.modules.get("torch.distributed.distributed_c10d")
+
+
+def flight_recorders() -> Iterator[tuple[str, Callable[..., Mapping[str, Any]]]]:
+    """Yield each backend that has a flight recorder, with a function that returns the content of the recorder.
+
+    With `with_stacks=True`, the function also returns the Python stack of each collective.
+    """
+    module = sys.modules.get("torch._C._distributed_c10d")
+    for backend, name in (("nccl", "_dump_nccl_trace"), ("gloo", "_dump_fr_trace")):
+        dump = getattr(module, name, None)
+        if dump is not None:
+            yield backend, functools.partial(_read_flight_recorder, dump)
+
+
+def _read_flight_recorder(dump: Callable[..., bytes], *, with_stacks: bool) -> Mapping[str, Any]:
+    content = pickle.loads(dump(includeCollectives=True, includeStackTraces=with_stacks, onlyActive=False))  # noqa: S301  # of this process
+    return {"entries": (), "pg_status": {}, **content}

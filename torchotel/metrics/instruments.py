@@ -134,6 +134,20 @@ COLLECTIVE_BYTES = Instrument(
     names.METRIC_COLLECTIVE_BYTES, "counter", "By", _COLLECTIVE, "Bytes that this rank gave to collectives."
 )
 COLLECTIVE_CALLS = Instrument(names.METRIC_COLLECTIVE_CALLS, "counter", "{call}", _COLLECTIVE, "Collectives.")
+COLLECTIVE_ENQUEUED = Instrument(
+    names.METRIC_COLLECTIVE_ENQUEUED,
+    "gauge",
+    "",
+    (names.COLLECTIVE_GROUP,),
+    "Number of the last collective that the process group has enqueued; only while no step ends.",
+)
+COLLECTIVE_COMPLETED = Instrument(
+    names.METRIC_COLLECTIVE_COMPLETED,
+    "gauge",
+    "",
+    (names.COLLECTIVE_GROUP,),
+    "Number of the last collective that the process group has completed; only while no step ends.",
+)
 SPANS = Instrument(names.METRIC_SPANS, "counter", "{span}", (names.OUTCOME,), "Spans by outcome.")
 EXPORT_ERRORS = Instrument(
     names.METRIC_EXPORT_ERRORS, "counter", "{error}", (names.ERROR_TYPE,), "Failed attempts to export."

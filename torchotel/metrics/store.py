@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from torchotel._collectives import GroupReading
 from torchotel._limits import MAX_METRIC_MODULES
 from torchotel._records import PHASES, Log, LogValue, ModuleInfo, SpanReference, StepRecord, phase_times_s, waits_ns
 from torchotel._semconv import LOGGED_NAMES
@@ -186,6 +188,8 @@ class Metrics:
         """
         observed: list[Observation] = []
         with self._lock:
+            if record.kind != "stall":
+                self._remove_collectives()
             if record.kind == "step":
                 self._add_step(record, span, observed)
                 self._module_times.add(tree, self._aggregations)
@@ -222,6 +226,16 @@ class Metrics:
         """Record whether the training stalls."""
         with self._lock:
             self._aggregations.set(table.RUN_STALLED, int(stalled))
+
+    def set_collectives(self, groups: Sequence[GroupReading]) -> None:
+        """Set the numbers of collectives of each process group; the next step or evaluation removes them."""
+        with self._lock:
+            self._remove_collectives()
+            descriptions = Counter(group.description for group in groups)
+            for group in groups:
+                labels = (label(group.description if descriptions[group.description] == 1 else group.name),)
+                self._aggregations.set(table.COLLECTIVE_ENQUEUED, group.enqueued, labels)
+                self._aggregations.set(table.COLLECTIVE_COMPLETED, group.completed, labels)
 
     def points(self, instrument: Instrument) -> Sequence[NumberDataPoint]:
         """Return the values of a counter or a gauge."""
@@ -260,6 +274,10 @@ class Metrics:
             self._aggregations.add(table.STEP_NONFINITE, 0, kind)
         self._aggregations.buckets(table.STEP_DURATION)
         self._aggregations.set(table.RUN_FINISHED, 0)
+
+    def _remove_collectives(self) -> None:
+        for instrument in (table.COLLECTIVE_ENQUEUED, table.COLLECTIVE_COMPLETED):
+            self._aggregations.of(instrument).clear()
 
     def _add_step(self, record: StepRecord, span: SpanReference | None, observed: list[Observation]) -> None:
         duration_s = (record.end_ns - record.start_ns) / 1e9

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torchotel import _semconv as names
+from torchotel._collectives import READING_KIND, CollectiveReading, decode_reading
 from torchotel._limits import MAX_INFO_BYTES, MAX_LINE_BYTES
 
 UNSENT_NAME = "unsent.jsonl"
@@ -220,9 +221,20 @@ class Run:
         yield from self._unsent(lambda line: (_record(line),))
 
     def _recorded(self, on_read: Callable[[int], object]) -> Iterator[RecordLine]:
+        yield from self._lines(on_read, lambda line: () if line.get("kind") == READING_KIND else (_record(line),))
+
+    def _lines(
+        self, on_read: Callable[[int], object], convert: Callable[[dict[str, Any]], Iterable[Line]]
+    ) -> Iterator[Line]:
         path = self.folder / "metrics.jsonl"
         if path.is_file():
-            yield from _converted(path, _objects(path, on_read), lambda line: (_record(line),))
+            yield from _converted(path, _objects(path, on_read), convert)
+
+    def readings(self) -> Iterator[CollectiveReading]:
+        """Read the readings of PyTorch's flight recorder, the oldest first."""
+        return self._lines(
+            self.on_read, lambda line: (decode_reading(line),) if line.get("kind") == READING_KIND else ()
+        )
 
     def _unsent(self, convert: Callable[[dict[str, Any]], Iterable[Line]]) -> Iterator[Line]:
         """Read the lines of the steps that had no record when the training and its companion ended together."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from torchotel._collectives import CollectiveReading
 from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
 from torchotel._utils.distributed import own_folder
@@ -32,6 +33,7 @@ from torchotel.tracing.span import SpanContextSource, Trace
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 from torchotel.worker.buffer import Buffer
+from torchotel.worker.collective_watch import CollectiveWatch
 from torchotel.worker.pipeline import Pipeline
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
 from torchotel.worker.thread import Worker
@@ -72,6 +74,8 @@ class SessionLinks(NamedTuple):
     """Returns the share of step time that detail costs, None if it is unknown."""
     on_step: Callable[[StepRecord, int], None]
     """Called after each step, with the CPU time that a worker of this process spent on it."""
+    read_collectives: Callable[[], CollectiveReading | None]
+    """Reads the flight recorder of this process; None: it has no process group."""
 
 
 class Claims(NamedTuple):
@@ -217,7 +221,13 @@ class ThreadBackend(Backend):
         self._builder = TraceBuilder(templates, config.max_spans, yielder, shared)
         self._pipeline = self._make_pipeline(yielder)
         self._worker = Worker(
-            self._buffer, self._exporters, self._pipeline, on_record=on_record, guard=self.guard, warn=self._warn
+            self._buffer,
+            self._exporters,
+            self._pipeline,
+            CollectiveWatch(links.read_collectives, config.stall_timeout_s),
+            on_record=on_record,
+            guard=self.guard,
+            warn=self._warn,
         )
         self._metric_exporters = MetricExporters(
             config,
@@ -242,6 +252,10 @@ class ThreadBackend(Backend):
     def wake(self) -> None:
         """Process the records now, and not at the next interval."""
         self._buffer.bell.ring()
+
+    def add_reading(self, reading: CollectiveReading) -> None:
+        """Pass a reading of the flight recorder on to the metrics and the run file, on the worker thread."""
+        self._worker.add_reading(reading)
 
     def set_stalled(self, *, stalled: bool) -> None:
         """Set the metric that shows whether the training stalls."""

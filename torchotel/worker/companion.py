@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torchotel._collectives import decode_reading
 from torchotel._records import STALLED, Error, ModelInfo, Record, StepRecord
 from torchotel._utils.distributed import Identity
 from torchotel._utils.faults import Guard, Warn
@@ -29,6 +30,7 @@ from torchotel.exporters.sdk.global_provider import load_no_provider
 from torchotel.tracing.resource import ProcessResource
 from torchotel.worker.backend import Claims, RunEnd, SessionLinks, ThreadBackend
 from torchotel.worker.channel import ChannelError, Connection, Receiver
+from torchotel.worker.collective_watch import ReadingSchedule
 from torchotel.worker.end_cause import PROCESS_ENDED, EndCause
 from torchotel.worker.record_codec import CompanionSettings, RecordDecoder, RunStart
 from torchotel.worker.stall_watch import StackReader, Stall, StallWatch, describe_frames
@@ -75,6 +77,7 @@ class CompanionProcess:
         self._end_cause = EndCause(settings.signals_fd, with_place=self._with_place)
         stacks = StackReader(settings.pid, settings.stacks_fd, page)
         self._stall_watch = StallWatch(page, stacks, settings.pid, settings.config["stall_timeout_s"])
+        self._schedule, self._is_reading = ReadingSchedule(), False
         self._identity = Identity(*settings.identity)
         self._resource = ProcessResource(settings.described, lambda: self._identity)
         self._model: ModelInfo | None = None
@@ -98,6 +101,7 @@ class CompanionProcess:
                     capture_stats=lambda: self._capture_stats,
                     overhead_ratio=lambda: page.overhead_ratio,
                     on_step=lambda *_: None,
+                    read_collectives=lambda: None,  # the training process reads them
                 ),
                 undo,
                 claims=_claims(settings),
@@ -149,7 +153,7 @@ class CompanionProcess:
             if isinstance(record, StepRecord):
                 self._unsent_steps.add_received(record)
                 if record.kind == "step":
-                    self._stall_watch.add_step((record.end_ns - record.start_ns) / 1e9)
+                    self._stall_watch.limit.add_step((record.end_ns - record.start_ns) / 1e9)
             self._backend.append(record)
 
     def _end_without_stop(self) -> None:
@@ -180,6 +184,9 @@ class CompanionProcess:
         elif was_stalled and not self._stall_watch.is_stalled:
             self._backend.set_stalled(stalled=False)
             _logger.warning(STALL_ENDED)
+        is_due = self._schedule.is_due(self._stall_watch.quiet_s, self._stall_watch.limit.seconds)
+        if is_due and not self._is_reading:  # while C code holds the GIL, no answer comes
+            self._is_reading = self._connection.send(read="collectives")
 
     def _write_unsent(self) -> None:
         """Write the steps that were not sent into the run folder, in case that this process ends with the training."""
@@ -213,6 +220,11 @@ class CompanionProcess:
         if request["ask"] == "flush":
             # On another thread: records go on to arrive while the exporters are flushed.
             threading.Thread(target=self._flush, args=(request,), name="torchotel-flush", daemon=True).start()
+        elif request["ask"] == "collectives":
+            self._is_reading = False
+            quiet_s = self._stall_watch.quiet_s
+            if request["reading"] is not None and quiet_s > 0:  # else the training has gone on meanwhile
+                self._backend.add_reading(decode_reading(request["reading"])._replace(quiet_s=quiet_s))
         elif request["ask"] == "stop":
             error = None if request["error"] is None else Error(*request["error"])
             self._stop(time.monotonic() + request["timeout_s"], RunEnd(request["finished"], error))

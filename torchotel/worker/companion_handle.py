@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from torchotel._collectives import CollectiveReading, encode_reading
 from torchotel._records import plain
 from torchotel._utils.faults import Guard
 from torchotel.worker.channel import Connection, socket_pair
@@ -41,6 +42,7 @@ class Companion:
     Args:
         channel_fd: The descriptor of the ring.
         settings: What the companion needs to start.
+        read_collectives: Reads the flight recorder, on a thread of its own, when the companion asks for it.
         on_end: Called with the exit code and the last line of its errors if the process ends by itself, on the control
             thread.
         guard: Counts messages that cannot be read, and log messages that the program's logging fails on.
@@ -53,11 +55,13 @@ class Companion:
         self,
         channel_fd: int,
         settings: CompanionSettings,
+        read_collectives: Callable[[], CollectiveReading | None],
         on_end: Callable[[str], None],
         guard: Guard,
     ) -> None:
         self._on_end = on_end
         self._read = guard.guarded(self._on_message)
+        self._read_collectives, self._send_reading = read_collectives, guard.guarded(self._send_collectives)
         ours, theirs = socket_pair()
         self._connection = Connection(ours)
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
@@ -171,10 +175,23 @@ class Companion:
         if "log" in message:
             _logger.log(message["log"], "%s", message["text"])
             return
+        if "read" in message:
+            # On another thread: a reading takes up to seconds, and answers go on to arrive.
+            threading.Thread(target=self._send_reading, name="torchotel-collectives", daemon=True).start()
+            return
         self.counts, self.spans_estimated = message["counts"], message["spans_estimated"]
         self._has_stopped = self._has_stopped or message.get("ask") == "stop"
         if (answers := self._answers.get(message.get("number", -1))) is not None:
             answers.put(message)
+
+    def _send_collectives(self) -> None:
+        reading = None
+        try:
+            reading = self._read_collectives()
+        finally:  # the companion waits for an answer before it asks again
+            encoded = None if reading is None else encode_reading(reading)
+            if not self._connection.send(ask="collectives", reading=encoded):  # larger than a packet of the system
+                self._connection.send(ask="collectives", reading=None)
 
 
 def _memory_file(content: bytes = b"") -> BinaryIO:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from torchotel._collectives import CollectiveReading, encode_reading
 from torchotel._records import Log, Record, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
@@ -69,6 +70,7 @@ class Pipeline:
         self._add_metrics = guard.guarded(metrics.add)  # a record that cannot be counted is still exported
         self._add_log_metrics = guard.guarded(metrics.log)
         self._diagnose = guard.guarded(BlindSpotDiagnostics(warn, builder.templates.includes).check)
+        self._set_collectives = guard.guarded(metrics.set_collectives)
         self._step_processed = guard.guarded(listener.step_processed)
         self._kinds_seen: set[str] = set()
         self._fold, self._trees, self._tail_sampler = EvaluationFold(), CallTreeBuilder(yielder), TailSampler()
@@ -101,6 +103,12 @@ class Pipeline:
             if ready.kind == "step":
                 later_ns = sum(later_ns(spans) for later_ns in self._later_ns)
                 self._step_processed(ready, time.thread_time_ns() - start_ns + later_ns)
+
+    def add_reading(self, reading: CollectiveReading) -> None:
+        """Add a reading of the flight recorder to the metrics and the run file."""
+        self._set_collectives(reading.groups)
+        if self._run_file is not None:
+            self._run_file.step(encode_reading(reading))
 
     def export_folded(self) -> None:
         """Export all folded evaluations."""

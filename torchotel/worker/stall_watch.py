@@ -11,20 +11,14 @@ import os
 import re
 import signal
 import time
-from collections import deque
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
+from torchotel.worker.collective_watch import StallLimit
 from torchotel.worker.status_page import PagePhase, PageReader
 
 MAX_TICK_S: Final = 5.0
 """Longest time between two checks that counts: the companion or the machine may have been stopped."""
-STALL_FACTOR: Final = 10
-"""A stall lasts at least this number of times the 95th percentile of the last steps."""
-MAX_STEPS: Final = 256
-"""Steps whose durations are kept."""
-FIRST_STEP_FACTOR: Final = 5
-"""Before the end of the first step the limit is longer by this factor: devices start, and caches are empty."""
 _PHASE_CODE: Final = re.compile(
     r"/(torch/nn/modules/module|torch/optim/optimizer|torchotel/capture/torch_internals)\.py$"
 )
@@ -190,43 +184,36 @@ class StallWatch:
     """
 
     def __init__(self, page: PageReader, stacks: StackReader, pid: int, timeout_s: float) -> None:
-        self._page, self._stacks, self._pid, self._timeout_s = page, stacks, pid, timeout_s
-        self._durations_s: deque[float] = deque(maxlen=MAX_STEPS)
+        self._page, self._stacks, self._pid = page, stacks, pid
+        self.limit = StallLimit(timeout_s)
+        """The time without an event that counts as a stall."""
         self._content = b""
         self._checked_s = time.monotonic()
-        self._quiet_s = self._asked_at_s = 0.0
+        self._asked_at_s = 0.0
+        self.quiet_s = 0.0
+        """Seconds without an event, in which the training was not stopped."""
         self.is_stalled = False
         """Whether the training stalls now."""
-
-    def add_step(self, duration_s: float) -> None:
-        """Note the duration of a step, which the limit depends on."""
-        self._durations_s.append(duration_s)
 
     def check(self, now_s: float) -> Stall | None:
         """Return a stall when it is found, once; None if there is none, and while it lasts."""
         elapsed_s, self._checked_s = min(now_s - self._checked_s, MAX_TICK_S), now_s
         if (content := self._page.content()) != self._content:
-            self._content, self._quiet_s, self._asked_at_s, self.is_stalled = content, 0.0, 0.0, False
+            self._content, self.quiet_s, self._asked_at_s, self.is_stalled = content, 0.0, 0.0, False
             return None
         seen_ns, status = time.perf_counter_ns(), _status(self._pid)
+        if _STOPPED.search(status):
+            return None
+        self.quiet_s += elapsed_s
         phases, module = self._page.phases(seen_ns), self._page.module
-        if all(phase.end_ns for phase in phases) or _STOPPED.search(status):
+        if all(phase.end_ns for phase in phases) or self.quiet_s < max(self.limit.seconds, 2 * self._asked_at_s):
             return None
-        self._quiet_s += elapsed_s
-        if self._quiet_s < max(self._limit_s(), 2 * self._asked_at_s):
-            return None
-        self._asked_at_s = self._quiet_s  # each signal may interrupt a system call, so the next one is not soon
+        self._asked_at_s = self.quiet_s  # each signal may interrupt a system call, so the next one is not soon
         text = "" if _WAITS_FOR_DEVICE.search(status) else self._stacks.read()
         frames, was_stalled = frames_of(text), self.is_stalled
         # It is read again while the stall lasts: an exception may end the wait, and not the phase on the page.
         self.is_stalled = _shows_stall(frames) or _WAITS_FOR_DEVICE.search(status) is not None
-        return Stall(phases, module, seen_ns, self._quiet_s, text, frames) if self.is_stalled > was_stalled else None
-
-    def _limit_s(self) -> float:
-        ordered = sorted(self._durations_s)
-        if not ordered:
-            return FIRST_STEP_FACTOR * self._timeout_s
-        return max(self._timeout_s, STALL_FACTOR * ordered[int(0.95 * (len(ordered) - 1))])
+        return Stall(phases, module, seen_ns, self.quiet_s, text, frames) if self.is_stalled > was_stalled else None
 
 
 def _shows_stall(frames: list[Frame]) -> bool:

@@ -379,7 +379,7 @@ class CompanionBackend(Backend):
             started_unix_ns=self._started_unix_ns,
             log_level=_logger.getEffectiveLevel(),
         )
-        return Companion(self._channel.fd, settings, self._on_end, self._guard)
+        return Companion(self._channel.fd, settings, self._links.read_collectives, self._on_end, self._guard)
 
 
 def needs_thread(config: Config) -> str | None:

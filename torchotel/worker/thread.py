@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from torchotel._collectives import CollectiveReading
 from torchotel._records import Record, Recordable, StepRecord
 from torchotel._utils.faults import Guard, Warn
 from torchotel.exporters.base import TraceExporter
 from torchotel.worker.buffer import Buffer
+from torchotel.worker.collective_watch import CollectiveWatch
 from torchotel.worker.pipeline import Pipeline
 
 INTERVAL_S = 0.5
@@ -43,6 +45,7 @@ class Worker:
         buffer: Holds the finished records.
         exporters: Are flushed and pushed.
         pipeline: Processes each record.
+        watch: Reads the flight recorder if no record arrives.
         on_record: Called with each record; None: not called.
         guard: Counts internal errors.
         warn: Logs warnings to the user.
@@ -53,12 +56,14 @@ class Worker:
         buffer: Buffer,
         exporters: Sequence[TraceExporter],
         pipeline: Pipeline,
+        watch: CollectiveWatch,
         *,
         on_record: Callable[[Record], None] | None,
         guard: Guard,
         warn: Warn,
     ) -> None:
         self._buffer, self._exporters, self._pipeline = buffer, exporters, pipeline
+        self._watch, self._readings = watch, queue.SimpleQueue[CollectiveReading]()
         self._flushes: queue.SimpleQueue[_Flush] = queue.SimpleQueue()
         self.guard, self._on_record, self._warn = guard, on_record, warn
         self._ended = False
@@ -93,6 +98,11 @@ class Worker:
         except RuntimeError:
             _logger.warning(NO_THREAD)
 
+    def add_reading(self, reading: CollectiveReading) -> None:
+        """Process a reading of the flight recorder, which another process has made, on the thread."""
+        self._readings.put(reading)
+        self._buffer.bell.ring()
+
     def flush(self, timeout_s: float) -> bool:
         """Drain the buffer and flush; return False on timeout, or if spans were dropped since the last flush.
 
@@ -122,11 +132,16 @@ class Worker:
 
     def _run(self) -> None:
         drain, answer = self.guard.guarded(self._drain), self.guard.guarded(self._answer_flushes)
+        check, add_readings = self.guard.guarded(self._watch.check), self.guard.guarded(self._add_readings)
         while not self._ended:
             self._buffer.bell.wait(INTERVAL_S)
             drain()
             answer()
+            if (reading := check(time.monotonic())) is not None:
+                self._readings.put(reading)
+            add_readings()
         drain()
+        add_readings()
         self.guard.guarded(self._pipeline.export_folded)()
         answer()
 
@@ -140,6 +155,10 @@ class Worker:
             request.complete = self.spans_dropped == self._dropped_by_flush
             self._dropped_by_flush = self.spans_dropped
             request.done.set()  # also after an error: flush() waits for it
+
+    def _add_readings(self) -> None:
+        while not self._readings.empty():
+            self._pipeline.add_reading(self._readings.get())
 
     def _drain(self) -> None:
         while (pending := self._buffer.pop_oldest()) is not None:
@@ -162,6 +181,7 @@ class Worker:
 
     def _process(self, pending: Recordable) -> None:
         record = pending.record()
+        self._watch.note_record(time.monotonic())
         if self._on_record is not None:
             self._on_record(record)
         if isinstance(record, StepRecord) and (record.kind == "step" or record.counts_as_evaluation):
@@ -169,6 +189,8 @@ class Worker:
         self._pipeline.process(record)
         if isinstance(record, StepRecord):
             self.lag_ns = time.perf_counter_ns() - record.end_ns
+            if record.kind == "step":
+                self._watch.note_step((record.end_ns - record.start_ns) / 1e9)
 
     def _count(self, pending: Recordable) -> None:
         if pending.kind in self.counts:
