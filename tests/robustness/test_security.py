@@ -35,6 +35,7 @@ COMMANDS = {
     "report": ("report", "{run}", "-o", "page.html", "--force"),
     "chrome": ("export", "{run}", "--format", "chrome", "-o", "chrome.json", "--force"),
     "otlp": ("export", "{run}", "--format", "otlp", "-o", "otlp"),
+    "hang": ("hang", "{run}"),
     "send": ("export", "{run}", "--to", "http://127.0.0.1:9"),
 }
 
@@ -89,7 +90,7 @@ def _scripts(page: str) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"hang"}))  # which reads no traces
 def test_a_hostile_folder_is_named_without_harm(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from torchotel._limits import MAX_MESSAGE
 from torchotel._types import ConfigError
 from torchotel._utils.installation import package_version
 from torchotel._utils.text import cut
-from torchotel.cli import demo, diff, doctor, export, report, run, stack, summary
+from torchotel.cli import demo, diff, doctor, export, hang, report, run, stack, summary
 from torchotel.runs import RunError
 
 USAGE = 2
@@ -23,6 +23,7 @@ COMMANDS = {
     "summary": summary,
     "report": report,
     "diff": diff,
+    "hang": hang,
     "export": export,
     "doctor": doctor,
     "stack": stack,
