@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,9 +74,11 @@ def _rank(
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     workload = workloads.make("transformer", wrap=DistributedDataParallel)
-    session = Session(Config(endpoint=endpoint, prometheus_port=0, detail=detail), None)
+    settings: dict[str, Any] = {"endpoint": endpoint, "prometheus_port": 0, "detail": detail}
+    session = Session(Config(**settings), None)
     session.pause()
-    pairs, costs_us = [], []
+    pairs: list[tuple[float, float]] = []
+    costs_us: list[float] = []
     for _ in range(rounds):
         without_ns = _time_ns(workload.step)
         without_cpu_ns = _reduce_cpu_ns()

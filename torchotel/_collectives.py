@@ -21,7 +21,7 @@ class CodeLine(NamedTuple):
         return f"{self.file}:{self.line} in {self.function}"
 
 
-class Collective(NamedTuple):
+class EnqueuedCollective(NamedTuple):
     """A collective that a rank has enqueued."""
 
     sequence: int
@@ -46,7 +46,7 @@ class GroupReading(NamedTuple):
     """Number of the last collective that was enqueued; 0: there was none."""
     completed: int
     """Number of the last collective that was completed."""
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[EnqueuedCollective, ...] = ()
     """The oldest that are not finished, and the last ones, in order."""
 
 
@@ -100,7 +100,7 @@ def decode_reading(line: Mapping[str, Any]) -> CollectiveReading:
 
 def _group(group: Mapping[str, Any]) -> GroupReading:
     collectives = (
-        Collective(int(one["sequence"]), str(one["operation"]), bool(one["finished"]), _frames(one["frames"]))
+        EnqueuedCollective(int(one["sequence"]), str(one["operation"]), bool(one["finished"]), _frames(one["frames"]))
         for one in group["collectives"]
     )
     return GroupReading(

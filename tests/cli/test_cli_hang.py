@@ -14,7 +14,7 @@ from support.scraped_metrics import scrape, value
 
 from torchotel.cli import main
 from torchotel.runs import RunError
-from torchotel.runs.hang import RankEvidence, open_ranks
+from torchotel.runs.hang import RankEvidence, read_evidence
 
 PROGRAM = PROGRAMS / "waiting_ranks.py"
 BEFORE = 7
@@ -64,7 +64,7 @@ class Ranks:
 
     def _ranks_at_the_place(self) -> set[int]:
         try:
-            found = open_ranks([self.folder / "run"])
+            found = read_evidence([self.folder / "run"])
         except RunError:  # there is no folder yet
             return set()
         return {rank.rank for rank in found if not rank.reason and self._is_at_the_place(rank)}

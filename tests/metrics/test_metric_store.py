@@ -53,6 +53,10 @@ torch.evaluation.time torch_evaluation_time_seconds_total counter s
 torch.memory.allocated torch_memory_allocated_bytes gauge By torch.device
 torch.memory.reserved torch_memory_reserved_bytes gauge By torch.device
 torch.memory.peak torch_memory_peak_bytes gauge By torch.device
+torch.collective.time torch_collective_time_seconds_total counter s torch.collective.operation torch.collective.group
+torch.collective.wait torch_collective_wait_seconds_total counter s torch.collective.operation torch.collective.group
+torch.collective.bytes torch_collective_bytes_total counter By torch.collective.operation torch.collective.group
+torch.collective.calls torch_collective_calls_total counter {call} torch.collective.operation torch.collective.group
 torch.collective.enqueued torch_collective_enqueued gauge - torch.collective.group
 torch.collective.completed torch_collective_completed gauge - torch.collective.group
 torchotel.spans torchotel_spans_total counter {span} torchotel.outcome

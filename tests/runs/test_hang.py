@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from torchotel._collectives import Collective, CollectiveReading, GroupReading
+from torchotel._collectives import CollectiveReading, EnqueuedCollective, GroupReading
 from torchotel.runs.hang import RankEvidence, Verdict, find_hang
 
 
 def group(name: str, enqueued: int, *ranks: int, waits: bool = False, operation: str = "all_reduce") -> GroupReading:
     """Return the reading of a group whose last collective has ended, or is waited in."""
-    last = Collective(enqueued, operation, finished=not waits)
+    last = EnqueuedCollective(enqueued, operation, finished=not waits)
     return GroupReading(name, name, ranks, enqueued, enqueued - waits, (last,) if enqueued else ())
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import distributed
 
-from torchotel._collectives import Collective, CollectiveReading, GroupReading
+from torchotel._collectives import CollectiveReading, EnqueuedCollective, GroupReading
 from torchotel._utils.stacks import MAX_PART, code_line, thread_stacks
 from torchotel._utils.text import shortened
 from torchotel.capture.torch_internals import flight_recorders, group_name, process_groups
@@ -104,17 +104,17 @@ def _unique_name(info: _Group, backend: str) -> str:
     return shortened(name if len(info.backends) == 1 else f"{name} {backend}", MAX_PART)
 
 
-def _collectives(entries: Sequence[Mapping[str, Any]]) -> tuple[Collective, ...]:
+def _collectives(entries: Sequence[Mapping[str, Any]]) -> tuple[EnqueuedCollective, ...]:
     waiting = islice((entry for entry in entries if not _is_finished(entry)), MAX_COLLECTIVES)
     shown = {entry["collective_seq_id"]: entry for entry in (*waiting, *entries[-MAX_COLLECTIVES:])}
     return tuple(_collective(shown[sequence]) for sequence in sorted(shown))
 
 
-def _collective(entry: Mapping[str, Any]) -> Collective:
+def _collective(entry: Mapping[str, Any]) -> EnqueuedCollective:
     is_finished, operation = _is_finished(entry), entry["profiling_name"].rpartition(":")[2]
     calls = () if is_finished else islice(entry.get("frames", ()), MAX_CALL_FRAMES)
     frames = tuple(code_line(one["filename"], one["line"], one["name"]) for one in calls)
-    return Collective(entry["collective_seq_id"], shortened(operation, MAX_PART), is_finished, frames)
+    return EnqueuedCollective(entry["collective_seq_id"], shortened(operation, MAX_PART), is_finished, frames)
 
 
 def _is_finished(entry: Mapping[str, Any]) -> bool:

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
-from torchotel._collectives import Collective
+from torchotel._collectives import EnqueuedCollective
 from torchotel._utils.stacks import MAX_FRAMES, MAX_THREADS
 from torchotel._utils.text import RED, Output, cut, duration
 from torchotel.cli.summary import newest
 from torchotel.cli.terminal import Terminal
-from torchotel.runs.hang import Hang, RankEvidence, find_hang, named, open_ranks, source_of
+from torchotel.runs.hang import Hang, RankEvidence, find_hang, named, read_evidence, source_of
 from torchotel.runs.tables import table
 
 MAX_RANKS = 64
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def call(arguments: argparse.Namespace) -> int:
     """Print the rank that is behind; return 1 if there is a hang."""
-    ranks, output = open_ranks(arguments.runs or [newest()]), Terminal()
+    ranks, output = read_evidence(arguments.runs or [newest()]), Terminal()
     verdict = find_hang(ranks)
     if verdict.hangs:
         print("\n\n".join("\n".join(_describe(hang, output)) for hang in verdict.hangs[:MAX_HANGS]))
@@ -61,7 +61,7 @@ def _waits(rank: RankEvidence) -> Iterator[str]:
             yield f"{_place(collective)}, group {group.name}"
 
 
-def _place(collective: Collective) -> str:
+def _place(collective: EnqueuedCollective) -> str:
     source = source_of(collective.frames)
     name = f"{collective.operation} {collective.sequence}"
     return name if source is None else f"{name} at {source}"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchotel import _semconv as names
-from torchotel._collectives import CodeLine, Collective, CollectiveReading, GroupReading
-from torchotel.runs.reader import RecordLine, Run, RunError, open_run, read_info
+from torchotel._collectives import CodeLine, CollectiveReading, EnqueuedCollective, GroupReading
+from torchotel.runs.rank_folders import host_of, open_ranks, rank_of, sibling_ranks, world_size
+from torchotel.runs.reader import RecordLine, Run, RunError, open_run
 
 MAX_NAMED = 8
 """Ranks that a sentence names."""
@@ -42,7 +43,7 @@ class RankEvidence:
         found = ({group.name: (group.enqueued, group.completed) for group in one.groups} for one in self.readings)
         return len({counts.get(name) for counts in found}) > 1
 
-    def waits_in(self, name: str) -> Collective | None:
+    def waits_in(self, name: str) -> EnqueuedCollective | None:
         """Return the oldest collective of a process group that is not finished; None: there is none."""
         group = self.group(name)
         return next((one for one in group.collectives if not one.finished), None) if group else None
@@ -87,10 +88,10 @@ class Verdict(NamedTuple):
 def find_hang(ranks: Sequence[RankEvidence]) -> Verdict:
     """Compare the readings of all ranks: a hang is a difference between the ranks while no number moves."""
     missing = [f"rank {rank.rank} has no evidence: {rank.reason}" for rank in ranks if rank.reason]
-    known, world_size = {rank.rank for rank in ranks}, max(rank.world_size for rank in ranks)
-    absent = list(islice((rank for rank in range(world_size) if rank not in known), MAX_NAMED))
+    known, size = {rank.rank for rank in ranks}, max(rank.world_size for rank in ranks)
+    absent = list(islice((rank for rank in range(size) if rank not in known), MAX_NAMED))
     if absent:
-        more = max(0, world_size - len(known) - len(absent))
+        more = max(0, size - len(known) - len(absent))
         missing.append(f"there is no run folder of {named(absent, more)}")
     if missing:
         return Verdict((), missing)
@@ -158,47 +159,23 @@ def source_of(frames: Sequence[CodeLine]) -> CodeLine | None:
     return next((frame for frame in frames if not frame.file.startswith(_OUTSIDE_PROGRAM)), next(iter(frames), None))
 
 
-def open_ranks(folders: Iterable[Path]) -> list[RankEvidence]:
-    """Open the folders of the ranks of one run, in the order of the ranks.
+def read_evidence(folders: Iterable[Path]) -> list[RankEvidence]:
+    """Read what the ranks of one run recorded, in the order of the ranks.
 
     Args:
-        folders: Some of them. Folders of other ranks of the run that are beside these are found.
+        folders: Folders of ranks, or the name of a run; folders of other ranks beside these are found.
 
     Raises:
         RunError: There is no run in a folder, or the folders are of several runs.
     """
-    named = [_existing(folder) for folder in folders]
-    runs = {folder.resolve(): open_run(folder) for folder in named}
-    keys = {_run_key(run.info) for run in runs.values()}
-    if len(keys) > 1:
-        listed = ", ".join(sorted(str(run_id) for run_id, _ in keys))
+    named_runs = [run for folder in folders for run in open_ranks(folder)]
+    found = {path.resolve() for run in named_runs for path in sibling_ranks(run.folder)}
+    runs = [open_run(path) for path in sorted(found)]
+    launches = {(str(run.info.get("run_id")), _resource_int(run, names.RUN_GENERATION, 0)) for run in runs}
+    if len(launches) > 1:
+        listed = ", ".join(sorted(run_id for run_id, _ in launches))
         raise RunError(f"the folders are of several runs ({listed}); name folders of one run")
-    for folder in named:
-        for path in sorted(folder.resolve().parent.glob("*/run.json")):
-            if path.parent not in runs and _run_key(read_info(path)) in keys:
-                runs[path.parent] = open_run(path.parent)
-    by_rank: dict[int, Run] = {}
-    for run in sorted(runs.values(), key=_started):  # a run id may be used again: the last recording of a rank counts
-        by_rank[_resource_int(run, names.RANK, 0)] = run
-    return [_evidence(rank, by_rank[rank]) for rank in sorted(by_rank)]
-
-
-def _existing(folder: Path) -> Path:
-    """Return a folder, or the last one of the ranks, `<folder>-rank<N>`, if it does not exist."""
-    if folder.exists():
-        return folder
-    ranks = [path for path in folder.parent.glob("*-rank*") if path.name.rpartition("-rank")[0] == folder.name]
-    return max(ranks, key=lambda path: path.stat().st_mtime_ns, default=folder)
-
-
-def _run_key(info: Mapping[str, object]) -> tuple[object, object]:
-    resource = info.get("resource")
-    return info.get("run_id"), resource.get(names.RUN_GENERATION, 0) if isinstance(resource, dict) else 0
-
-
-def _started(run: Run) -> int:
-    text = str(run.info.get("started_unix_nano", ""))
-    return int(text) if text.isascii() and text.isdecimal() else 0
+    return [_evidence(rank_of(run), run) for run in sorted(runs, key=rank_of)]
 
 
 def _resource_int(run: Run, name: str, default: int) -> int:
@@ -223,10 +200,10 @@ def _evidence(rank: int, run: Run) -> RankEvidence:
     readings = [reading for reading in run.readings() if reading.unix_ns > end_ns][-2:]
     return RankEvidence(
         rank,
-        str(run.info.get("resource", {}).get("host.name", "")),
+        host_of(run),
         _resource_int(run, "process.pid", 0),
         run.folder,
-        _resource_int(run, names.WORLD_SIZE, 1),
+        world_size(run),
         readings,
         "" if len(readings) > 1 else _reason(run, last, has_reading=bool(readings)),
     )
