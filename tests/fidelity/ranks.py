@@ -1,83 +1,100 @@
-"""One rank of two that trains a model in several wrappings, without torchotel and with it."""
+"""Trainings on several ranks: their numbers without torchotel and with it, and their traces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
+from torch.multiprocessing.spawn import spawn
 
-from fidelity.counted import counting
+from fidelity.counted import Counted, counting
 from fidelity.forward_subjects import block, linear
-from fidelity.layer_subjects import SIDE, Applied
-from fidelity.subjects import loss_of
 from fidelity.traces import faults
-from torchotel.testing import capture
+from torchotel import _semconv as names
+from torchotel.testing import Captured, capture
+
+Built = Callable[[nn.Module], object]
+"""Called with the model before any wrapper, when the building of modules has ended."""
+RankTraining = Callable[[int, Built], tuple[list[Tensor], list[Tensor]]]
+"""Trains on a rank; returns the loss of each step, and all other numbers of this rank at the end."""
 
 
-def rank_of_two(rank: int, folder: Path) -> None:
-    """Check all wrappings; an assertion that fails ends the process."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
-    for wrap in (_replicated, _statically, _sharded, _sharded_and_checkpointed):
-        expected = _trained(wrap, rank)
-        with capture(max_spans=None) as captured, counting() as counted:
-            numbers = _trained(wrap, rank, counted.built)
-        assert (wrap.__name__, faults(counted, captured)) == (wrap.__name__, [])
-        assert len(captured.steps) == 3
-        with capture(detail=2):  # with the hooks in and out
-            in_turns = _trained(wrap, rank)
-        assert all(map(torch.equal, numbers, expected)), wrap.__name__
-        assert all(map(torch.equal, in_turns, expected)), wrap.__name__
-    dist.destroy_process_group()
+Trainings = Callable[[], Iterable[RankTraining]]
 
 
-def _replicated(model: nn.Module) -> nn.Module:
-    return DistributedDataParallel(model)
+def check_on_ranks(trainings: Trainings, folder: Path, *, ranks: int = 2, compiled: bool = False) -> None:
+    """Check trainings on that many processes; a fault on any rank raises.
+
+    Args:
+        trainings: Yields the trainings, on each rank.
+        folder: Where the ranks meet.
+        ranks: How many processes train.
+        compiled: Whether regions are compiled, so that module calls can't be counted.
+    """
+    spawn(partial(_check_on_rank, compiled=compiled), (ranks, folder, trainings), nprocs=ranks)
 
 
-def _statically(model: nn.Module) -> nn.Module:
-    return DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
+def plain_model() -> nn.Module:
+    """Make a model with random numbers, an operation in place, and modules in modules."""
+    return nn.Sequential(linear(), block(), linear())
 
 
-def _sharded(model: nn.Module) -> nn.Module:
-    mesh = init_device_mesh("cpu", (2,))
-    for child in model.children():
-        fully_shard(child, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def _sharded_and_checkpointed(model: nn.Module) -> nn.Module:
-    for name, child in model.named_children():
-        model.add_module(name, Applied(lambda m, x: checkpoint(m.inner, x, use_reentrant=False), inner=child))
-    return _sharded(model)
-
-
-def _trained(
-    wrap: Callable[[nn.Module], nn.Module], rank: int, built: Callable[[], object] = lambda: None
-) -> list[Tensor]:
-    """Train three steps, each rank on numbers of its own; give all that came of it here."""
-    torch.manual_seed(0)
-    model = wrap(nn.Sequential(linear(), block(), linear()))
-    built()
-    torch.manual_seed(1 + rank)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
-    numbers: list[Tensor] = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = loss_of(model(torch.randn(4, SIDE)))
-        loss.backward()
-        optimizer.step()
-        numbers += [loss.detach(), *(_here(p.grad) for p in model.parameters() if p.grad is not None)]
-    return [*numbers, *(_here(parameter) for parameter in model.parameters())]
+def numbers_of(model: nn.Module) -> list[Tensor]:
+    """Return the gradients and the parameters that this rank has."""
+    parameters = [*model.parameters()]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [_here(tensor) for tensor in (*gradients, *parameters)]
 
 
 def _here(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def _check_on_rank(rank: int, ranks: int, folder: Path, trainings: Trainings, *, compiled: bool) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), ranks), rank=rank, world_size=ranks)
+    for training in trainings():
+        found = _faults_of(training, rank, compiled=compiled)
+        assert not found, (getattr(training, "__name__", training), found)
+    dist.destroy_process_group()
+
+
+def _faults_of(training: RankTraining, rank: int, *, compiled: bool) -> list[str]:
+    losses, expected = training(rank, lambda _: None)
+    known: set[str] = set()
+    counting_calls = nullcontext(Counted()) if compiled else counting()
+    with capture(max_spans=None, gradient_norms=True) as captured, counting_calls as counted:
+
+        def built(model: nn.Module) -> None:
+            counted.built()
+            known.update(_names_of(model))
+
+        numbers = training(rank, built)
+    with capture(detail=2):  # with the hooks in and out
+        in_turns = training(rank, lambda _: None)
+    found = [*([] if compiled else faults(counted, captured)), *_foreign_names(captured, known)]
+    found += [] if len(captured.steps) == len(losses) else [f"{len(captured.steps)} steps of {len(losses)}"]
+    for how, (own_losses, others) in {"all the time": numbers, "in turns": in_turns}.items():
+        same = _same([*own_losses, *others], [*losses, *expected])
+        found += [] if same else [f"other numbers with the hooks in {how}"]
+    return found
+
+
+def _foreign_names(captured: Captured, known: set[str]) -> list[str]:
+    """Name the modules that the model without wrappers does not have."""
+    spans = [span.attributes for root in captured.roots for span in root.walk()]
+    seen = {str(span[names.MODULE_PATH]) for span in spans if names.MODULE_PATH in span}
+    return [f"a module is named {name}" for name in seen - known]
+
+
+def _names_of(model: nn.Module) -> set[str]:
+    return {path or type(model).__name__ for path, _ in model.named_modules()}
+
+
+def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))

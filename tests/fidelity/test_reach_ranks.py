@@ -4,14 +4,23 @@ from pathlib import Path
 
 import pytest
 from torch import distributed
-from torch.multiprocessing.spawn import spawn
 
-from fidelity.ranks import rank_of_two
+from fidelity.data_parallel import data_parallel
+from fidelity.ranks import Trainings, check_on_ranks
+from fidelity.sharded import sharded, sharded_and_compiled
 
-pytestmark = pytest.mark.program
+pytestmark = [
+    pytest.mark.program,
+    pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 
-@pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo")
-def test_ranks_that_share_a_model(tmp_path: Path) -> None:
-    """DDP, plain or with a static graph, and fully_shard; all numbers of each rank are the same, the trace right."""
-    spawn(rank_of_two, (tmp_path,), nprocs=2)
+@pytest.mark.parametrize("trainings", [data_parallel, sharded])
+def test_ranks_that_share_a_model(trainings: Trainings, tmp_path: Path) -> None:
+    """All numbers of each rank are the same with torchotel, the trace is right, and names have no wrapper."""
+    check_on_ranks(trainings, tmp_path)
+
+
+def test_ranks_that_compile_a_sharded_model(tmp_path: Path) -> None:
+    """All numbers of each rank are the same with torchotel, and names have no wrapper."""
+    check_on_ranks(sharded_and_compiled, tmp_path, compiled=True)

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import Size, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fidelity.counted import Call, Counted
@@ -66,20 +67,39 @@ def _aliases(roots: Iterable[nn.Module]) -> dict[nn.Module, set[str]]:
     found: dict[nn.Module, set[str]] = {}
     for root in roots:
         found.setdefault(root, set()).add("")
-        for path, module in _unwrapped(root).named_modules(remove_duplicate=False):
-            found.setdefault(module, set()).add(path)
+        for path, module in root.named_modules(remove_duplicate=False):
+            found.setdefault(module, set()).add(_without_wrappers(root, path))
     return found
+
+
+def _without_wrappers(root: nn.Module, path: str) -> str:
+    """Leave out of a path the names under which wrappers hold what they wrap."""
+    kept, module = list[str](), root
+    for name in path.split(".") if path else ():
+        inner = module.get_submodule(name)
+        kept += [name] if _wrapped(module) is not inner else []
+        module = inner
+    return ".".join(kept)
+
+
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return what a wrapper holds; None for another module."""
+    if isinstance(module, DataParallel | DistributedDataParallel | FullyShardedDataParallel):
+        return module.module
+    return module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else None
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     """Give what a wrapper goes by."""
-    return module.module if isinstance(module, DataParallel | DistributedDataParallel) else module
+    inner = _wrapped(module)
+    return module if inner is None else _unwrapped(inner)
 
 
 def _paths(call: Call, aliases: Mapping[nn.Module, set[str]]) -> set[str]:
     """Give the paths that the call may show; of a module that none holds, its caller's with its class."""
-    own = type(_unwrapped(call.module)).__name__
-    if isinstance(call.module, FSDPModule):
+    named = _unwrapped(call.module)
+    own = type(named).__name__
+    if isinstance(named, FSDPModule):
         own = own.removeprefix("FSDP")
     if call.module in aliases:
         return {path or own for path in aliases[call.module]}
