@@ -29,9 +29,9 @@ class Call:
     last: int = -1
     """Number after that of the last one; -1 while its forward runs."""
     inputs: list[torch.Size] = field(default_factory=list)
-    """Shapes of the tensors that it took, those by keywords last: as they are when it ends."""
+    """Shapes of the tensors that its forward took, those by keywords last: as they are when it ends."""
     outputs: list[torch.Size] | None = None
-    """Shapes of the tensors that it gave out; None where it raised."""
+    """Shapes of the tensors that its forward gave out, before hooks of its own; None where it raised."""
     children: list["Call"] = field(default_factory=list)
     with_grad: bool = field(default_factory=torch.is_grad_enabled)
 
@@ -54,7 +54,7 @@ class Counted:
         """Begin with the training."""
         self.building, self.calls = self.calls, []
 
-    def reach(self, roots: Iterable[Tensor], ends: set[Node] | None) -> None:
+    def reach(self, roots: Iterable[Tensor | GradientEdge], ends: set[Node] | None) -> None:
         """Note the calls that a backward goes through, before it runs; it stops before nodes that are asked for."""
         nodes = {node for root in roots for node in nodes_of(root)}
         if ends is not None:
@@ -69,11 +69,12 @@ def number() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # has no public form
 
 
-def nodes_of(root: Tensor) -> set[Node]:
+def nodes_of(root: Tensor | GradientEdge) -> set[Node]:
     """Collect the graph of a loss or another root, without the nodes that accumulate into parameters."""
-    assert root.grad_fn is not None
-    seen: set[Node] = {root.grad_fn}
-    todo = [root.grad_fn]
+    first = root.node if isinstance(root, GradientEdge) else root.grad_fn
+    assert first is not None
+    seen: set[Node] = {first}
+    todo = [first]
     while todo:
         fresh = {following for following, _ in todo.pop().next_functions if following is not None} - seen
         seen |= fresh
@@ -131,18 +132,22 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
         try:
             with _told_of_end(this):
                 output = original(module, *args, **kwargs)
-            this.outputs = _shapes(output)
+            if this.outputs is None:
+                this.inputs, this.outputs = _shapes((args, kwargs)), _shapes(output)
         finally:
             stack.pop()
-            this.inputs = _shapes((args, kwargs))
+            if this.outputs is None:
+                this.inputs = _shapes((args, kwargs))
         if isinstance(module, nn.Identity) and output is not args[0]:
             counted.not_identical.append(type(module).__qualname__)
         return output
 
     def run(name: str, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        roots = list(tensors(outputs))
+        several = outputs if isinstance(outputs, list) else [outputs]
+        edges = [one for one in several if isinstance(one, GradientEdge)]  # a pipeline keeps those of released outputs
+        roots = [*tensors([one for one in several if not isinstance(one, GradientEdge)])]
         inputs = args[0] if name == "grad" and args else kwargs.get("inputs")
-        counted.reach(roots, None if inputs is None else _made_by(inputs))
+        counted.reach([*roots, *edges], None if inputs is None else _made_by(inputs))
         see_roots(roots)
         return engine[name](outputs, *args, **kwargs)
 
@@ -157,16 +162,16 @@ def counting(see_roots: Callable[[Sequence[Tensor]], object] = lambda roots: Non
 def _told_of_end(call: Call) -> Iterator[None]:
     """Note the end of the call's forward; on a module with hooks of its own by one more, before those."""
 
-    def ended(*_: object) -> None:
-        call.last = number()
+    def ended(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        call.last, call.inputs, call.outputs = number(), _shapes((args, kwargs)), _shapes(output)
 
     module = call.module  # of one with backward hooks, PyTorch makes another node when the forward hooks have run
     hooked = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
-    handle = module.register_forward_hook(ended, prepend=True) if hooked else None
+    handle = module.register_forward_hook(ended, prepend=True, with_kwargs=True) if hooked else None
     try:
         yield
     finally:
-        if handle is None or call.last < 0:
-            ended()
+        if call.last < 0:
+            call.last = number()
         if handle is not None:
             handle.remove()

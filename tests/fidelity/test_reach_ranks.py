@@ -6,8 +6,10 @@ import pytest
 from torch import distributed
 
 from fidelity.data_parallel import data_parallel
+from fidelity.pipelines import pipelines
 from fidelity.ranks import Trainings, check_on_ranks
 from fidelity.sharded import sharded, sharded_and_compiled
+from fidelity.tensor_parallel import tensor_parallel
 
 pytestmark = [
     pytest.mark.program,
@@ -15,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("trainings", [data_parallel, sharded])
+@pytest.mark.parametrize("trainings", [data_parallel, sharded, tensor_parallel, pipelines])
 def test_ranks_that_share_a_model(trainings: Trainings, tmp_path: Path) -> None:
     """All numbers of each rank are the same with torchotel, the trace is right, and names have no wrapper."""
     check_on_ranks(trainings, tmp_path)

@@ -76,7 +76,8 @@ def _without_wrappers(root: nn.Module, path: str) -> str:
     """Leave out of a path the names under which wrappers hold what they wrap."""
     kept, module = list[str](), root
     for name in path.split(".") if path else ():
-        inner = module.get_submodule(name)
+        inner = module._modules[name]
+        assert inner is not None
         kept += [name] if _wrapped(module) is not inner else []
         module = inner
     return ".".join(kept)
