@@ -174,12 +174,14 @@ SUPPRESSED = SpanReference(0, 0, sampled=False)
 
 
 class GradientNorms(NamedTuple):
-    """L2 norms of the gradients that the optimizer got: before clipping, unscaled, of this rank's shard if sharded."""
+    """L2 norms of the gradients that the optimizer got: before clipping, unscaled, of this rank's part if sharded."""
 
     total: float
     """Over all parameters, each counted once; may be infinite or NaN."""
     modules: tuple[tuple[ModuleInfo, float], ...]
     """Over each module's own parameters, in the order of `Module.modules()`; may be infinite or NaN."""
+    sharded: bool = False
+    """Whether the squares of all ranks have to be added: each rank counts its own part."""
 
 
 class Collective(NamedTuple):

@@ -75,7 +75,7 @@ def _faults_of(training: RankTraining, rank: int, *, compiled: bool) -> list[str
             known.update(_names_of(model))
 
         numbers = training(rank, built)
-    with capture(detail=2):  # with the hooks in and out
+    with capture(detail=2 + rank):  # with the hooks in and out; a collective of torchotel's would meet no other rank's
         in_turns = training(rank, lambda _: None)
     found = [*([] if compiled else faults(counted, captured)), *_foreign_names(captured, known)]
     found += [] if len(captured.steps) == len(losses) else [f"{len(captured.steps)} steps of {len(losses)}"]

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -46,7 +46,7 @@ def tensor_parallel() -> Iterator[RankTraining]:
     yield partial(_trained, sequence=True)
 
 
-def split(model: nn.Module, *, sequence: bool) -> None:
+def split(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
     """Split the tensors of `Words`, and between them the sequence, too."""
     between = Shard(1) if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {
@@ -57,13 +57,13 @@ def split(model: nn.Module, *, sequence: bool) -> None:
     }
     if sequence:
         plan |= {"before": SequenceParallel(), "after": SequenceParallel()}
-    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    parallelize_module(model, mesh, plan)
 
 
 def _trained(_: int, built: Built, *, sequence: bool) -> tuple[list[Tensor], list[Tensor]]:
     torch.manual_seed(0)
     model = Words()
-    split(model, sequence=sequence)
+    split(model, init_device_mesh("cpu", (2,)), sequence=sequence)
     built(model)
     optimizer = SGD(model.parameters(), 1e-2, momentum=0.9)
     losses = []

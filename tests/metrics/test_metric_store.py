@@ -247,6 +247,15 @@ def test_gradients_and_memory_are_as_they_were_last() -> None:
     assert [values(found, one) for one in memory] == [{("cuda:0",): number} for number in (1, 2, 3)]
 
 
+def test_norms_of_a_shard_say_so() -> None:
+    """Their squares are added over ranks; those of all parameters are not."""
+    found = metrics()
+    module = ModuleInfo("Net", "head", "Linear", 4, 1)
+    found.add(unit(gradients=GradientNorms(3.0, ((module, 3.0),), sharded=True)), CallTree(), None)
+    assert values(found, table.GRADIENT_NORM) == {("shard",): 3.0}
+    assert values(found, table.MODULE_GRADIENT_NORM) == {("Net", "head", "shard"): 3.0}
+
+
 def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Modules that come and go don't fill the memory."""
     found = metrics(module_histograms=True)

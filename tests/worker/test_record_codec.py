@@ -15,6 +15,7 @@ from torchotel._records import (
     DeviceMemory,
     DeviceTimes,
     Error,
+    GradientNorms,
     Log,
     ModelInfo,
     Phase,
@@ -82,6 +83,7 @@ def test_all_fields_cross(records: list[Record]) -> None:
         registrations=[Registration(1, "a", "module")],
         tensor_gradients=[TensorGradient(1, "a", "2x3", None), TensorGradient(1, "b", "2x3", float("inf"))],
         memory=[DeviceMemory("cuda:0", 1, 2, 3)],
+        gradients=GradientNorms(5.0, ((step.calls[0].signature.module, 5.0),), sharded=True),
         device_times=[DeviceTimes({1: 2}, [[(1, 2, 3)]])],
         baggage={"user": object()},
     )

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from itertools import count, repeat
 from typing import TYPE_CHECKING, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torchotel._records import GradientNorms, ModuleInfo
 from torchotel._utils.faults import Guard, Warn
 from torchotel.capture.call_signatures import info_of
+from torchotel.capture.gradient_shards import GradientShards, is_partial
 from torchotel.capture.module_registry import modules_of
 from torchotel.capture.tensor_norms import Norms, Scale, combined, norms_async
 from torchotel.capture.torch_internals import graph_task, version_of, without_torch_function
@@ -33,12 +34,13 @@ class GradientReadback:
     Args:
         owners: The module of each gradient, in the order of the model's modules.
         norms: Of each gradient; None if they can't be known.
+        sharded: Whether other ranks have other parts of the gradients.
     """
 
-    __slots__ = ("_norms", "_owners")
+    __slots__ = ("_norms", "_owners", "sharded")
 
-    def __init__(self, owners: list[ModuleInfo], norms: Norms | None) -> None:
-        self._owners, self._norms = owners, norms
+    def __init__(self, owners: list[ModuleInfo], norms: Norms | None, *, sharded: bool) -> None:
+        self._owners, self._norms, self.sharded = owners, norms, sharded
 
     def ready(self) -> bool:
         """Return whether the norms are computed, without waiting; for a training thread."""
@@ -89,6 +91,10 @@ class SelectedNorms:
             owners = readback.owners()
             yield from (owners[position] for position in positions)
 
+    def sharded(self) -> bool:
+        """Return whether other ranks have other parts of the gradients."""
+        return any(readback.sharded for readback in self._positions)
+
     def values(self) -> list[tuple[ModuleInfo, float]] | None:
         """Return the module and the norm of each gradient with a known norm; None if a reading is not ready."""
         found = []
@@ -112,7 +118,7 @@ def step_norms(segments: Iterable[NormsByOptimizer]) -> GradientNorms | None:
 
     Args:
         segments: The norms of the step's segments, in order. The last step of each optimizer counts. Of a sharded
-            parameter this rank's shard counts, which needs no collective.
+            parameter this rank's shard counts, and of a replicated one the first rank's, which needs no collective.
     """
     last: dict[Hashable, SelectedNorms] = {}
     order: dict[ModuleInfo, None] = {}
@@ -130,7 +136,8 @@ def step_norms(segments: Iterable[NormsByOptimizer]) -> GradientNorms | None:
         for owner, value in values:
             modules.setdefault(owner, []).append(value)
     known = {owner: combined(own) for owner, own in modules.items() if own}
-    return GradientNorms(combined([*known.values()]), tuple(known.items())) if known else None
+    sharded = any(norms.sharded() for norms in last.values())
+    return GradientNorms(combined([*known.values()]), tuple(known.items()), sharded) if known else None
 
 
 LEFT_OUT = "the norm of a gradient of %s can't be known (%s): it and its like are left out of the total"
@@ -316,21 +323,24 @@ class Gradients:
         """
         owners: list[ModuleInfo] = []
         gradients: list[Tensor] = []
+        shards = GradientShards()
+        look = shards.look if distributed.is_available() and distributed.is_initialized() else lambda _: None
         seen: set[int] = set()
         with without_torch_function():
             for root in {id(top): top for top in map(self._registry.topmost, models)}.values():
                 for module in modules_of(root):
+                    look(module)
                     if module._parameters and (own := _gradients_of(module, seen, wanted)):
                         gradients += own
                         owners += [self._info(module, root)] * len(own)
             if not gradients:
                 return {}
             unscaled = scaling.unscaled_of(gradients) if scaling is not None and scale is not None else ()
-            norms = norms_async(gradients, scale, unscaled)
+            norms = norms_async(gradients, scale, unscaled, shards.counted_elsewhere(gradients))
             if norms is not None and norms.left_out:
                 position = norms.left_out[0]
                 self._warn(LEFT_OUT, owners[position], _kind(gradients[position]))
-            readback = GradientReadback(owners, norms)
+            readback = GradientReadback(owners, norms, sharded=shards.sharded)
             references, versions = map(weakref.ref, gradients), map(version_of, gradients)
             states = zip(references, versions, repeat(readback), count(), strict=False)
             return dict(zip(map(id, gradients), states, strict=True))
@@ -347,7 +357,8 @@ class Gradients:
 
 
 def _kind(tensor: Tensor) -> str:
-    return f"{type(tensor).__name__}, {tensor.layout}, {tensor.dtype}"
+    kind = f"{type(tensor).__name__}, {tensor.layout}, {tensor.dtype}"
+    return f"{kind}, a partial sum that this rank does not add to those of others" if is_partial(tensor) else kind
 
 
 def _models_of(thread: ThreadState) -> list[Module]:

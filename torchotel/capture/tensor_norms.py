@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchotel.capture import torch_internals
 from torchotel.capture.async_readback import AsyncReadback, can_compute, copy_async, unless_failed
+from torchotel.capture.gradient_shards import is_partial
 
 MAX_IN_PIECE = 1 << 16  # a piece loses 6e-5 at most
 MAX_IN_BLOCK = 1 << 18  # elements of half precision that are copied at once
@@ -122,15 +123,21 @@ def combined(norms: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
 
 
-def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled: Collection[int] = ()) -> Norms | None:
+def norms_async(
+    tensors: Sequence[Tensor],
+    scale: Scale | None = None,
+    unscaled: Collection[int] = (),
+    skipped: Collection[int] = (),
+) -> Norms | None:
     """Compute the norm of each tensor, unseen by modes and without waiting; return None if no norm can be known.
 
-    A tensor of an unknown layout or without numbers is left out.
+    A tensor of an unknown layout, without numbers or with a partial sum is left out.
 
     Args:
         tensors: For a sharded tensor this process's shard counts; sparse values at one index are summed.
         scale: The factor on the tensors.
         unscaled: Positions of the tensors without it.
+        skipped: Positions of the tensors whose norms are not wanted.
     """
     if not can_compute():
         return None
@@ -138,6 +145,8 @@ def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
         groups: dict[Kind, _Group] = {}
         left_out = []
         for position, tensor in enumerate(tensors):
+            if position in skipped:
+                continue
             dense = tensor if _is_ordinary(tensor) else _dense(tensor)
             if dense is None:
                 left_out.append(position)
@@ -147,7 +156,7 @@ def norms_async(tensors: Sequence[Tensor], scale: Scale | None = None, unscaled:
             if group is None:
                 group = groups[key] = _Group(dense)
             group.add(dense, position)
-        readbacks = _read(groups, scale) if groups else None
+        readbacks = _read(groups, scale) if groups or skipped else None
         return None if readbacks is None else Norms(len(tensors), readbacks, left_out)
     return None
 
@@ -187,7 +196,7 @@ def _dense(tensor: Tensor) -> Tensor | None:
     """Return a plain dense tensor with the same norm; None if there is none."""
     if not torch_internals.is_plain(tensor):
         to_local = getattr(tensor, "to_local", None)
-        if to_local is None:
+        if to_local is None or is_partial(tensor):
             return None
         tensor = to_local()  # of a DTensor: without gradients it returns an attribute
         if not torch_internals.is_plain(tensor):

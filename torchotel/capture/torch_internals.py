@@ -29,6 +29,7 @@
 | `eval_frame.set_code_exec_strategy` | hooks run uncompiled between two graphs | Dynamo inspects their callees |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
+| `FullyShardedDataParallel._inter_node_pg` | which ranks have the same shard | norms of HYBRID_SHARD count on each |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
 | `distributed_c10d._world` | finding all process groups | no collectives |
 | `distributed_c10d._get_default_store` | telling launches with the same run id apart | their steps share traces |
@@ -330,6 +331,11 @@ def runs_without_parts(module: torch.nn.Module) -> bool:
         return False
     called = {str(node.target).partition(".")[0] for node in module.graph.nodes if node.op == "call_module"}
     return not called.issuperset(module._modules)
+
+
+def replica_group(sharded: object) -> Any:
+    """Return the group of the ranks with the same shard of a `FullyShardedDataParallel`; None: no other rank."""
+    return getattr(sharded, "_inter_node_pg", None)
 
 
 def is_replica(module: torch.nn.Module) -> bool:

@@ -119,8 +119,8 @@ def _add(sums: _Sums, module: ModuleInfo, duration_ns: int, device_ns: int | Non
 
 
 OUTCOMES = ("exported", "dropped_queue", "dropped_export", "sampled_out")
-ALL_PARAMETERS = "all"
-"""Value of `torch.gradient.scope`."""
+ALL_PARAMETERS, SHARD = "all", "shard"
+"""Values of `torch.gradient.scope`."""
 _LOSS_KIND, _GRADIENT_KIND = ("loss",), ("gradient",)
 _BY_NAME = {instrument.name: instrument for instrument in table.TABLE}
 LOGGED = {name: _BY_NAME.get(known.metric or "") for name, known in LOGGED_NAMES.items()}
@@ -334,10 +334,11 @@ class Metrics:
     def _add_norms_and_memory(self, record: StepRecord) -> None:
         """Set gradient norms and memory, which were read at the end of the step."""
         if (norms := record.gradients) is not None:
-            self._aggregations.set(table.GRADIENT_NORM, norms.total, (ALL_PARAMETERS,))
+            scope = SHARD if norms.sharded else ALL_PARAMETERS
+            self._aggregations.set(table.GRADIENT_NORM, norms.total, (scope,))
             finite = isfinite(norms.total)
             for module, norm in self._yielder(norms.modules):
-                labels = (*self._labels[module][0][:2], ALL_PARAMETERS)
+                labels = (*self._labels[module][0][:2], scope)
                 self._aggregations.set(table.MODULE_GRADIENT_NORM, norm, labels, limit=MAX_METRIC_MODULES)
                 finite = finite and isfinite(norm)
             if not finite:

@@ -140,7 +140,7 @@ class RecordEncoder:
         values["collectives"] = [tuple(collective) for collective in record.collectives]
         if record.gradients is not None:
             norms = [(self._module_number(module), float(norm)) for module, norm in record.gradients.modules]
-            values["gradients"] = float(record.gradients.total), norms
+            values["gradients"] = float(record.gradients.total), norms, record.gradients.sharded
         values["device_times"] = [
             (dict(times.forwards_ns), [list(clock) for clock in times.clocks]) for times in record.device_times
         ]
@@ -212,8 +212,9 @@ class RecordDecoder:
         ]
         values["registrations"] = [Registration(*registration) for registration in values["registrations"]]
         if values["gradients"] is not None:
-            total, norms = values["gradients"]
-            values["gradients"] = GradientNorms(total, tuple((self._modules[number], norm) for number, norm in norms))
+            total, norms, sharded = values["gradients"]
+            by_module = tuple((self._modules[number], norm) for number, norm in norms)
+            values["gradients"] = GradientNorms(total, by_module, sharded)
         values["tensor_gradients"] = [TensorGradient(*gradient) for gradient in values["tensor_gradients"]]
         values["collectives"] = [Collective(*collective) for collective in values["collectives"]]
         values["memory"] = [DeviceMemory(*memory) for memory in values["memory"]]
