@@ -10,6 +10,7 @@ from tools.dashboards.queries import (
     Query,
     at_end,
     by_run,
+    gradient_norm,
     grown,
     least_at_end,
     median,
@@ -26,7 +27,7 @@ _CHOSEN = 'torch_module_path=~"$module"'
 _LAYER = ("torch_model", "torch_module_path")
 _NAME = "{{torch_module_path}} {{torch_model}} {{torch_run_id}}"
 _CALL = (*_LAYER, "torch_module_type", "torch_direction")
-_FINITE_NORMS = by_run("max", series("torch_module_gradient_norm", _CHOSEN), *_LAYER)
+_FINITE_NORMS = gradient_norm("torch_module_gradient_norm", _CHOSEN, labels=_LAYER)
 _NORMS = or_nan(_FINITE_NORMS)
 _LAST_NORMS = at_end(_NORMS)
 _AGAINST_MEDIAN = ratio(_LAST_NORMS, median(_FINITE_NORMS))

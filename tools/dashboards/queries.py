@@ -54,6 +54,17 @@ def by_run(how: str, expr: str, *labels: str) -> str:
     return by(("torch_run_id", *labels), how, expr)
 
 
+def gradient_norm(metric: str, *matchers: str, labels: Iterable[str] = ()) -> str:
+    """Return the gradient norms of each run, by further labels.
+
+    Ranks that have all parameters have the same norm. The squared norms of shards add up over the ranks.
+    """
+    whole = by_run("max", series(metric, 'torch_gradient_scope!="shard"', *matchers), *labels)
+    shards = series(metric, 'torch_gradient_scope="shard"', *matchers)
+    squares = by_run("sum", f"{shards} ^ 2", *labels)
+    return f"({whole} or sqrt({squares}))"
+
+
 def by_rank(how: str, expr: str, *labels: str) -> str:
     """Aggregate for each rank of each run."""
     return by_run(how, expr, "torch_rank", *labels)

@@ -143,7 +143,8 @@ _RANKS = [
         "Gradient norm by rank",
         "sci",
         "Gradient norm, for the twenty ranks with the largest norm. Ranks that reduce gradients together have the"
-        " same norm: if they differ, a parameter is not reduced.",
+        " same norm: if they differ, a parameter is not reduced. If parameters are sharded, the norm is that of the"
+        " rank's shard.",
         Query(most_at_end(20, by_rank("max", series("torch_gradient_norm"))), _RANK),
         many=True,
     ),

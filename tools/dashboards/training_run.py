@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tools.dashboards.frame import GPU, framed
 from tools.dashboards.panels import THIRD, WHOLE, histogram, lines, number, per_second, stacked
-from tools.dashboards.queries import Query, by, by_run, grown, of_process, quantile, rate, series
+from tools.dashboards.queries import Query, by, by_run, gradient_norm, grown, of_process, quantile, rate, series
 from tools.dashboards.shared import STEP_TIME, overhead, overhead_now, since_the_last_step, steps_in_detail
 
 UID = "torchotel-training"
@@ -164,9 +164,9 @@ _LEARNING = [
     lines(
         "Gradient norm",
         "sci",
-        "L2 norm over all parameters, before clipping and unscaled, maximum of the ranks. The dashboard Layers shows"
-        " it by layer.",
-        Query(by_run("max", series("torch_gradient_norm"))),
+        "L2 norm over all parameters, before clipping and unscaled: the maximum of the ranks, or if parameters are"
+        " sharded the root of their summed squares. The dashboard Layers shows it by layer.",
+        Query(gradient_norm("torch_gradient_norm")),
         width=THIRD,
         log=True,
     ),
