@@ -94,6 +94,8 @@ class CallNote(NamedTuple):
     """Id that was allocated while the call ran, because the program read the context; 0: none was."""
     lane: int = 0
     """Thread of a call that the step's thread waited for; such calls may overlap. 0: the thread of the step."""
+    microbatch: tuple[int, int] | None = None
+    """A pipeline's stage, and the number of the microbatch that the call is for."""
 
 
 Slots: TypeAlias = int | tuple[int, ...]

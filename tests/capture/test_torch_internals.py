@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -134,3 +135,27 @@ def test_code_that_dynamo_leaves_alone_is_not_a_compilation() -> None:
     torch.nn.Linear(1, 1).compile(backend="eager")
     assert torch_internals.has_compiled()
     torch._dynamo.reset()
+
+
+def test_parts_of_distributed_training_may_be_missing() -> None:
+    """A torch without them has no stage of a pipeline that is seen, and no group of replicas."""
+    module = ModuleType("stage")
+    torch_internals.around_stage_forward(module, lambda *_: None, lambda: None)()
+    assert not hasattr(module, "_PipelineStageBase")
+    assert torch_internals.replica_group(object()) is None
+
+
+def test_a_stage_of_a_pipeline_is_seen_until_undone() -> None:
+    class Stage:
+        def forward_one_chunk(self, fwd_chunk_id: int, args: str) -> str:
+            return f"{args} {fwd_chunk_id}"
+
+    module, original = ModuleType("stage"), Stage.forward_one_chunk
+    module._PipelineStageBase = Stage  # type: ignore[attr-defined]  # a module has any attribute
+    seen: list[object] = []
+    undo = torch_internals.around_stage_forward(module, lambda *begun: seen.append(begun), lambda: seen.append("end"))
+    stage = Stage()
+    assert stage.forward_one_chunk(3, "x") == "x 3"
+    assert seen == [(stage, 3), "end"]
+    undo()
+    assert Stage.forward_one_chunk is original

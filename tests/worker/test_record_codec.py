@@ -79,7 +79,10 @@ def test_all_fields_cross(records: list[Record]) -> None:
         identity=SpanReference(3, 4, sampled=False),
         error=error,
         phases=[Phase("forward", 1, 2, error, None, "end", 5), Phase("optimizer", 2, 3, None, "SGD")],
-        calls=[call._replace(note=CallNote(error, "end", recompute=True, span_id=7, lane=1)) for call in step.calls],
+        calls=[
+            call._replace(note=CallNote(error, "end", recompute=True, span_id=7, lane=1, microbatch=(1, 2)))
+            for call in step.calls
+        ],
         registrations=[Registration(1, "a", "module")],
         tensor_gradients=[TensorGradient(1, "a", "2x3", None), TensorGradient(1, "b", "2x3", float("inf"))],
         memory=[DeviceMemory("cuda:0", 1, 2, 3)],

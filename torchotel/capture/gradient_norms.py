@@ -164,6 +164,8 @@ class Gradients:
         self.beyond_detail = self._every > 0
         """Whether norms may be read on steps without detail."""
         self._after_loss, self._next_look = range(0), 0
+        self.pipeline_stages = weakref.WeakValueDictionary[int, Module]()
+        """Modules of pipeline stages, by `id()`: other ranks have the gradients of other stages."""
         self.guard = Guard("gradient norms", off=self._off)
 
     def note_bad_loss(self, number: int) -> None:
@@ -323,7 +325,7 @@ class Gradients:
         """
         owners: list[ModuleInfo] = []
         gradients: list[Tensor] = []
-        shards = GradientShards()
+        shards = GradientShards(self.pipeline_stages)
         look = shards.look if distributed.is_available() and distributed.is_initialized() else lambda _: None
         seen: set[int] = set()
         with without_torch_function():

@@ -6,7 +6,7 @@ tell this on each rank, so no collective is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, distributed
@@ -27,9 +27,14 @@ class _Mesh(NamedTuple):
 
 
 class GradientShards:
-    """Find out whether parameters of a step's models are sharded, and which gradients count on other ranks."""
+    """Find out whether parameters of a step's models are sharded, and which gradients count on other ranks.
 
-    def __init__(self) -> None:
+    Args:
+        pipeline_stages: The modules of pipeline stages, by `id()`.
+    """
+
+    def __init__(self, pipeline_stages: Mapping[int, Module]) -> None:
+        self._pipeline_stages = pipeline_stages
         self.sharded = False
         """Whether a rank has only a part of the gradients."""
         self._meshes: dict[int, _Mesh] = {}
@@ -43,6 +48,7 @@ class GradientShards:
 
     def look(self, module: Module) -> None:
         """Take a module of the step's models into account."""
+        self.sharded = self.sharded or id(module) in self._pipeline_stages
         kind = type(module)
         if kind not in self._looks:
             self._looks[kind] = self._look_for(kind)

@@ -65,7 +65,7 @@ class CallStack:
         """Nodes of the root call that runs need not run in the order of their numbers."""
         self.device: str | None = None
         self.note: CallNote | None = None
-        """The note of the calls inside a root call that is a recomputation."""
+        """The note of the calls inside a root call that is a recomputation or a forward of a pipeline's stage."""
         self.reserved_ids: dict[int, SpanReference] = {}
         """Ids that were fixed for open calls, by the `id()` of their frame."""
 
@@ -291,7 +291,7 @@ class ModuleCallRecorder:
         state = self._state_of(calls, module)
         with without_torch_function():
             signature = self._signatures.find(state, module, tensors_in(args), [])
-        note = self._with_id(calls, frame, CallNote(error, recompute=calls.note is not None))
+        note = self._with_id(calls, frame, (calls.note or CallNote())._replace(error=error))
         calls.records.append(ModuleCall(signature, start_ns, end_ns, NO_SLOTS, NO_SLOTS, note, slot))
         return error
 

@@ -26,6 +26,7 @@ from torchotel.capture.logged_values import LearningRates, Logged, LogReader
 from torchotel.capture.module_calls import ModuleCallRecorder
 from torchotel.capture.module_registry import ModuleRegistry
 from torchotel.capture.pending_records import HandOver, PendingLog, RecordOutput, StepRecorder
+from torchotel.capture.pipeline_stages import PipelineStages
 from torchotel.capture.root_calls import RootCalls
 from torchotel.capture.tensor_watch import Watches
 from torchotel.capture.thread_state import CurrentThread, Threads, ThreadState
@@ -104,6 +105,7 @@ class Capture:
         )
         self._make_forward_hooks(calls)
         self._make_event_hooks()
+        self.pipeline_stages = PipelineStages(self.current_thread, self.gradients.pipeline_stages, self.guard)
 
     def _make_forward_hooks(self, calls: ModuleCallRecorder) -> None:
         self.root_calls = RootCalls(
@@ -165,6 +167,7 @@ class Capture:
         self.watches.install()
         self.compile_hooks.install()
         self.collectives.install()
+        self.pipeline_stages.install()
         own = self.forward_hooks
         self.hooks.install(own.before, own.after, own.on_root_forward_start, own.on_root_forward_end)
 
@@ -174,7 +177,8 @@ class Capture:
         with ExitStack() as stack:
             for thread in list(self.threads.all):
                 stack.callback(self.root_calls.remove_exit_hook, thread)
-            for part in (self.collectives, self.watches, self.event_hooks, self.compile_hooks):
+            parts = self.collectives, self.watches, self.event_hooks, self.compile_hooks, self.pipeline_stages
+            for part in parts:
                 stack.callback(part.uninstall)
             stack.callback(self.hooks.remove)
 

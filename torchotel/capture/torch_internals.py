@@ -29,6 +29,7 @@
 | `eval_frame.set_code_exec_strategy` | hooks run uncompiled between two graphs | Dynamo inspects their callees |
 | `torch.export._trace._export_to_torch_ir` | hooks out while strict export traces | it fails, as with any global hook |
 | `Module._is_replica`, `._former_parameters` | DataParallel's replicas | their calls are evaluations, and end late |
+| `_PipelineStageBase.forward_one_chunk` | stage and microbatch of calls | unknown, and norms of stages seem whole |
 | `FullyShardedDataParallel._inter_node_pg` | which ranks have the same shard | norms of HYBRID_SHARD count on each |
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
 | `distributed_c10d._world` | finding all process groups | no collectives |
@@ -584,6 +585,26 @@ def before_sharded_clipping(sharded: type, begin: Callable[[Sequence[torch.Tenso
         return clip_grad_norm
 
     return replace(sharded, "clip_grad_norm_", make)
+
+
+def around_stage_forward(stages: ModuleType, begin: Callable[[Any, int], object], end: Callable[[], object]) -> Undo:
+    """Call `begin` with the stage and the microbatch's number, and `end`, around each forward of a pipeline's stage."""
+    stage = getattr(stages, "_PipelineStageBase", None)
+    if not hasattr(stage, "forward_one_chunk"):
+        return lambda: None
+
+    def make(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def forward_one_chunk(self: Any, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+            begin(self, fwd_chunk_id)
+            try:
+                return forward(self, fwd_chunk_id, *args, **kwargs)
+            finally:
+                end()
+
+        return forward_one_chunk
+
+    return replace(stage, "forward_one_chunk", make)
 
 
 def around_module_compile(

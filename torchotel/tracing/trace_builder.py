@@ -285,6 +285,7 @@ def _add_backward_calls(
             node.set(names.ESTIMATED, backward.estimated)
         if backward.device_ns is not None:
             node.set(names.DEVICE_TIME, backward.device_ns / 1e9)
+        _set_microbatch(node, tree.calls[backward.call].note)
         node_of[id(backward)] = len(all_nodes)
         nodes.backwards.append(len(all_nodes))
         all_nodes.append(node)
@@ -325,6 +326,14 @@ def _annotate(node: Node, index: int | None, note: CallNote | None) -> None:
         node.set(names.ESTIMATED, note.estimated)
     if note.recompute:
         node.set(names.RECOMPUTE, value=True)
+    _set_microbatch(node, note)
+
+
+def _set_microbatch(node: Node, note: CallNote | None) -> None:
+    if note is not None and note.microbatch is not None:
+        stage, microbatch = note.microbatch
+        node.set(names.PIPELINE_STAGE, stage)
+        node.set(names.PIPELINE_MICROBATCH, microbatch)
 
 
 def _find_phase_node(call: ModuleCall, nodes: TraceNodes, record: StepRecord) -> int:
