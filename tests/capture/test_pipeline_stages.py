@@ -90,6 +90,9 @@ def _step(pipeline: Pipeline, rank: int) -> dict[str, Any]:
     (norms,) = [one.gradients for one in captured.records if isinstance(one, StepRecord)]
     assert norms is not None
     assert norms.sharded
+    (step,) = captured.steps
+    assert step.attributes[names.GRADIENT_SCOPE] == "shard"
+    assert 0 <= float(str(step.attributes[names.PIPELINE_BUBBLE_RATIO])) < 1
     return {
         "noted": {number: layer.microbatches for number, layer in zip(numbers, layers, strict=True)},
         **{direction: _microbatches(captured, direction) for direction in ("forward", "backward")},

@@ -266,6 +266,8 @@ def record_line(record: StepRecord, trace_id: int, nonfinite: Sequence[str]) -> 
     if record.gradients is not None:
         line["gradient_norm"] = record.gradients.total
         line["gradient_norms"] = _by_model(record.gradients)
+        if record.gradients.sharded:
+            line["gradient_scope"] = "shard"
     if record.tensor_gradients:
         line["tensor_gradient_norms"] = {gradient.name: gradient.norm for gradient in record.tensor_gradients}
     if record.memory:

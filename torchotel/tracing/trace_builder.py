@@ -26,6 +26,7 @@ from torchotel.tracing.call_tree import CallTree
 from torchotel.tracing.collective_spans import CollectiveSpans
 from torchotel.tracing.ids import random_span_id
 from torchotel.tracing.layout import Node, TraceSpanBudget, fold, lay_out
+from torchotel.tracing.pipeline_bubble import bubble_ratio
 from torchotel.tracing.shared_trace import SharedTraces
 from torchotel.tracing.span import Attributes, AttributeValue, Span, SpanEvent, SpanLink, SpanTemplate, Trace
 from torchotel.tracing.span_templates import Directions, Templates
@@ -86,6 +87,8 @@ class TraceBuilder:
             shown = _find_templates(tree, self.templates, yielder)
             _add_backward_calls(nodes, tree, shown, yielder)
             _add_forward_calls(nodes, record, tree, shown, yielder)
+            if (ratio := bubble_ratio(record, tree, yielder)) is not None:
+                nodes.all[0].set(names.PIPELINE_BUBBLE_RATIO, ratio)
         self._collectives.add(nodes.all, record)
         _add_gradient_events(nodes, record)
         _convert_to_unix_time(nodes.all, record.unix_offset_ns, yielder)
@@ -142,6 +145,8 @@ def root_attributes(record: StepRecord, reason: str | None, nonfinite: Sequence[
             attributes[key] = float(value) if name in names.LOGGED_GAUGES else value
     if record.gradients is not None and isfinite(record.gradients.total):
         attributes[names.GRADIENT_NORM] = record.gradients.total
+        if record.gradients.sharded:
+            attributes[names.GRADIENT_SCOPE] = "shard"
     if nonfinite:
         attributes[names.NONFINITE] = tuple(nonfinite)
     if record.gap_ns:
