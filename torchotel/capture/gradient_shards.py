@@ -57,7 +57,7 @@ class GradientShards:
             look(module)
         for parameter in module._parameters.values():
             if parameter is not None and type(parameter) is not Parameter and (placements := placements_of(parameter)):
-                self._ranks |= self._mesh_of(parameter).ranks
+                self._mesh_of(parameter)
                 self.sharded = self.sharded or not all(one.is_replicate() for one in placements)
 
     def counted_elsewhere(self, gradients: Sequence[Tensor]) -> set[int]:
@@ -65,7 +65,8 @@ class GradientShards:
         if not self.sharded:
             return set()
         replicated, flat = _gradients_below(self._later_replicas), _gradients_below(self._flat)
-        first = min(self._ranks, default=distributed.get_rank())
+        rank = distributed.get_rank()
+        first = min(self._ranks, default=rank)
         found = set()
         for position, gradient in enumerate(gradients):
             placements = placements_of(gradient)
@@ -74,7 +75,7 @@ class GradientShards:
             elif placements is not None:
                 counts = _counts(self._mesh_of(gradient), placements, first)
             else:
-                counts = id(gradient) in flat or first == distributed.get_rank()
+                counts = id(gradient) in flat or first == rank
             if not counts:
                 found.add(position)
         return found
@@ -107,6 +108,7 @@ class GradientShards:
             with unseen():
                 ranks = frozenset(mesh.mesh.flatten().tolist())
             found = self._meshes[id(mesh)] = _Mesh(ranks, mesh.get_coordinate())
+            self._ranks |= ranks
         return found
 
 
