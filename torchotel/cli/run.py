@@ -2,6 +2,7 @@
 
     torchotel run train.py --epochs 3
     torchotel run --detail all --no-shapes -m package.train --epochs 3
+    torchotel run --nproc-per-node 4 train.py
 
 The program runs as under python, and the command returns its exit code. Options of torchotel come before the program.
 The program is instrumented when it imports torch, in this process only; opentelemetry-instrument also instruments the
@@ -30,6 +31,7 @@ from torchotel._utils.faults import exit_cause
 from torchotel._utils.text import cut
 from torchotel.cli.options import add_options, flag_of, read_options
 from torchotel.cli.python_program import Program, is_runnable
+from torchotel.cli.run_ranks import run_ranks
 from torchotel.cli.terminal import Terminal
 from torchotel.config.config import Config
 from torchotel.runs import RunError, describe, open_run, render, run_failure, summarise
@@ -50,8 +52,7 @@ def settings(explicit: Mapping[str, Any], program: Program) -> Config:
         ConfigError: An option or a variable is invalid.
     """
     config = Config.read(explicit, os.environ)
-    # Absolute, since the program may change its working directory.
-    return dataclasses.replace(config, record=(config.record or _new_folder(program.name)).absolute())
+    return dataclasses.replace(config, record=_folder(config, program))
 
 
 def run_recorded(
@@ -212,15 +213,19 @@ def _note(text: str) -> None:
     print(f"torchotel: {text}", file=sys.stderr)
 
 
-def _new_folder(name: str) -> Path:
-    safe = re.sub(r"[^\w.-]+", "_", name) or "run"
-    return RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}"
+def _folder(config: Config, program: Program) -> Path:
+    """Return the folder of the settings, or a new one; absolute, since the program may change its working directory."""
+    safe = re.sub(r"[^\w.-]+", "_", program.name) or "run"
+    return (config.record or RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-{safe}").absolute()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "%(prog)s [OPTIONS] {SCRIPT | -m MODULE | -} [ARGS ...]"
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument(
+        "--nproc-per-node", metavar="N", help="run N ranks of the program on this host, or one for each GPU: gpu"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only problems at the end")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its own arguments")
     add_options(parser)
@@ -237,4 +242,8 @@ def call(arguments: argparse.Namespace) -> int:
         problem = f"cannot read the script {program.target!r}; name a readable script, or a module with -m"
         print(f"torchotel run: {problem}", file=sys.stderr)
         return 2
-    return run_recorded(program, read_options(arguments), quiet=arguments.quiet)
+    explicit = read_options(arguments)
+    if arguments.nproc_per_node is not None:
+        folder = _folder(Config.read(explicit, os.environ), program)
+        return run_ranks(arguments.nproc_per_node, program, arguments, folder)
+    return run_recorded(program, explicit, quiet=arguments.quiet)

@@ -1,0 +1,102 @@
+"""Test `torchotel run --nproc-per-node`: an unmodified program on several ranks, and their comparison."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import commands
+
+from torchotel.runs.rank_folders import open_ranks
+
+pytestmark = pytest.mark.program
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("rank", dist.get_rank(), sys.argv[1:], flush=True)
+if sys.argv[1] == "fail" and dist.get_rank() == 1:
+    sys.exit(5)
+while sys.argv[1] == "forever":
+    dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return commands.torchotel("run", "--nproc-per-node", "2", *words, cwd=folder, OMP_NUM_THREADS="1")
+
+
+def test_the_ranks_are_recorded_as_one_run(folder: Path) -> None:
+    """Options of torchotel reach each rank, arguments reach the program, and the comparison is printed once."""
+    done = run(folder, "--detail=2", "--no-shapes", "train.py", "once", "--more")
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank ") and "[" in line) == [
+        "rank 0 ['once', '--more']",
+        "rank 1 ['once', '--more']",
+    ]
+    (name,) = {path.name.removesuffix("-rank0") for path in (folder / "torchotel-runs").glob("*-rank0")}
+    runs = open_ranks(folder / "torchotel-runs" / name)
+    assert [run.info["resource"]["torch.rank"] for run in runs] == [0, 1]
+    assert [(run.info["config"]["detail"], run.info["config"]["shapes"]) for run in runs] == [(2, False)] * 2
+    assert done.stdout.count("no rank is named as slow") == 1
+    assert f"torchotel summary torchotel-runs/{name} " in done.stdout
+
+
+def test_a_rank_that_fails(folder: Path) -> None:
+    """The exit code is that of torchrun, and what was recorded is shown."""
+    done = run(folder, "--record=mine", "train.py", "fail")
+    assert done.returncode == 1
+    assert "exitcode  : 5" in done.stderr
+    assert "recorded in mine-rank0 to mine-rank1" in done.stdout
+
+
+def test_bad_options_start_no_rank(folder: Path) -> None:
+    done = run(folder, "--detail=often", "train.py", "once")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--detail" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_ranks(folder: Path, number: signal.Signals) -> None:
+    """SIGTERM of a scheduler is for this process alone; Ctrl-C is for the whole group."""
+    words = ["run", "--nproc-per-node", "2", "--record=mine", "train.py", "forever"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchotel", *words],
+        cwd=folder,
+        env=commands.environment(**commands.SILENT, OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(2)]
+    assert all(line.startswith("rank ") for line in said)
+    if number == signal.SIGTERM:
+        process.terminate()
+    else:
+        os.killpg(process.pid, number)
+    rest, _ = process.communicate(timeout=commands.TIMEOUT_S)
+    assert process.returncode != 0
+    assert "recorded in mine-rank0 to mine-rank1" in rest
+    steps = [[line for line in run.records() if line.kind == "step"] for run in open_ranks(folder / "mine")]
+    assert [len(lines) for lines in steps] == [4, 4]
