@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from support import PROGRAMS, commands
 
+from torchotel.capture.torch_internals import GROUPS_HAVE_HOOKS
 from torchotel.runs import open_run
 from torchotel.runs.reader import RecordLine, SpanLine
 
 pytestmark = pytest.mark.program
 
+needs_hooks = pytest.mark.skipif(not GROUPS_HAVE_HOOKS, reason="process groups have hooks from torch 2.14 on")
 PROGRAM = PROGRAMS / "rank_steps_program.py"
 STEPS = 48
 
@@ -87,6 +89,7 @@ def test_detail_is_on_the_same_steps(folder: Path) -> None:
     assert STEPS // 4 < len(first) < 3 * STEPS // 4
 
 
+@needs_hooks
 def test_collectives(folder: Path) -> None:
     """The ranks have the same ones, with the same numbers, inside the spans that they ran in."""
     ranks = ranks_in(folder)
@@ -120,11 +123,13 @@ def test_collectives(folder: Path) -> None:
     assert {size for _, name, _, size in of_ranks[0] if name.endswith("all_reduce")} == {4 * (8 * 8 + 8 + 8 * 4 + 4)}
 
 
+@needs_hooks
 def test_sends_between_two_of_three_ranks(tmp_path: Path) -> None:
     """Gloo counts them as collectives of the group, of which the third rank knows nothing."""
     assert_steps_share_traces(trained(tmp_path, "pairs", 3))
 
 
+@needs_hooks
 def test_collectives_of_another_group_only(tmp_path: Path) -> None:
     ranks = trained(tmp_path, "mesh")
     assert_steps_share_traces(ranks)

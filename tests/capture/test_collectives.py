@@ -1,13 +1,17 @@
 """The hooks of process groups: they change nothing, and stay when sessions come and go."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from support import commands
 
-pytestmark = pytest.mark.program
+from torchotel.capture.torch_internals import GROUPS_HAVE_HOOKS
+
+pytestmark = [
+    pytest.mark.program,
+    pytest.mark.skipif(not GROUPS_HAVE_HOOKS, reason="process groups have hooks from torch 2.14 on"),
+]
 
 START = """
 import json, sys, threading, torch, torchotel
@@ -86,7 +90,6 @@ print(json.dumps([sum(one() is None for one in freed), found.count("default_pg")
     assert said(program, tmp_path) == [80, 6, 1, 17, 65]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="gloo has other names of backends elsewhere")
 def test_a_hook_that_fails_does_not_reach_the_collective(tmp_path: Path) -> None:
     """An internal error is counted, and after several of them the part is off; the numbers are the program's."""
     program = """

@@ -13,6 +13,8 @@ from packaging.utils import canonicalize_name
 from torchotel.doctor.result import Finding, failed, ok, warning
 
 SUBJECT = "versions"
+SHOWS_COLLECTIVES = SpecifierSet(">=2.14.dev0", prereleases=True)
+"""Versions of torch whose process groups have hooks."""
 _PREFIX = "opentelemetry-"
 _PYTHON = "Python"
 _SHOWN = {"torch": "torch", "opentelemetry-sdk": "OpenTelemetry", "prometheus-client": "prometheus_client"}
@@ -46,6 +48,9 @@ def check() -> Iterator[Finding]:
         shown = (f"{word} {_version(name)}" for name, word in _SHOWN.items())
         python = f"Python {platform.python_version()}"
         yield ok(SUBJECT, ", ".join((f"torchotel {_version('torchotel')}", python, *shown)))
+        torch = _version("torch")
+        if torch is not None and torch not in SHOWS_COLLECTIVES:
+            yield ok(SUBJECT, f"torch {torch} does not show its collectives; torch 2.14 and later do")
 
 
 def _remedy(unmet: Iterable[_Need]) -> str:
