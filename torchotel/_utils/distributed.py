@@ -256,6 +256,8 @@ def _find_run_id(environ: Mapping[str, str], launch: _Launch | None, world_size:
     """Return an id that all processes of a job share; empty if this is the only process."""
     job = launch.job if launch is not None else ""
     job = job or environ.get("RAY_JOB_ID", "") or environ.get("KUBEFLOW_TRAINING_JOB_ID", "")
+    if not job and (task := _slurm_launch(environ)) is not None:  # its script has set the variables of torchrun
+        job = task.job
     if job:
         return job
     agent = launch is not None and "TORCHELASTIC_RUN_ID" in environ
