@@ -196,7 +196,7 @@ class Collective(NamedTuple):
     ranks: int
     """Size of the group."""
     size_bytes: int
-    """Size of the tensors that this rank gives, or receives if it gives none."""
+    """Size of the input tensors of this rank, or of the output tensors if there are none."""
     sequence: int
     """Number in its group, the same on all ranks; 0: unknown."""
     start_ns: int

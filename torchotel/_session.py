@@ -173,6 +173,7 @@ class Session:
             make_current=attach_proxy,
             warn=Warn(),
             on_first=self._guard.guarded(self._begin),
+            on_group=self._guard.guarded(self._agree),
             phase_log=self._backend.phase_log,
         )
         guarded = self._capture.guard.guarded
@@ -296,9 +297,18 @@ class Session:
         if not self._identity_fixed:
             self._identity_fixed = True
             own_run.use()
-            self._launch_id = agree_on_launch(group_store())
-            self._device_id, self._mesh = device_id(), mesh_place()
-            self._resource.update()
+            self._place_rank()
+
+    def _agree(self) -> None:
+        """Agree on the launch with the other ranks, at the first step of a process group."""
+        self._launch_id = agree_on_launch(group_store())
+        self._place_rank()
+        if self._identity_fixed:
+            self._backend.fix_identity()
+
+    def _place_rank(self) -> None:
+        self._device_id, self._mesh = device_id(), mesh_place()
+        self._resource.update()
 
     def _start_span(
         self,

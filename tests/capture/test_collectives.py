@@ -56,7 +56,7 @@ seen = []
 for _ in range(30):
     with torchotel.testing.capture() as captured:
         until = threading.Event()
-        while captured.handle.stats()["steps"] < 3:
+        while captured.handle.stats()["steps"] < 3 and thread.is_alive():
             until.wait(0.01)
     seen.append(len(spans(captured)) > 0)
 ended.set()
@@ -107,3 +107,63 @@ with torchotel.testing.capture() as captured:
     print(json.dumps([captured.handle.stats()["internal_errors"], tensor.tolist(), len(captured.steps)]))
 """
     assert said(program, tmp_path) == [10, [1.0, 1.0, 1.0], 20]
+
+
+def test_a_pending_collective_at_the_end_of_the_process(tmp_path: Path) -> None:
+    """A thread that calls into an interpreter that is gone would end the process by SIGABRT."""
+    program = """
+import time
+class Slow:
+    def __del__(self):
+        time.sleep(0.5)
+slow = Slow()
+torchotel.instrument(metrics_exporter="none")
+step()
+model(torch.ones(2, 4)).sum().backward()
+work = dist.all_reduce(torch.ones(1 << 24), async_op=True)
+print(json.dumps("ended"))
+"""
+    assert said(program, tmp_path) == "ended"
+
+
+def test_a_program_that_holds_the_interpreter(tmp_path: Path) -> None:
+    """No thread of gloo waits for the program: collectives are done while Python code runs without a pause."""
+    program = """
+import torchotel.testing
+with torchotel.testing.capture() as captured:
+    step()
+    model(torch.ones(2, 4)).sum().backward()
+    sys.setswitchinterval(1000)
+    works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(8)]
+    found = sorted(range(3_000_000), key=lambda number: -number)
+    done = [work.is_completed() for work in works]
+    sys.setswitchinterval(0.005)
+    for work in works:
+        work.wait()
+print(json.dumps(done))
+"""
+    assert said(program, tmp_path) == [True] * 8
+
+
+def test_a_second_default_group(tmp_path: Path) -> None:
+    """Its collectives are recorded, and the steps have traces of their own: its numbers begin with 0 again."""
+    program = """
+import os, torch.multiprocessing as mp, torchotel.testing
+def rank(number, folder):
+    dist.destroy_process_group()
+    with torchotel.testing.capture() as captured:
+        for name in ("first", "second"):
+            dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=number, world_size=2)
+            for _ in range(3):
+                step()
+            dist.barrier()
+            dist.destroy_process_group()
+    if number == 0:
+        traces = [root.trace_id for root in captured.steps]
+        counts = [sum(span.name == "torch.collective all_reduce" for span in root.walk()) for root in captured.steps]
+        print(json.dumps([len(set(traces)), counts]), flush=True)
+if __name__ == "__main__":
+    mp.start_processes(rank, (os.path.dirname(sys.argv[1]),), 2, start_method="fork")
+    dist.destroy_process_group()
+"""
+    assert said(program, tmp_path) == [6, [2] * 6]

@@ -74,11 +74,11 @@ def test_phases_of_many_ranks() -> None:
     trace = next(trace for rank in range(1000) if len((trace := built(rank, 1000, 5)).spans) == 1)
     attributes = trace.root.attributes
     assert attributes is not None
-    assert (attributes["torch.phase.forward"], attributes["torch.phase.backward"]) == (3e-7, 5e-7)
+    assert (attributes["torch.step.phase.forward"], attributes["torch.step.phase.backward"]) == (3e-7, 5e-7)
     assert trace.root.template.name.startswith("torch.step rank ")
     few = built(1, STEP_SPANS, 5)
     assert [span.template.name for span in few.spans] == ["torch.step rank 1", "torch.forward", "torch.backward"]
-    assert not any(name.startswith("torch.phase.") for name in few.root.attributes or {})
+    assert not any(name.startswith("torch.step.phase.") for name in few.root.attributes or {})
 
 
 def test_the_hash_of_an_alignment_is_spread() -> None:

@@ -204,11 +204,10 @@ class ActiveSpans:
         name = names.SPAN_EVALUATION if evaluates else names.SPAN_STEP
         user_span = segment.user_span if segment is not None and evaluates else None
         baggage = self._baggage() if segment is None else segment.baggage
-        alignment = self._alignment(0) if segment is None else segment.alignment
+        alignment = None if segment is None else segment.alignment
+        alignment = alignment or (None if evaluates else self._alignment(0))
         start_ns += identity.unix_offset_ns
-        identity.reference = start_span(
-            name, user_span, start_ns, baggage=baggage, alignment=None if evaluates else alignment
-        )
+        identity.reference = start_span(name, user_span, start_ns, baggage=baggage, alignment=alignment)
         if identity.used:  # the step's own thread has ended it
             identity.reference = None
         return identity.reference

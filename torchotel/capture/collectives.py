@@ -15,6 +15,7 @@ import torch
 from torchotel._records import Collective
 from torchotel._utils.faults import Guard
 from torchotel.capture import torch_internals
+from torchotel.capture.collective_ends import CollectiveEnds
 
 MAX_COLLECTIVES = 1 << 14
 """Collectives that wait for the end of their segment; of more, the oldest are left out of the trace and the metrics."""
@@ -40,19 +41,28 @@ _SENDS = {"send", "recv"}
 
 
 class OpenCollective:
-    """A collective that may still run; `done` is called on a thread of the backend.
+    """A collective that may still run; `done` is called on another thread.
 
     Args:
         operation: The function of `torch.distributed`.
         group: The process group.
-        size_bytes: Size of the tensors that this rank gives, or receives if it gives none.
-        tells_end: Whether the backend tells when the collective is done, and not only when a device has queued it.
+        size_bytes: Size of the input tensors of this rank, or of the output tensors if there are none.
+        reports_end: Whether a wait ends when the collective is done, and not when a device has queued it.
     """
 
-    __slots__ = ("_done_ns", "_group", "_issued_ns", "_operation", "_sequence", "_size_bytes", "start_ns", "tells_end")
+    __slots__ = (
+        "_done_ns",
+        "_group",
+        "_issued_ns",
+        "_operation",
+        "_sequence",
+        "_size_bytes",
+        "reports_end",
+        "start_ns",
+    )
 
-    def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, tells_end: bool) -> None:
-        self._operation, self._group, self._size_bytes, self.tells_end = operation, group, size_bytes, tells_end
+    def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, reports_end: bool) -> None:
+        self._operation, self._group, self._size_bytes, self.reports_end = operation, group, size_bytes, reports_end
         self._sequence = self._done_ns = 0
         self.start_ns = self._issued_ns = perf_counter_ns()
 
@@ -60,8 +70,8 @@ class OpenCollective:
         """Note that the call has issued it."""
         self._issued_ns, self._sequence = perf_counter_ns(), sequence
 
-    def done(self, _: object) -> None:
-        """Note that it is done; gets the future of the work, and keeps nothing of it."""
+    def done(self) -> None:
+        """Note that it is done."""
         self._done_ns = perf_counter_ns()
 
     def record(self) -> Collective:
@@ -88,10 +98,11 @@ class GroupHooks:
         self.name, self.ranks = name, int(group.size())
         self.listener: Collectives | None = None
         self._group = weakref.ref(group)
-        self._on_cpu = torch_internals.backend_of(group) == "gloo"
+        self._is_gloo = torch_internals.backend_of(group) == "gloo"
         self._open: dict[int, OpenCollective] = {}
         self.sent_or_received = 0
-        """Sends and receives that are in the numbers of the group's collectives."""
+        """Sends and receives that are in the numbers of the group's collectives: gloo counts them."""
+        self._number = torch_internals.sequence_of(group)
         self.remove = torch_internals.add_collective_hooks(group, self._begins, self._issued)
 
     def _begins(self, arguments: Any) -> None:
@@ -99,18 +110,28 @@ class GroupHooks:
         listener = self.listener
         try:
             operation = _NAMES[arguments.name.value]
-            if self._on_cpu and operation in _SENDS:
-                self.sent_or_received += 1
+            is_send = operation in _SENDS
+            if self._is_gloo:
+                self._count(is_send=is_send)
             if listener is not None:
                 tensors: Sequence[torch.Tensor] = arguments.input_tensors or arguments.output_tensors
-                tells_end = tensors[0].is_cpu if tensors else self._on_cpu
+                reports_end = self._is_gloo and not is_send and (not tensors or tensors[0].is_cpu)
                 size_bytes = sum([tensor.nbytes for tensor in tensors])
                 if len(self._open) > MAX_COLLECTIVES:  # their calls raised
                     self._open.clear()
-                self._open[arguments.op_id] = OpenCollective(operation, self, size_bytes, tells_end=tells_end)
+                self._open[arguments.op_id] = OpenCollective(operation, self, size_bytes, reports_end=reports_end)
         except Exception:  # noqa: BLE001  # it would reach the program's collective
             if listener is not None:
                 listener.guard.fault()
+
+    def _count(self, *, is_send: bool) -> None:
+        """Count what the number of the group has beyond its collectives.
+
+        Between two hooks the number grows by one, or by more if torch sends and receives inside of an operation.
+        """
+        number = torch_internals.sequence_of(self._group())
+        self.sent_or_received += number - self._number + is_send
+        self._number = number + 1
 
     def _issued(self, arguments: Any) -> None:
         """Note a collective after it was issued; runs in the program's call, and never raises."""
@@ -122,8 +143,8 @@ class GroupHooks:
             if collective is not None:
                 collective.issued(torch_internals.sequence_of(self._group()))
                 listener.issued.append(collective)
-                if collective.tells_end:
-                    torch_internals.when_done(arguments.work, collective.done)
+                if collective.reports_end and (work := arguments.work) is not None:
+                    listener.ends.add(work, collective.done)
         except Exception:  # noqa: BLE001  # it would reach the program's collective
             listener.guard.fault()
 
@@ -135,6 +156,8 @@ _hooked: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary(
 @atexit.register
 def _remove_hooks() -> None:
     for hooks in list(_hooked.values()):
+        if hooks.listener is not None:
+            hooks.listener.ends.stop()
         hooks.remove()
 
 
@@ -145,13 +168,16 @@ class Collectives:
         self.guard = Guard("the collectives", off=self.uninstall)
         self.issued: deque[OpenCollective] = deque(maxlen=MAX_COLLECTIVES)
         """The collectives since the last `take`."""
+        self.ends = CollectiveEnds()
         self._is_installed = False
-        self._groups_made = 0
+        self._seen: tuple[object, int] = None, 0
+        """The default group and the number of groups at the last look."""
         self._names: set[str] = set()
 
     def install(self) -> None:
         """Record from the next segment on."""
-        self._is_installed, self._groups_made = torch_internals.GROUPS_HAVE_HOOKS, 0
+        self._is_installed, self._seen = torch_internals.GROUPS_HAVE_HOOKS, (None, 0)
+        self.ends = CollectiveEnds()
 
     def uninstall(self) -> None:
         """Record no more."""
@@ -159,15 +185,16 @@ class Collectives:
         for hooks in list(_hooked.values()):
             if hooks.listener is self:
                 hooks.listener = None
+        self.ends.stop()
 
     def watch_new_groups(self) -> None:
         """Listen to the groups that were made since the last call; cheap if there are none.
 
         Called by a thread that trains, between its collectives: a group may not get hooks while it runs one.
         """
-        made = torch_internals.groups_made()
-        if made != self._groups_made and self._is_installed:
-            self._groups_made = made
+        seen = torch_internals.default_group_id(), torch_internals.groups_made()
+        if seen != self._seen and self._is_installed:
+            self._seen = seen
             for group in torch_internals.process_groups():
                 if group not in _hooked:
                     _hooked[group] = GroupHooks(group, self._name(group))

@@ -222,6 +222,7 @@ class RecordOutput:
         baggage: Returns the program's baggage on the calling thread, None if it is empty.
         collectives: Records the collectives of all process groups.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
+        on_group: Called when a step begins with another default process group than the last step.
     """
 
     def __init__(
@@ -234,10 +235,11 @@ class RecordOutput:
         baggage: Callable[[], Baggage | None],
         collectives: Collectives,
         on_first: Callable[[], None],
+        on_group: Callable[[], None],
     ) -> None:
         self._next, self._detail, self._gradients, self._memory = hand_over, detail, gradients, memory
         self.user_span, self.baggage, self.collectives, self._on_first = user_span, baggage, collectives, on_first
-        self._alignment = StepAlignment(collectives.sent_or_received)
+        self._alignment = StepAlignment(collectives.sent_or_received, on_group)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         """How many records of each kind were made."""
         self._numbering = threading.RLock()  # reentrant: a signal's handler may end a step while it is held

@@ -50,6 +50,7 @@ class Capture:
         clock: The clock of devices; None: CUDA's.
         warn: Logs a warning once; None: a new `Warn`.
         on_first: Called before the first record of each kind is handed over, on the thread that ran it.
+        on_group: Called when a step begins with another default process group than the last step.
         phase_log: Gets the phases of the main thread while they run; None: none gets them.
     """
 
@@ -68,6 +69,7 @@ class Capture:
         clock: Clock | None = None,
         warn: Warn | None = None,
         on_first: Callable[[], None] = lambda: None,
+        on_group: Callable[[], None] = lambda: None,
         phase_log: PhaseLog | None = None,
     ) -> None:
         self.detail = detail
@@ -80,7 +82,7 @@ class Capture:
         self.memory, self.rates = Memory(), LearningRates()
         self.collectives = Collectives()
         self.output = RecordOutput(
-            hand_over, detail, self.gradients, self.memory, user_span, baggage, self.collectives, on_first
+            hand_over, detail, self.gradients, self.memory, user_span, baggage, self.collectives, on_first, on_group
         )
         self._phase_log = phase_log
         self._make_listener = partial(StepRecorder, output=self.output)

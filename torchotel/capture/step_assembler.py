@@ -99,11 +99,17 @@ class StepAssembler:
         if self.segments and not self.is_finished():
             before = self.segments[-1]
             segment.identity, segment.ahead, segment.alignment = before.identity, before.ahead, before.alignment
-            return segment
-        segment.alignment = listener.alignment(ahead=bool(self.segments))
-        if fetched:
+        elif fetched:
             segment.identity, self.next = self.next, Identity()
         return segment
+
+    def align(self, segment: StepSegment) -> None:
+        """Set the alignment of a segment that begins a step: at its first event that all ranks have.
+
+        A fetch is none: a rank may evaluate between the fetch and the forward that trains.
+        """
+        if segment.alignment is None:
+            segment.alignment = self.listener.alignment(ahead=segment is self.open and bool(self.segments))
 
     def step_start_ns(self, first_event_ns: int) -> int:
         """Return the start of the step that an event would open."""

@@ -94,6 +94,8 @@ class StepDetector:
             self._ahead = None
             if not segment.explicit:
                 self._assembler.give_own_identity(segment)
+        if grad:
+            self._assembler.align(segment)
         segment.forwards_with_grad += grad  # first, since a signal handler may flush between the two
         segment.forwards += 1
         if segment.forward_start_ns is None:
@@ -123,6 +125,7 @@ class StepDetector:
             self._assembler.close_open()
             segment = self._assembler.begin(now_ns)
         if not (self.running or in_forward):
+            self._assembler.align(segment)
             segment.forward_ends(now_ns)
             segment.backwards += 1
             segment.trained = True

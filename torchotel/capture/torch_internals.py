@@ -706,21 +706,27 @@ def default_group() -> Any:
     return None if group is None or group.size() == 1 else group
 
 
-def collective_number() -> int | None:
-    """Return how many collectives the default process group has run; None without one of several ranks."""
+def default_group_id() -> object:
+    """Return an object that is the same as long as the default process group is; None: there is none."""
     group = default_group()
-    try:
-        return None if group is None else int(group._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError):  # a backend without numbers, or the group is being destroyed
-        return None
+    return None if group is None else weakref.ref(group)
 
 
 def sequence_of(group: Any) -> int:
-    """Return the number of the last collective of a process group; 0 if the backend has no numbers."""
+    """Return the number of the last collective of a process group; 0 if it has run none, or its backend has none."""
     try:
         return int(group._get_sequence_number_for_group())
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError):  # also while the group is destroyed
         return 0
+
+
+def has_sequence(group: Any) -> bool:
+    """Return whether the backend of a process group numbers its collectives."""
+    try:
+        group._get_sequence_number_for_group()
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 def group_store() -> Any:
@@ -806,14 +812,6 @@ def add_collective_hooks(group: Any, begins: Callable[[Any], None], issued: Call
             living.unregister_post_hook(hook_id)
 
     return undo
-
-
-def when_done(work: Any, call: Callable[[Any], None]) -> None:
-    """Call a function when a collective is done, if its backend tells that: gloo does not for a send or a receive."""
-    try:  # noqa: SIM105  # suppress() takes 1 µs, for each collective
-        work.get_future().add_done_callback(call)
-    except (AttributeError, RuntimeError):
-        pass
 
 
 def _distributed() -> ModuleType | None:

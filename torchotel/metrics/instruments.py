@@ -131,7 +131,7 @@ COLLECTIVE_WAIT = Instrument(
     "Time of collectives during which no earlier one ran. The rank that the others wait for has the least.",
 )
 COLLECTIVE_BYTES = Instrument(
-    names.METRIC_COLLECTIVE_BYTES, "counter", "By", _COLLECTIVE, "Bytes that this rank gave to collectives."
+    names.METRIC_COLLECTIVE_BYTES, "counter", "By", _COLLECTIVE, "Size of the tensors of collectives."
 )
 COLLECTIVE_CALLS = Instrument(names.METRIC_COLLECTIVE_CALLS, "counter", "{call}", _COLLECTIVE, "Collectives.")
 COLLECTIVE_ENQUEUED = Instrument(

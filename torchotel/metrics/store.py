@@ -335,6 +335,7 @@ class Metrics:
         """Set gradient norms and memory, which were read at the end of the step."""
         if (norms := record.gradients) is not None:
             scope = SHARD if norms.sharded else ALL_PARAMETERS
+            self._aggregations.of(table.GRADIENT_NORM).clear()  # the scope may change if the program shards its model
             self._aggregations.set(table.GRADIENT_NORM, norms.total, (scope,))
             finite = isfinite(norms.total)
             for module, norm in self._yielder(norms.modules):

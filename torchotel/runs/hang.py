@@ -56,9 +56,9 @@ class Hang(NamedTuple):
     ranks: Sequence[RankEvidence]
     """The ranks of the group, in order."""
     behind: Sequence[RankEvidence]
-    """The ranks that have enqueued the fewest collectives; empty: all have enqueued as many."""
+    """The ranks that the others wait for; empty: there is no such rank."""
     sequence: int
-    """Number of the first collective that the ranks that are behind have not enqueued."""
+    """Number of the first collective that the others wait in."""
     mismatch_sequence: int
     """Number of the first collective whose operation differs between ranks."""
     mismatch: Mapping[str, Sequence[int]]
@@ -86,7 +86,11 @@ class Verdict(NamedTuple):
 
 
 def find_hang(ranks: Sequence[RankEvidence]) -> Verdict:
-    """Compare the readings of all ranks: a hang is a difference between the ranks while no number moves."""
+    """Compare the readings of all ranks: a hang is a difference between the ranks while no number moves.
+
+    A rank that is behind does not wait in the group while others do. On Gloo the numbers include sends and receives,
+    so the rank with the lowest number need not be the one.
+    """
     missing = [f"rank {rank.rank} has no evidence: {rank.reason}" for rank in ranks if rank.reason]
     known, size = {rank.rank for rank in ranks}, max(rank.world_size for rank in ranks)
     absent = list(islice((rank for rank in range(size) if rank not in known), MAX_NAMED))
@@ -125,12 +129,14 @@ def named(ranks: Sequence[int], more: int = 0) -> str:
 
 def _compare(name: str, members: Sequence[RankEvidence]) -> Hang | None:
     enqueued = {rank.rank: group.enqueued for rank in members if (group := rank.group(name)) is not None}
-    lowest = min(enqueued.values())
-    behind = [rank for rank in members if enqueued[rank.rank] == lowest] if len(set(enqueued.values())) > 1 else []
+    waiting = [one.sequence for rank in members if (one := rank.waits_in(name)) is not None]
+    absent = [rank for rank in members if rank.waits_in(name) is None] if waiting else []
+    lowest = min([enqueued[rank.rank] for rank in absent], default=0)
+    behind = [rank for rank in absent if enqueued[rank.rank] == lowest]
     sequence, mismatch = _mismatch(name, members)
     if not behind and not mismatch:
         return None
-    return Hang(name, members, behind, lowest + 1, sequence, mismatch)
+    return Hang(name, members, behind, min(waiting, default=lowest + 1), sequence, mismatch)
 
 
 def _mismatch(name: str, members: Sequence[RankEvidence]) -> tuple[int, Mapping[str, Sequence[int]]]:

@@ -20,7 +20,7 @@ MASK_64 = (1 << 64) - 1
 
 
 class Detail:
-    """Decide whether a step is recorded in detail: by its number or, with several ranks, by its alignment.
+    """Decide whether a step is recorded in detail: by its number or, with "auto" and several ranks, by its alignment.
 
     Args:
         setting: "auto": the first ten steps, then one in each block of `every`; "all"; "off"; n: every n-th.
@@ -41,8 +41,8 @@ class Detail:
         self._asked = range(first, last)
 
     def of_step(self, number: int, alignment: Alignment | None = None) -> bool:
-        """Return whether the step with this number is detailed; all ranks agree on it by its alignment."""
-        if alignment is None or number < self._first or not self.every:
+        """Return whether the step with this number is detailed; with "auto", all ranks agree by its alignment."""
+        if alignment is None or number < self._first or not self.steered:
             return number in self._asked or self._is_due(number, self.every)
         return number in self._asked or hash_of(alignment) < (1 << 64) // self.every
 

@@ -38,7 +38,7 @@ class CollectiveSpans:
                 if collective.sequence:
                     node.set(names.COLLECTIVE_SEQUENCE, collective.sequence)
                 if not collective.done_ns:
-                    node.set(names.ESTIMATED, "issued")
+                    node.set(names.COLLECTIVE_END, "issued")
                 nodes.append(node)
 
     def _template(self, collective: Collective) -> SpanTemplate:
