@@ -1,7 +1,7 @@
 """Records that capture passes to the worker: plain values, without tensors, modules or autograd nodes."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
@@ -211,17 +211,26 @@ class Collective(NamedTuple):
         return self.done_ns or self.issued_ns
 
 
-def waits_ns(collectives: Sequence[Collective]) -> list[int]:
-    """Return the time of each collective during which no collective before it ran.
+def uncovered_ns(intervals: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the time of each interval that no earlier one covers; the sum is the time in any of the intervals.
 
-    The sum is the time during which any collective ran. The rank that the others wait for has the least of it.
+    Args:
+        intervals: Starts and ends, in the order of the starts.
     """
-    waits = []
+    lengths = []
     covered_ns = 0
-    for one in collectives:
-        waits.append(max(0, one.end_ns - max(one.start_ns, covered_ns)))
-        covered_ns = max(covered_ns, one.end_ns)
-    return waits
+    for start_ns, end_ns in intervals:
+        lengths.append(max(0, end_ns - max(start_ns, covered_ns)))
+        covered_ns = max(covered_ns, end_ns)
+    return lengths
+
+
+def waits_ns(collectives: Sequence[Collective]) -> list[int]:
+    """Return the time of each collective without the time of earlier ones that still run.
+
+    The rank that the others wait for has the least of it.
+    """
+    return uncovered_ns((one.start_ns, one.end_ns) for one in collectives)
 
 
 class TensorGradient(NamedTuple):

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from support import PROGRAMS, commands
+from support.group_hooks import needs_group_hooks
 
-from torchotel.capture.torch_internals import GROUPS_HAVE_HOOKS
 from torchotel.runs import open_run
 from torchotel.runs.reader import RecordLine, SpanLine
 
 pytestmark = pytest.mark.program
 
-needs_hooks = pytest.mark.skipif(not GROUPS_HAVE_HOOKS, reason="process groups have hooks from torch 2.14 on")
 PROGRAM = PROGRAMS / "rank_steps_program.py"
 STEPS = 48
 
@@ -53,7 +52,7 @@ def trained(folder: Path, way: str, ranks: int = 2, *options: str, **variables: 
 
 
 def assert_steps_share_traces(ranks: list[Rank]) -> None:
-    """Each step has a trace of its own, which is the same on all ranks."""
+    """Assert that each step has one trace, and that all ranks record the same trace for it."""
     first = ranks[0].traces
     assert len(first) == len(set(first.values())) == STEPS
     assert all(rank.traces == first for rank in ranks)
@@ -89,7 +88,7 @@ def test_detail_is_on_the_same_steps(folder: Path) -> None:
     assert STEPS // 4 < len(first) < 3 * STEPS // 4
 
 
-@needs_hooks
+@needs_group_hooks
 def test_collectives(folder: Path) -> None:
     """The ranks have the same ones, with the same numbers, inside the spans that they ran in."""
     ranks = ranks_in(folder)
@@ -123,13 +122,13 @@ def test_collectives(folder: Path) -> None:
     assert {size for _, name, _, size in of_ranks[0] if name.endswith("all_reduce")} == {4 * (8 * 8 + 8 + 8 * 4 + 4)}
 
 
-@needs_hooks
+@needs_group_hooks
 def test_sends_between_two_of_three_ranks(tmp_path: Path) -> None:
     """Gloo counts them as collectives of the group, of which the third rank knows nothing."""
     assert_steps_share_traces(trained(tmp_path, "pairs", 3))
 
 
-@needs_hooks
+@needs_group_hooks
 def test_collectives_of_another_group_only(tmp_path: Path) -> None:
     ranks = trained(tmp_path, "mesh")
     assert_steps_share_traces(ranks)
@@ -145,7 +144,7 @@ def test_two_launches_with_one_run_id(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_restart(tmp_path: Path) -> None:
-    """It has the run id of before and the next generation; its steps are in traces of their own."""
+    """A restart has the same run id and the next generation, and its steps share no trace with the first generation."""
     ranks = trained(tmp_path, "restart", 2, "--max-restarts=1")
     again = [Rank(folder) for folder in sorted(tmp_path.glob("run-rank?-2"))]
     identities = [(rank.info["run_id"], rank.info["resource"]["torch.run.generation"]) for rank in [*ranks, *again]]

@@ -1,17 +1,13 @@
-"""The hooks of process groups: they change nothing, and stay when sessions come and go."""
+"""Test the hooks of process groups: collectives return the same numbers, and the hooks outlast a session."""
 
 import json
 from pathlib import Path
 
 import pytest
 from support import commands
+from support.group_hooks import needs_group_hooks
 
-from torchotel.capture.torch_internals import GROUPS_HAVE_HOOKS
-
-pytestmark = [
-    pytest.mark.program,
-    pytest.mark.skipif(not GROUPS_HAVE_HOOKS, reason="process groups have hooks from torch 2.14 on"),
-]
+pytestmark = [pytest.mark.program, needs_group_hooks]
 
 START = """
 import json, sys, threading, torch, torchotel
@@ -44,7 +40,7 @@ def said(program: str, folder: Path) -> object:
 
 
 def test_sessions_beside_a_thread_that_trains(tmp_path: Path) -> None:
-    """Hooks that come or go while a collective runs would crash torch."""
+    """torch crashes if a hook is registered or removed while a collective runs."""
     program = """
 ended = threading.Event()
 def train():

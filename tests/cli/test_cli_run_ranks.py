@@ -7,37 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import commands
+from support import PROGRAMS, commands
 
 from torchotel.runs.rank_folders import open_ranks
 
 pytestmark = pytest.mark.program
 
-SCRIPT = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-from torch import nn
-
-dist.init_process_group("gloo")
-model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(4):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-print("rank", dist.get_rank(), sys.argv[1:], flush=True)
-if sys.argv[1] == "fail" and dist.get_rank() == 1:
-    sys.exit(5)
-while sys.argv[1] == "forever":
-    dist.barrier()
-dist.destroy_process_group()
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text((PROGRAMS / "launched_ddp_program.py").read_text())
     return tmp_path
 
 

@@ -42,7 +42,7 @@ def line_of(key: Key, *, alone: bool = False, device: str = "cpu") -> Line:
         subject = known()[key]
         if device != "cpu" and subject.device == "cpu":
             subject = replace(subject, device=device)
-            torch.use_deterministic_algorithms(True, warn_only=True)  # noqa: FBT003  # torch has no keyword for it
+            torch.use_deterministic_algorithms(mode=True, warn_only=True)
             if not _trains(subject):
                 return Line(*key, [], same=EXCLUDED)
         return _line(key, subject, alone=alone)

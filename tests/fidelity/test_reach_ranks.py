@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from torch import distributed
 
 from fidelity.data_parallel import data_parallel
 from fidelity.pipelines import pipelines
@@ -11,10 +10,7 @@ from fidelity.ranks import Trainings, check_on_ranks
 from fidelity.sharded import sharded, sharded_and_compiled
 from fidelity.tensor_parallel import tensor_parallel
 
-pytestmark = [
-    pytest.mark.program,
-    pytest.mark.skipif(not distributed.is_gloo_available(), reason="this torch has no gloo"),
-]
+pytestmark = pytest.mark.program
 
 
 @pytest.mark.parametrize("trainings", [data_parallel, sharded, tensor_parallel, pipelines])

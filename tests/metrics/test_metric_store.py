@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.call_signatures import call_signature
 
 from torchotel._limits import MAX_METRIC_MODULES
 from torchotel._records import (
@@ -101,22 +102,6 @@ def values(found: Metrics, instrument: Instrument) -> dict[tuple[str, ...], floa
     return dict(found.points(instrument))
 
 
-def signature(path: str) -> CallSignature:
-    return CallSignature(
-        module=ModuleInfo("Net", path, "Linear", 0, 1),
-        input_shapes=None,
-        output_shapes=None,
-        input_dtypes=None,
-        output_dtypes=None,
-        grad_input_shapes=None,
-        grad_output_shapes=None,
-        device="cpu",
-        training=True,
-        grad_enabled=True,
-        compiled=False,
-    )
-
-
 def call(of: CallSignature, start_ns: int = 0, end_ns: int = MS, starts: Any = (), ends: Any = ()) -> ModuleCall:
     return ModuleCall(of, start_ns, end_ns, starts, ends, None)
 
@@ -154,7 +139,7 @@ def test_an_evaluation_stands_for_those_that_it_folded() -> None:
 
 def test_device_times_are_of_what_was_timed_on_a_device() -> None:
     """Two calls add up, none at all is no series, and a time of 0 is one."""
-    calls = [call(signature(path)) for path in ("conv", "conv", "view", "host")]
+    calls = [call(call_signature(path)) for path in ("conv", "conv", "view", "host")]
     step = unit(detailed=True, calls=calls)
     timed = replace(CallTreeBuilder(GilYielder()).build(step), device_ns={0: 3 * MS, 1: 4 * MS, 2: 0})
     found = metrics()
@@ -168,7 +153,7 @@ def test_device_times_are_of_what_was_timed_on_a_device() -> None:
 
 def test_calls_are_counted_forward_and_backward() -> None:
     """Include and exclude are for spans; what is inside a compiled region shows nothing of itself."""
-    inner, outer = signature("inner"), signature("outer")
+    inner, outer = call_signature("inner"), call_signature("outer")
     step = unit(detailed=True, calls=[call(inner, 10, MS, 1, 1), call(outer, 0, 2 * MS, 2, 2)])
     step.timestamps = [(2, 3 * MS, 0), (1, 3 * MS + 500, 0), (1, 4 * MS, 0), (2, 4 * MS + 500, 0)]
     found = metrics(module_histograms=True)
@@ -185,7 +170,11 @@ def test_calls_of_all_steps_are_added_up() -> None:
     """By labels: a model that is built again goes on where the one before it ended, whoever has read meanwhile."""
     found = metrics()
     for number in range(6):
-        calls = [call(signature("again")), call(signature("again"))] if number % 2 else [call(signature("again"))]
+        calls = (
+            [call(call_signature("again")), call(call_signature("again"))]
+            if number % 2
+            else [call(call_signature("again"))]
+        )
         found.add(unit(number), CallTree(calls, 0, [-1] * 2, [False] * 2, [None] * 2, []), None)
         if number == 3:
             assert values(found, table.MODULE_CALLS) == {("Net", "again", "Linear", "forward"): 6}
@@ -196,7 +185,7 @@ def test_calls_of_all_steps_are_added_up() -> None:
 def test_hidden_calls_are_left_out() -> None:
     """A compiled region is one call."""
     found = metrics()
-    calls = [call(signature("inside")), call(signature("region"))]
+    calls = [call(call_signature("inside")), call(call_signature("region"))]
     found.add(unit(), CallTree(calls, 0, [1, -1], [True, False], [None, None], []), None)
     assert list(values(found, table.MODULE_CALLS)) == [("Net", "region", "Linear", "forward")]
 
@@ -260,7 +249,7 @@ def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """Modules that come and go don't fill the memory."""
     found = metrics(module_histograms=True)
     for number in range(MAX_METRIC_MODULES + 50):
-        calls = [call(signature(f"made.{number}")), call(signature(f"more.{number}"))]
+        calls = [call(call_signature(f"made.{number}")), call(call_signature(f"more.{number}"))]
         found.add(unit(number), CallTree(calls, 0, [-1, -1], [False, False], [None, None], []), None)
     assert len(values(found, table.MODULE_CALLS)) == 2 * MAX_METRIC_MODULES
     assert len(found.histograms(table.MODULE_DURATION)) == 2 * MAX_METRIC_MODULES

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import commands
+from support import PROGRAMS, commands
 
 from torchotel.runs.rank_folders import open_ranks
 
@@ -19,21 +19,9 @@ for rank in 0 1; do
 done
 wait -n && wait -n
 """
-TRAIN = """
-import torch, torch.distributed as dist
-from torch import nn
-dist.init_process_group("gloo")
-model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-dist.destroy_process_group()
-"""
 
 
 def test_each_task_is_a_rank_of_one_run(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
     binaries = tmp_path / "bin"
     binaries.mkdir()
     for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\necho 127.0.0.1\n"}.items():
@@ -43,7 +31,7 @@ def test_each_task_is_a_rank_of_one_run(tmp_path: Path) -> None:
     (binaries / "torchotel").chmod(0o755)
     job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[1-2]", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["/bin/bash", str(ROOT / "examples" / "slurm_job.sh"), "train.py"],
+        ["/bin/bash", str(ROOT / "examples" / "slurm_job.sh"), str(PROGRAMS / "launched_ddp_program.py"), "once"],
         cwd=tmp_path,
         env=commands.environment(PATH=f"{binaries}:{os.environ['PATH']}", **job, **commands.SILENT),
         capture_output=True,

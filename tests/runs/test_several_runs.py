@@ -53,7 +53,7 @@ def test_opens_all_ranks_by_their_common_name(tmp_path: Path) -> None:
 
 
 def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:
-    """`torchotel run` names a folder by the time, unless it is told a name."""
+    """Without `--record`, `torchotel run` names the folder of each rank by the start time of that rank."""
     ranks = [_write_rank(tmp_path / f"20261126-10000{rank}-train-rank{rank}", rank, "a") for rank in (0, 1)]
     _write_rank(tmp_path / "20261126-100000-train-rank1", 1, "another")
     assert sibling_ranks(ranks[0]) == sibling_ranks(ranks[1]) == ranks

@@ -40,9 +40,12 @@ class Model(nn.Module):
         return decoded
 
 
-def all_go_on(this_one: bool) -> bool:  # noqa: FBT001 # it has no name
-    """Agree on whether to train on together: a rank that ends would leave the others in their next collective."""
-    going = torch.tensor(float(this_one))
+def all_go_on(*, this_rank: bool) -> bool:
+    """Return whether all ranks train on.
+
+    If one rank ended alone, the other ranks would wait in their next collective.
+    """
+    going = torch.tensor(float(this_rank))
     distributed.all_reduce(going)
     return going.item() == distributed.get_world_size()
 
@@ -66,7 +69,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     while True:
         ends = end.exists()
-        together = together and all_go_on(not ends)
+        together = together and all_go_on(this_rank=not ends)
         if ends:
             break
         for batch in DataLoader(Slow(), batch_size=4):

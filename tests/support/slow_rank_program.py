@@ -35,7 +35,7 @@ class Samples(Dataset[Tensor]):
 
 
 class SleepInBackward(torch.autograd.Function):
-    """The identity, with a backward that takes its time."""
+    """Return the input; the backward sleeps."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, delay_s: float) -> Tensor:
@@ -49,16 +49,17 @@ class SleepInBackward(torch.autograd.Function):
 
 
 class Slow(nn.Module):
-    """A layer that takes its time in its forward or its backward."""
+    """A layer that sleeps in its forward or its backward."""
 
     def __init__(self, forward_s: float, backward_s: float) -> None:
         super().__init__()
         self.forward_s, self.backward_s = forward_s, backward_s
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input, late."""
+        """Return the input after the sleep."""
         time.sleep(self.forward_s)
-        return SleepInBackward.apply(x, self.backward_s)  # type: ignore[no-any-return]  # torch's types
+        result: Tensor = SleepInBackward.apply(x, self.backward_s)
+        return result
 
 
 def train(case: str) -> None:

@@ -1,27 +1,12 @@
 """The share of a pipeline schedule's time in which a rank waits."""
 
-from dataclasses import replace
-
 import pytest
+from support.call_signatures import call_signature
 
-from torchotel._records import CallNote, CallSignature, ModuleCall, ModuleInfo, Phase, StepRecord
+from torchotel._records import CallNote, ModuleCall, Phase, StepRecord
 from torchotel._utils.gil import GilYielder
 from torchotel.tracing.call_tree import CallTree
-from torchotel.tracing.pipeline_bubble import bubble_ratio
-
-SIGNATURE = CallSignature(
-    module=ModuleInfo("Net", "Net", "Net", 0, 1),
-    input_shapes=None,
-    output_shapes=None,
-    input_dtypes=None,
-    output_dtypes=None,
-    grad_input_shapes=None,
-    grad_output_shapes=None,
-    device="cpu",
-    training=True,
-    grad_enabled=True,
-    compiled=False,
-)
+from torchotel.tracing.diagnostics import bubble_ratio
 
 
 def _ratio(calls: list[ModuleCall], *backwards: tuple[int, int]) -> float | None:
@@ -32,7 +17,7 @@ def _ratio(calls: list[ModuleCall], *backwards: tuple[int, int]) -> float | None
 
 def _forward(start_ns: int, end_ns: int, microbatch: int | None = None, device: str = "cpu") -> ModuleCall:
     note = None if microbatch is None else CallNote(microbatch=(0, microbatch))
-    return ModuleCall(replace(SIGNATURE, device=device), start_ns, end_ns, (), (), note)
+    return ModuleCall(call_signature(device=device), start_ns, end_ns, (), (), note)
 
 
 def test_the_time_between_stages_is_the_bubble() -> None:

@@ -18,7 +18,7 @@ from torchotel._utils import stacks
     ],
 )
 def test_a_path_has_no_name_of_a_user(path: str, shown: str) -> None:
-    """Also if torchotel is installed in editable mode, its lines are told from those of the program."""
+    """Lines of torchotel keep the package in their path, also if torchotel is installed in editable mode."""
     assert str(stacks.code_line(path, 12, "run")) == f"{shown}:12 in run"
 
 

@@ -34,7 +34,7 @@ _OPERATIONS = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all_single",
 }
-"""Names of the hooks' operations in `torch.distributed`, where they are not the same in lower case."""
+"""Names of operations in `torch.distributed`, if they differ from the hooks' names in lower case."""
 _NAMES = {value: _OPERATIONS.get(name) or name.lower() for value, name in torch_internals.HOOKED_OPERATIONS.items()}
 """Names by the number of the operation: its name takes 2 µs to read."""
 _SENDS = {"send", "recv"}
@@ -100,9 +100,8 @@ class GroupHooks:
         self._group = weakref.ref(group)
         self._is_gloo = torch_internals.backend_of(group) == "gloo"
         self._open: dict[int, OpenCollective] = {}
-        self.sent_or_received = 0
-        """Sends and receives that are in the numbers of the group's collectives: gloo counts them."""
-        self._number = torch_internals.sequence_of(group)
+        self.count = torch_internals.sequence_of(group) or 0
+        """Collectives so far, without sends and receives; gloo's own number includes them on the two ranks."""
         self.remove = torch_internals.add_collective_hooks(group, self._begins, self._issued)
 
     def _begins(self, arguments: Any) -> None:
@@ -111,8 +110,7 @@ class GroupHooks:
         try:
             operation = _NAMES[arguments.name.value]
             is_send = operation in _SENDS
-            if self._is_gloo:
-                self._count(is_send=is_send)
+            self.count += not is_send
             if listener is not None:
                 tensors: Sequence[torch.Tensor] = arguments.input_tensors or arguments.output_tensors
                 reports_end = self._is_gloo and not is_send and (not tensors or tensors[0].is_cpu)
@@ -124,15 +122,6 @@ class GroupHooks:
             if listener is not None:
                 listener.guard.fault()
 
-    def _count(self, *, is_send: bool) -> None:
-        """Count what the number of the group has beyond its collectives.
-
-        Between two hooks the number grows by one, or by more if torch sends and receives inside of an operation.
-        """
-        number = torch_internals.sequence_of(self._group())
-        self.sent_or_received += number - self._number + is_send
-        self._number = number + 1
-
     def _issued(self, arguments: Any) -> None:
         """Note a collective after it was issued; runs in the program's call, and never raises."""
         listener = self.listener
@@ -141,7 +130,7 @@ class GroupHooks:
         try:
             collective = self._open.pop(arguments.op_id, None)
             if collective is not None:
-                collective.issued(torch_internals.sequence_of(self._group()))
+                collective.issued(torch_internals.sequence_of(self._group()) or 0)
                 listener.issued.append(collective)
                 if collective.reports_end and (work := arguments.work) is not None:
                     listener.ends.add(work, collective.done)
@@ -161,6 +150,16 @@ def _remove_hooks() -> None:
         hooks.remove()
 
 
+def count_of(group: Any) -> int | None:
+    """Return how many collectives a process group has run, the same number on all of its ranks; None if unknown.
+
+    Without hooks this is the number of the backend, in which gloo includes sends and receives.
+    """
+    sequence = torch_internals.sequence_of(group)
+    hooks = _hooked.get(group)
+    return sequence if sequence is None or hooks is None else hooks.count
+
+
 class Collectives:
     """Record the collectives of all process groups, also of those that are made later."""
 
@@ -171,7 +170,7 @@ class Collectives:
         self.ends = CollectiveEnds()
         self._is_installed = False
         self._seen: tuple[object, int] = None, 0
-        """The default group and the number of groups at the last look."""
+        """The default group, which is the first, and the number of groups made so far, at the last look."""
         self._names: set[str] = set()
 
     def install(self) -> None:
@@ -192,19 +191,16 @@ class Collectives:
 
         Called by a thread that trains, between its collectives: a group may not get hooks while it runs one.
         """
-        seen = torch_internals.default_group_id(), torch_internals.groups_made()
-        if seen != self._seen and self._is_installed:
+        if not self._is_installed:
+            return
+        groups = torch_internals.process_groups()
+        seen = weakref.ref(groups[0]) if groups else None, torch_internals.groups_made()
+        if seen != self._seen:
             self._seen = seen
-            for group in torch_internals.process_groups():
+            for group in groups:
                 if group not in _hooked:
                     _hooked[group] = GroupHooks(group, self._name(group))
                 _hooked[group].listener = self
-
-    def sent_or_received(self) -> int:
-        """Return how many sends and receives the number of the default group's collectives includes."""
-        group = torch_internals.default_group()
-        hooks = None if group is None else _hooked.get(group)
-        return 0 if hooks is None else hooks.sent_or_received
 
     def take(self, end_ns: int) -> list[OpenCollective]:
         """Return the collectives that began by a time; later ones belong to the next segment."""

@@ -239,7 +239,7 @@ class RecordOutput:
     ) -> None:
         self._next, self._detail, self._gradients, self._memory = hand_over, detail, gradients, memory
         self.user_span, self.baggage, self.collectives, self._on_first = user_span, baggage, collectives, on_first
-        self._alignment = StepAlignment(collectives.sent_or_received, on_group)
+        self._alignment = StepAlignment(on_group)
         self.numbers = {"step": 0, "evaluation": 0, "data": 0}
         """How many records of each kind were made."""
         self._numbering = threading.RLock()  # reentrant: a signal's handler may end a step while it is held

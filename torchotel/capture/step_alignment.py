@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from torchotel._records import Alignment
-from torchotel.capture.torch_internals import default_group, default_group_id, has_sequence, sequence_of
+from torchotel.capture.collectives import count_of
+from torchotel.capture.torch_internals import default_group
 
 GROUP_BITS = 40
 """Collectives of one default process group, as a power of two; a later group begins with the next number above."""
@@ -19,16 +21,14 @@ class StepAlignment:
     are aligned by their steps since the last one.
 
     Args:
-        sent_or_received: Returns how many sends and receives the number of collectives includes; gloo counts them,
-            and not all ranks take part.
         on_group: Called on the training thread when a step begins with another default group than the last step.
     """
 
-    def __init__(self, sent_or_received: Callable[[], int], on_group: Callable[[], None] = lambda: None) -> None:
-        self._sent_or_received, self._on_group = sent_or_received, on_group
-        self._collective, self._first_step = -1, 0
+    def __init__(self, on_group: Callable[[], None]) -> None:
+        self._on_group = on_group
+        self._collectives, self._first_step = -1, 0
         """The number of collectives at the last step, and the number of the first step that began with it."""
-        self._group_id: object = None
+        self._group: weakref.ref[object] | None = None
         self._groups = -1
         """Default groups before the present one."""
 
@@ -39,13 +39,13 @@ class StepAlignment:
             number: The number of the step on this rank.
         """
         group = default_group()
-        if group is None or not has_sequence(group):
+        count = None if group is None else count_of(group)
+        if count is None:
             return None
-        group_id = default_group_id()
-        if group_id != self._group_id:
-            self._group_id, self._groups = group_id, self._groups + 1
+        if self._group is None or self._group() is not group:
+            self._group, self._groups = weakref.ref(group), self._groups + 1
             self._on_group()
-        collective = (self._groups << GROUP_BITS) + sequence_of(group) - self._sent_or_received()
-        if collective != self._collective:
-            self._collective, self._first_step = collective, number
-        return collective, number - self._first_step
+        collectives = (self._groups << GROUP_BITS) + count
+        if collectives != self._collectives:
+            self._collectives, self._first_step = collectives, number
+        return collectives, number - self._first_step

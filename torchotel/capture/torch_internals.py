@@ -706,27 +706,12 @@ def default_group() -> Any:
     return None if group is None or group.size() == 1 else group
 
 
-def default_group_id() -> object:
-    """Return an object that is the same as long as the default process group is; None: there is none."""
-    group = default_group()
-    return None if group is None else weakref.ref(group)
-
-
-def sequence_of(group: Any) -> int:
-    """Return the number of the last collective of a process group; 0 if it has run none, or its backend has none."""
+def sequence_of(group: Any) -> int | None:
+    """Return the number of the last collective of a process group; None if its backend has no numbers."""
     try:
         return int(group._get_sequence_number_for_group())
     except (AttributeError, RuntimeError):  # also while the group is destroyed
-        return 0
-
-
-def has_sequence(group: Any) -> bool:
-    """Return whether the backend of a process group numbers its collectives."""
-    try:
-        group._get_sequence_number_for_group()
-    except (AttributeError, RuntimeError):
-        return False
-    return True
+        return None
 
 
 def group_store() -> Any:
